@@ -1,0 +1,194 @@
+"""Every error that Perdure raises.
+
+    PerdureError
+      UsageError (also ValueError)
+        UnknownWorkflow   InvalidId   InvalidName   InvalidDuration   InvalidCursor   BadArguments (also TypeError)
+        EncodeError   DecodeError   PayloadTooLarge
+        RunExists   RunNotFound   RunFinished   EngineClosed
+      WorkflowError: the workflow's code is at fault
+        NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged
+      StepFailed: a step's or child's error whose class is not known here
+        StepTimeout (also TimeoutError)
+      RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
+      Expired: a run past its deadline
+      StoreError
+        StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
+
+    Fatal, RetryAfter: raised by a step to steer its own retries
+
+Messages say what happened, to which run, and what to do. What a program may want to look at is on the instance.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perdure.core.failure import Failure
+
+
+class PerdureError(Exception):
+    """Whatever Perdure raises by itself."""
+
+
+class UsageError(PerdureError, ValueError):
+    """The caller asked for something that cannot be done; nothing was written."""
+
+
+class UnknownWorkflow(UsageError):
+    """No workflow of that type is registered here."""
+
+
+class InvalidId(UsageError):
+    """Not usable as an id."""
+
+
+class InvalidName(UsageError):
+    """Not usable as the name of a workflow, step, queue or message."""
+
+
+class InvalidDuration(UsageError):
+    """Not a duration."""
+
+
+class InvalidCursor(UsageError):
+    """Not a cursor that a listing returned."""
+
+
+class BadArguments(UsageError, TypeError):
+    """The arguments do not fit the workflow's parameters."""
+
+
+class EncodeError(UsageError):
+    """The value would not come back as it went in."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        #: Where in the value, such as `order.items[3].price`.
+        self.path = path
+
+
+class DecodeError(UsageError):
+    """The stored value does not fit the type that is expected of it."""
+
+
+class PayloadTooLarge(EncodeError):
+    """The encoded value is over the limit."""
+
+
+class RunExists(UsageError):
+    """The id belongs to a run of another type or with another input."""
+
+
+class RunNotFound(UsageError, LookupError):
+    """No such run."""
+
+
+class RunFinished(UsageError):
+    """The run has its outcome and takes no more messages."""
+
+
+class EngineClosed(UsageError):
+    """The engine was closed, or belongs to the process that this one was forked from."""
+
+
+class WorkflowError(PerdureError):
+    """The workflow's own code breaks a rule of durable execution."""
+
+
+class NeverAwaited(WorkflowError):
+    """The workflow ended with operations that nothing had ever awaited."""
+
+
+class DuplicateName(WorkflowError):
+    """Two different functions were run as steps of one name."""
+
+
+class NotInWorkflow(WorkflowError):
+    """Workflow code tried to do I/O by itself."""
+
+
+class LoopStuck(WorkflowError):
+    """Workflow code kept its loop busy without ever waiting for anything durable."""
+
+
+class Diverged(WorkflowError):
+    """The code does not follow the recorded history; the message shows the difference."""
+
+
+class StepFailed(PerdureError):
+    """A step or child failed with an error whose class is not known here."""
+
+    def __init__(self, message: str, *, failure: Failure | None = None) -> None:
+        super().__init__(message)
+        #: The original: its type name, message, cause and traceback.
+        self.failure = failure
+
+
+class StepTimeout(StepFailed, TimeoutError):
+    """A step took longer than its timeout."""
+
+
+class RunFailed(PerdureError):
+    """The run failed. Its error, where its class is known here, is the `__cause__`."""
+
+    def __init__(self, message: str, *, run_id: str = "", failure: Failure | None = None) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+        self.failure = failure
+
+
+class RunCancelled(PerdureError):
+    """The run was cancelled."""
+
+    def __init__(self, message: str, *, run_id: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
+class Expired(PerdureError):
+    """The run was not finished by its deadline."""
+
+
+class StoreError(PerdureError):
+    """The database."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached, or stayed busy for too long."""
+
+
+class StoreReadOnly(StoreError):
+    """The database does not accept writes."""
+
+
+class StoreFull(StoreError):
+    """The database has no room or its disk fails."""
+
+
+class StoreCorrupt(StoreError):
+    """The database's content is not what Perdure wrote."""
+
+
+class SchemaMismatch(StoreError):
+    """The tables are missing, newer than this version of Perdure, or were changed by hand."""
+
+
+class Fatal(Exception):
+    """Raise it in a step to say that trying again is of no use."""
+
+
+class RetryAfter(Exception):
+    """Raise it in a step to try again after `delay`, without using up an attempt."""
+
+    def __init__(self, delay: object, message: str = "") -> None:
+        super().__init__(delay, message)
+        self.delay = delay
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message or f"retry after {self.delay}"
+
+
+class Evicted(BaseException):
+    """Thrown once through a run's tasks to end them here. Not an outcome: the run goes on elsewhere, or later."""

@@ -1,0 +1,125 @@
+"""The contract with the database.
+
+Every verb is one transaction (reads included), takes and returns frozen values, and may be awaited from any event loop.
+Every mutating verb may be repeated with the same arguments after its answer was lost: it then recognises what it wrote the
+first time and gives the same answer.
+
+Any verb may raise `StoreUnavailable` (the database cannot be reached or stayed busy past the bound; whether a write happened
+is then unknown), `StoreReadOnly`, `StoreFull` or `StoreCorrupt`. Others are named where they arise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from perdure.core.model import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Event,
+    Lease,
+    Loaded,
+    Message,
+    NewMessage,
+    NewRun,
+    Page,
+    Record,
+    Run,
+    RunFilter,
+    SendOutcome,
+    Swept,
+    Turn,
+    Verdict,
+    WorkerInfo,
+)
+
+#: Called after a commit of this process made a run ready, finished one, or marked a running one. From any thread.
+Listener = Callable[[], object]
+
+
+class Store(Protocol):
+    """About twenty verbs over one database."""
+
+    async def open(self) -> None:
+        """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
+
+    async def close(self) -> None:
+        """Let go of every connection; afterwards each verb raises `EngineClosed`."""
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Be told of changes made through this object; the answer ends it. A hint only: polling alone is correct."""
+
+    async def changed(self) -> bool:
+        """Whether another connection may have written since the last call. Nearly free; True where it cannot be known."""
+
+    async def now(self) -> int:
+        """The database's time."""
+
+    # runs
+
+    async def create(self, runs: Sequence[NewRun], actor: str) -> list[Created]:
+        """Create runs, in one transaction; one whose id or idempotency key is taken yields the run that is there."""
+
+    async def get(self, run_id: str) -> Run | None:
+        """One run."""
+
+    async def get_many(self, run_ids: Sequence[str]) -> list[Run]:
+        """Those of the runs that exist, in no particular order."""
+
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+        """Runs, newest first. Raises `InvalidCursor`."""
+
+    async def history(self, run_id: str) -> list[Record]:
+        """Every record of a run, in order."""
+
+    async def inbox(self, run_id: str, after: int) -> list[Message]:
+        """The unread inbox entries of a run past `after`, in order."""
+
+    async def events(self, run_id: str) -> list[Event]:
+        """The audit trail of a run, in order."""
+
+    # from outside
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs; one transaction."""
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop. One that never started, or is blocked, is cancelled at once; others find it in their inbox."""
+
+    async def unblock(self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str) -> int:
+        """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
+
+    # workers
+
+    async def register(self, worker: WorkerInfo) -> None:
+        """Begin a life."""
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row. False: it has been declared dead and holds nothing any more."""
+
+    async def retire(self, worker_id: str) -> None:
+        """End a life in order, giving back whatever it still held."""
+
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead, give back their runs (raising the tokens) and fail what is past its deadline."""
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every worker that is alive or was lately."""
+
+    async def holdings(self, worker_id: str) -> list[Lease]:
+        """What the worker is said to hold."""
+
+    # the hot path
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Wake what is due, then take ready runs. Counts itself on each; sets aside what is poison."""
+
+    async def load(self, run_ids: Sequence[str]) -> list[Loaded]:
+        """Histories and unread inboxes, in one read."""
+
+    async def marked(self, worker_id: str) -> list[Message]:
+        """Unread inbox entries of the runs that this worker is running and that were written to from outside."""
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        """Make turns durable in one transaction, each accepted or rejected by itself; one verdict a turn, in order."""
