@@ -1,0 +1,49 @@
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# What exists of these is checked; a folder without Python files would be an error to mypy.
+CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder))))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo check test bench prove clean
+
+help: ## Say what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(VENV)/.runtime ## See a workflow survive a kill -9, in about ten seconds
+	@$(BIN)/perdure demo
+
+check: $(VENV)/.dev ## Lint, format and types
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy $(CHECKED)
+	$(BIN)/pyright
+
+test: check ## Everything that must hold before a commit
+	$(BIN)/pytest -n 2 --dist worksteal
+
+bench: $(VENV)/.runtime ## Measure this machine: make bench ARGS="w2 --json"
+	$(BIN)/python -m benchmarks $(ARGS)
+
+prove: $(VENV)/.dev ## The long version of every fault test and search
+	PERDURE_PROVE=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 7200
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Perdure needs Python 3.11 or newer; $(PYTHON) is not. Say: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+
+$(VENV)/.runtime: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@

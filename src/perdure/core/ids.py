@@ -1,0 +1,89 @@
+"""Ids and names: how they are made, and what may be one.
+
+An id is 1 to 255 bytes of UTF-8 in its composed form (NFC), without control characters and without blanks at its ends, so that
+every database compares it byte by byte and every terminal shows it. A name (of a workflow, step, queue or message) is
+shorter and free of `/`, `#` and `~`, which structure locations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+
+from perdure.core.errors import InvalidId, InvalidName, UsageError
+
+ID_BYTES = 255
+NAME_BYTES = 200
+
+_RESERVED = frozenset("/#~")
+_LINE_BREAKS = frozenset("\u2028\u2029")
+_DIGEST_CHARACTERS = 40
+
+
+def uuid7(now_us: int, entropy: bytes) -> str:
+    """An RFC 9562 UUID, version 7, from the time and at least 8 random bytes. Sorts by time to a quarter microsecond."""
+    if len(entropy) < 8:
+        raise ValueError(f"uuid7 needs 8 bytes of entropy, got {len(entropy)}")
+    milliseconds, rest = divmod(now_us, 1000)
+    number = (milliseconds & 0xFFFF_FFFF_FFFF) << 80
+    number |= 0x7 << 76
+    # RFC 9562, 6.2, method 3: a finer clock in place of random bits keeps ids of one millisecond in order.
+    number |= (rest * 4096 // 1000) << 64
+    number |= 0b10 << 62
+    number |= int.from_bytes(entropy[:8], "big") & 0x3FFF_FFFF_FFFF_FFFF
+    text = f"{number:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def check_id(value: object, what: str = "run id") -> str:
+    """Give back an id, or raise `InvalidId` naming the rule that it breaks."""
+    return _check(value, what, ID_BYTES, InvalidId)
+
+
+def check_name(value: object, what: str) -> str:
+    """Give back a name, or raise `InvalidName` naming the rule that it breaks."""
+    name = _check(value, what, NAME_BYTES, InvalidName)
+    if not _RESERVED.isdisjoint(name):
+        raise InvalidName(f"{value!r} cannot be a {what}: it contains one of the characters / # ~, which locations use.")
+    return name
+
+
+def child_id(parent_id: str, location: str) -> str:
+    """The id of the child that a run starts at a location: readable while it fits, a digest of both when not."""
+    plain = f"{parent_id}/{location}"
+    if len(plain.encode()) <= ID_BYTES:
+        return plain
+    digest = hashlib.sha256(f"{parent_id}\0{location}".encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    room = ID_BYTES - len("/~") - _DIGEST_CHARACTERS
+    return f"{parent_id.encode()[:room].decode(errors='ignore')}/~{digest}"
+
+
+def _check(value: object, what: str, limit: int, error: type[UsageError]) -> str:
+    if not isinstance(value, str):
+        raise error(f"{value!r} cannot be a {what}: it is of type {type(value).__name__}. Give a str.")
+    problem = _problem(value, limit)
+    if problem:
+        shown = repr(value) if len(value) <= 300 else f"{value[:300]!r}..."
+        raise error(f"{shown} cannot be a {what}: {problem}.")
+    # An instance of a subclass (a StrEnum, say) would not be stored and compared as the plain text that it is.
+    return value if type(value) is str else str.__str__(value)
+
+
+def _problem(value: str, limit: int) -> str | None:
+    if not value:
+        return "it is empty"
+    if value != value.strip():
+        return "it begins or ends with whitespace"
+    if value.isascii() and value.isprintable():
+        return None if len(value) <= limit else f"it has {len(value)} bytes, the limit is {limit}"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "it contains a lone surrogate, which is no character"
+    if size > limit:
+        return f"it has {size} bytes in UTF-8, the limit is {limit}"
+    if any(unicodedata.category(character) == "Cc" or character in _LINE_BREAKS for character in value):
+        return "it contains a control character"
+    if not unicodedata.is_normalized("NFC", value):
+        return "it is not in Unicode's composed form; pass it through unicodedata.normalize('NFC', ...)"
+    return None

@@ -1,0 +1,196 @@
+"""The real world: the clocks, the randomness, the event loop and the threads of this machine.
+
+The one module that touches them; everything else asks a `System`. Its threads are daemons: the process never waits for a
+blocking call in order to exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from perdure.core.system import Background, Cancellable, System
+
+T = TypeVar("T")
+
+_log = logging.getLogger("perdure.host")
+
+_THREADS = 8
+_IDLE_SECONDS = 30.0
+
+
+class Host(System):
+    """What the engine runs on outside of tests."""
+
+    def __init__(self) -> None:
+        self._threads = _Threads()
+
+    def now(self) -> int:
+        """Wall-clock time in microseconds since the epoch, UTC."""
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never steps back and, where the machine has such a clock, goes on while it sleeps."""
+        return _monotonic()
+
+    def entropy(self, size: int) -> bytes:
+        """Random bytes from the operating system."""
+        return os.urandom(size)
+
+    def random(self) -> float:
+        """A random number in [0, 1)."""
+        return random.random()  # noqa: S311 - jitter is no secret
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Cancellable:
+        """Call back on the running event loop after a while."""
+        return asyncio.get_running_loop().call_later(seconds, callback)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run a coroutine as a task of the running event loop."""
+        return asyncio.get_running_loop().create_task(coroutine, name=name)
+
+    def in_thread(self, function: Callable[[], T]) -> Awaitable[T]:
+        """Run a blocking function in a thread of a small pool. Cancelling the answer does not stop the function."""
+        return self._threads.submit(function)
+
+    def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
+        """Run a coroutine on a thread and an event loop of its own."""
+        return _Thread(main, name)
+
+    def crash_point(self, name: str) -> None:
+        """Nothing: this is the real world."""
+
+
+def _monotonic() -> float:
+    # Linux's CLOCK_MONOTONIC stands still while the machine is suspended, and a lease would seem to last through the night.
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+class _Threads:
+    """Daemon threads, started when work waits and ended when idle."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._threads = 0
+        self._unfinished = 0
+
+    def submit(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        with self._lock:
+            if self._unfinished >= self._threads < _THREADS:
+                threading.Thread(target=self._work, name="perdure-thread", daemon=True).start()
+                self._threads += 1
+            self._unfinished += 1
+            self._jobs.put(lambda: _call(function, answer, loop))
+        return answer
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._threads -= 1
+                        return
+                continue
+            try:
+                job()
+            finally:
+                del job
+                with self._lock:
+                    self._unfinished -= 1
+
+
+def _call(function: Callable[[], T], answer: asyncio.Future[T], loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        result = function()
+    except BaseException as error:
+        _deliver(loop, _settle, answer, None, _raisable(error))
+    else:
+        _deliver(loop, _settle, answer, result, None)
+
+
+def _raisable(error: BaseException) -> BaseException:
+    if not isinstance(error, StopIteration):
+        return error
+    # A future refuses a StopIteration, which would end the coroutine that awaits it.
+    substitute = RuntimeError("a function in a thread raised StopIteration")
+    substitute.__cause__ = error
+    return substitute
+
+
+def _settle(answer: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        # The loop was closed in the meantime, so nobody waits any more.
+        _log.debug("the event loop was closed before a thread's answer came")
+
+
+class _Thread(Background):
+    """A coroutine on a thread and a loop of its own."""
+
+    def __init__(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._main = main
+        self._name = name
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # A running future cannot be cancelled, so a caller that stops waiting does not stop others from waiting.
+        self._ended.set_running_or_notify_cancel()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    async def stop(self) -> None:
+        """Cancel what runs there and wait for its end."""
+        with self._lock:
+            self._stopping = True
+            if self._loop is not None and self._task is not None:
+                _deliver(self._loop, self._task.cancel)
+        await asyncio.wrap_future(self._ended)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._supervise())
+        except BaseException:
+            _log.exception("the background thread %s failed", self._name)
+        finally:
+            self._ended.set_result(None)
+
+    async def _supervise(self) -> None:
+        with self._lock:
+            if self._stopping:
+                return
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._main(), name=self._name)
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
