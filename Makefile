@@ -18,7 +18,7 @@ check: $(VENV)/.dev ## Lint, format and types
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test: check ## Everything that must hold before a commit
 	$(BIN)/pytest -n 2 --dist worksteal

@@ -44,7 +44,9 @@ def check_name(value: object, what: str) -> str:
     """Give back a name, or raise `InvalidName` naming the rule that it breaks."""
     name = _check(value, what, NAME_BYTES, InvalidName)
     if not _RESERVED.isdisjoint(name):
-        raise InvalidName(f"{value!r} cannot be a {what}: it contains one of the characters / # ~, which locations use.")
+        raise InvalidName(
+            f"{value!r} cannot be a {what}: it contains one of the characters / # ~, which locations use."
+        )
     return name
 
 

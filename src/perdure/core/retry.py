@@ -52,7 +52,9 @@ class Retry(Struct, frozen=True):
         if not isinstance(self.give_up_on, tuple) or not all(_is_exception(each) for each in self.give_up_on):
             raise UsageError(f"Retry(give_up_on={self.give_up_on!r}): give a tuple of exception classes.")
         if self.delay is not None and not callable(self.delay):
-            raise UsageError(f"Retry(delay={self.delay!r}): give a function of the attempt's number and its error, or None.")
+            raise UsageError(
+                f"Retry(delay={self.delay!r}): give a function of the attempt's number and its error, or None."
+            )
         _check_extra(self.extra)
 
     @classmethod
@@ -125,7 +127,9 @@ class Retry(Struct, frozen=True):
         except OverflowError:
             return seconds(self.max)
 
-    def _own_delay(self, delay: Callable[[int, BaseException], Duration], attempt: int, error: BaseException) -> float | None:
+    def _own_delay(
+        self, delay: Callable[[int, BaseException], Duration], attempt: int, error: BaseException
+    ) -> float | None:
         try:
             return seconds(delay(attempt, error))
         except Exception as problem:
@@ -162,7 +166,9 @@ def _is_exception(value: object) -> bool:
 
 
 def _check_number(name: str, value: object, low: float, high: float, wanted: str) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and math.isfinite(value)
+    good = (
+        isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and math.isfinite(value)
+    )
     if not good:
         raise UsageError(f"Retry({name}={value!r}): give {wanted}.")
 

@@ -1,0 +1,178 @@
+"""Values to JSON and back, typed at both ends, never lossy in silence.
+
+`encode` accepts what comes back equal when it is decoded by its own type, and refuses everything else with the path of the
+field. `decode` follows annotations; `Any` gives plain JSON values. `digest` is the same for equal values in every process.
+The usual value costs one pass of msgspec and a few scans of its bytes; only what looks suspicious there is walked through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import re
+from typing import Any
+
+import msgspec
+
+from perdure.core.errors import DecodeError, EncodeError, PayloadTooLarge
+from perdure.core.flaw import DEPTH, find_flaw, has_set_of_sets, ordered
+
+WARN_BYTES = 256 * 1024
+MAX_BYTES = 1024 * 1024
+
+_log = logging.getLogger("perdure.codec")
+
+#: What has no inside: the text of these needs no second look.
+_SIMPLE = frozenset({type(None), bool, int})
+#: The end of a time of day or of a UTC offset.
+_CLOCK = re.compile(rb':[0-9][0-9]"')
+#: A double in MessagePack whose exponent is all ones: NaN and the infinities.
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+_encode = msgspec.json.Encoder().encode
+_encode_in_order = msgspec.json.Encoder(order="deterministic").encode
+_pack = msgspec.msgpack.Encoder().encode
+_decode_plain = msgspec.json.Decoder().decode
+
+
+class Codec:
+    """Typed JSON with limits: over `warn_bytes` it logs a warning, over `max_bytes` it refuses."""
+
+    def __init__(self, *, warn_bytes: int = WARN_BYTES, max_bytes: int = MAX_BYTES) -> None:
+        self._warn_bytes = warn_bytes
+        self._max_bytes = max_bytes
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+    def encode(self, value: object, what: str) -> str:
+        """The value as JSON; `what` says in errors whose it is. Raises `EncodeError` or `PayloadTooLarge`."""
+        try:
+            data = _encode(value)
+        except Exception as error:
+            raise _refusal(value, what, str(error)) from error
+        if len(data) > self._warn_bytes:
+            self._weigh(len(data), what)
+        if type(value) not in _SIMPLE and _is_suspicious(value, data):
+            flaw = find_flaw(value)
+            if flaw is not None:
+                raise EncodeError(_message(what, *flaw), path=flaw[0])
+        return data.decode()
+
+    def decode(self, payload: str | bytes, type: Any, what: str) -> Any:
+        """The value of that type; `what` says in errors whose it is. Raises `DecodeError`."""
+        decoder = self._decoder(type, what)
+        try:
+            return decoder.decode(payload)
+        except Exception as error:
+            # Whatever a class of the user's raises while it is built, it means that the payload does not fit it.
+            raise DecodeError(f"Cannot read {what} as {_name(type)}: {error}") from error
+
+    def check(self, type: Any, what: str) -> None:
+        """Raise `DecodeError` if values of that type could never be decoded."""
+        self._decoder(type, what)
+
+    def digest(self, value: object) -> str:
+        """Twelve hexadecimal digits of the value's canonical JSON. Raises `EncodeError` for what has none."""
+        try:
+            data = _encode_in_order(value)
+        except Exception:
+            # msgspec orders neither keys that are no text nor elements that do not compare.
+            data = b""
+        if not data or _has_set_of_sets(value, data):
+            try:
+                data = _encode_in_order(ordered(value, _encode_in_order))
+            except Exception as error:
+                raise _refusal(value, "a value", str(error)) from error
+        return hashlib.blake2b(data, digest_size=6).hexdigest()
+
+    def _decoder(self, type: Any, what: str) -> msgspec.json.Decoder[Any]:
+        try:
+            known = self._decoders.get(type)
+        except TypeError:
+            return _new_decoder(type, what)
+        if known is None:
+            known = self._decoders[type] = _new_decoder(type, what)
+        return known
+
+    def _weigh(self, size: int, what: str) -> None:
+        advice = "Keep the data elsewhere (a file, an object store, a table of your own) and pass a reference to it"
+        if size > self._max_bytes:
+            raise PayloadTooLarge(
+                f"{what} is {size:,} bytes of JSON; the limit is {self._max_bytes:,}. {advice}, or raise the limit."
+            )
+        _log.warning(
+            "%s is %s bytes of JSON, over the %s that are reasonable. %s.", what, size, self._warn_bytes, advice
+        )
+
+
+def _new_decoder(type: Any, what: str) -> msgspec.json.Decoder[Any]:
+    try:
+        return msgspec.json.Decoder(Any if type is inspect.Signature.empty else type)
+    except Exception as error:
+        raise DecodeError(f"{_name(type)}, the type of {what}, cannot be decoded from JSON: {error}") from error
+
+
+def _is_suspicious(value: object, data: bytes) -> bool:
+    """Whether the bytes leave a doubt that the value survives them. False alarms are cheap, misses are not allowed."""
+    if b"\\u0000" in data or b"NaN" in data or b'nan"' in data:
+        return True
+    if type(value) is str:
+        return False
+    if b"null" in data and _may_hide_nan(value):
+        return True
+    # Offsets with seconds lose them, and the text does not tell that they were there.
+    if b'Z"' in data or _CLOCK.search(data) is not None:
+        return True
+    return _is_too_deep(data) or not _is_stable(data)
+
+
+def _may_hide_nan(value: object) -> bool:
+    try:
+        return _NOT_FINITE.search(_pack(value)) is not None
+    except Exception:
+        # MessagePack has no integers over 64 bits.
+        return True
+
+
+def _is_too_deep(data: bytes) -> bool:
+    if len(data) <= 2 * DEPTH:
+        return False
+    # Peeling off the innermost brackets takes as many rounds as there are levels. Brackets inside strings only add to them.
+    brackets = data.translate(None, _NOT_BRACKETS)
+    for _ in range(DEPTH):
+        peeled = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if not peeled:
+            return False
+        if len(peeled) == len(brackets):
+            return True
+        brackets = peeled
+    return True
+
+
+def _is_stable(data: bytes) -> bool:
+    """Whether the JSON is the same after another round; it is shorter when two keys of an object had become one."""
+    try:
+        return len(_encode(_decode_plain(data))) == len(data)
+    except Exception:
+        return False
+
+
+def _has_set_of_sets(value: object, data: bytes) -> bool:
+    # Sets inside of sets do not raise when they are sorted, although `<` on them is no order.
+    start = 1 if type(value) in {list, tuple} else 0
+    return (data.find(b"[[", start) >= 0 or data.find(b"[{", start) >= 0) and has_set_of_sets(value)
+
+
+def _refusal(value: object, what: str, reason: str) -> EncodeError:
+    flaw = find_flaw(value)
+    path, problem = flaw if flaw is not None else ("", reason)
+    return EncodeError(_message(what, path, problem), path=path)
+
+
+def _message(what: str, path: str, problem: str) -> str:
+    return f"Cannot store {what}: {path or 'it'} {problem}"
+
+
+def _name(type: Any) -> str:
+    return getattr(type, "__name__", None) or repr(type)
