@@ -77,13 +77,17 @@ def has_set_of_sets(value: object) -> bool:
     left = [value]
     while left:
         each = left.pop()
-        parts = _parts(each)
-        if parts is None:
+        if type(each) in _SIMPLE:
             continue
-        inside = [part for _, part in parts if type(part) not in _SIMPLE]
-        if isinstance(each, set | frozenset) and any(_parts(part) is not None for part in inside):
-            return True
-        left.extend(inside)
+        if isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+        elif isinstance(each, set | frozenset):
+            if any(_parts(part) is not None for part in each):
+                return True
+        elif (fields := _fields(each)) is not None:
+            left.extend(part for _, part in fields)
     return False
 
 

@@ -1,0 +1,29 @@
+"""Waiting for something to become true, without guessing how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def eventually(
+    question: Callable[[], T | Awaitable[T]], *, within: float = 30.0, every: float = 0.01, saying: str = ""
+) -> T:
+    """The first truthy answer. Fails, showing the last one, after `within` seconds, which only a broken test ever waits."""
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + within
+    while True:
+        answer = question()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return answer
+        if loop.time() > limit:
+            raise AssertionError(
+                f"{saying or 'it'} did not become true within {within} s; the last answer was {answer!r}"
+            )
+        await asyncio.sleep(every)

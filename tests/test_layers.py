@@ -1,0 +1,190 @@
+"""Imports point one way, and only the host touches clocks, randomness, tasks and threads."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "perdure"
+
+#: Which packages each package may import, besides itself.
+ALLOWED = {
+    "core": set[str](),
+    "host": {"core"},
+    "workflow": {"core"},
+    "replay": {"core", "workflow"},
+    "store": {"core"},
+    "worker": {"core", "workflow", "replay", "store"},
+    "client": {"core", "workflow", "store", "worker", "host"},
+    "testing": {"core", "workflow", "replay", "store", "worker", "client", "host"},
+    "cli": {"core", "workflow", "store", "worker", "client", "host"},
+}
+
+#: What only the host may use. A trailing dot stands for everything in the module.
+WORLD = (
+    "time.",
+    "random.",
+    "uuid.",
+    "secrets.",
+    "threading.",
+    "_thread.",
+    "concurrent.futures.",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "datetime.datetime.today",
+    "datetime.date.today",
+    "os.urandom",
+    "os.getrandom",
+    "asyncio.create_task",
+    "asyncio.ensure_future",
+    "asyncio.sleep",
+    "asyncio.to_thread",
+    "asyncio.run",
+    "asyncio.run_coroutine_threadsafe",
+)
+
+#: Who else may use what of it, and why.
+EXCEPTIONS = {
+    ("host.py", ""): "it is the world",
+    ("cli/", ""): "commands are the outermost layer: they own their process and its event loop",
+    ("testing/", ""): "it builds other worlds, in terms of this one",
+    ("core/codec.py", "uuid.UUID"): "a type, not a source of ids",
+    ("core/flaw.py", "uuid.UUID"): "a type, not a source of ids",
+    ("core/system.py", "asyncio."): "it names the types",
+    ("replay/", "asyncio."): "the run's own deterministic loop is made of asyncio's tasks and futures",
+    ("replay/", "random.Random"): "the workflow's own randomness is a generator seeded by the run",
+    ("workflow/", "random.Random"): "the workflow's own randomness is a generator seeded by the run",
+    ("replay/", "uuid.UUID"): "the workflow's own ids are made of the run's seed",
+    ("workflow/", "uuid.UUID"): "the workflow's own ids are made of the run's seed",
+    ("store/sqlite", "threading."): "a connection belongs to one thread: the store's writer, and its readers",
+    ("store/sqlite", "concurrent.futures."): "answers of the writer thread",
+    ("store/sqlite", "asyncio.ensure_future"): "names the answer of the host's thread, and starts nothing",
+    ("worker/threads.py", "threading."): "steps that block run in threads which can be abandoned, unlike a pool's",
+    ("worker/threads.py", "concurrent.futures."): "answers of those threads",
+    ("client/blocking.py", "threading."): "the facade for callers without an event loop has one on a thread",
+    ("client/blocking.py", "asyncio."): "the facade for callers without an event loop has one on a thread",
+}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative imports hide the layer"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def own_imports_of(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for line, name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "perdure" and len(parts) > 1:
+            yield line, parts[1:]
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    package = package_of(path)
+    if package == "__init__":
+        return
+    for line, target in own_imports_of(path):
+        allowed = ALLOWED[package] | {package}
+        assert target[0] in allowed, f"{name_of(path)}:{line}: {package} must not import perdure.{'.'.join(target)}"
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if package_of(path) in {"client", "cli"}], ids=name_of)
+def test_outside_of_it_the_worker_is_known_by_its_package_alone(path: Path) -> None:
+    for line, target in own_imports_of(path):
+        inside = len(target) > 2 or (len(target) > 1 and ROOT.joinpath(*target).with_suffix(".py").exists())
+        assert target[0] != "worker" or not inside, (
+            f"{name_of(path)}:{line}: import it from perdure.worker, not from inside of it"
+        )
+
+
+def test_every_package_has_its_place_in_the_graph() -> None:
+    assert {package_of(path) for path in modules()} - {"__init__", "__main__"} <= set(ALLOWED)
+
+
+def test_the_graph_has_no_cycle() -> None:
+    done: set[str] = set()
+    while len(done) < len(ALLOWED):
+        free = {package for package, needs in ALLOWED.items() if package not in done and needs <= done}
+        assert free, f"a cycle among {sorted(set(ALLOWED) - done)}"
+        done |= free
+
+
+def world_used_in(source: str) -> Iterator[tuple[int, str]]:
+    """The lines that use something of `WORLD`, under the name by which it is known outside, whatever it is called here."""
+    tree = ast.parse(source)
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                known[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name | ast.Attribute):
+            continue
+        name = dotted(node, known)
+        if name is not None and any(name.startswith(each) if each.endswith(".") else name == each for each in WORLD):
+            yield node.lineno, name
+
+
+def dotted(node: ast.expr, known: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value, known)
+        return None if inner is None else f"{inner}.{node.attr}"
+    return None
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_only_the_host_touches_the_world(path: Path) -> None:
+    name = name_of(path)
+    for line, used in world_used_in(path.read_text()):
+        excused = any(name.startswith(place) and used.startswith(what) for place, what in EXCEPTIONS)
+        assert excused, f"{name}:{line}: {used} is for the host alone; ask the `System` that was handed in"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.sleep(1)",
+        "from time import monotonic as m\nm()",
+        "import datetime as d\nd.datetime.now()",
+        "from datetime import datetime\ndatetime.now()",
+        "import uuid\nuuid.uuid4()",
+        "from threading import Thread\nThread()",
+        "import asyncio\nasyncio.sleep(1)",
+        "import concurrent.futures\nconcurrent.futures.Future()",
+    ],
+)
+def test_the_world_is_recognised_under_any_name(source: str) -> None:
+    assert list(world_used_in(source))
+
+
+def test_files_stay_small() -> None:
+    long = {name_of(path): lines for path in modules() if (lines := len(path.read_text().splitlines())) > 400}
+    assert not long
