@@ -10,7 +10,9 @@ is then unknown), `StoreReadOnly`, `StoreFull` or `StoreCorrupt`. Others are nam
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
+from enum import IntFlag
 from typing import Protocol
 
 from perdure.core.model import (
@@ -34,12 +36,29 @@ from perdure.core.model import (
     WorkerInfo,
 )
 
-#: Called after a commit of this process made a run ready, finished one, or marked a running one. From any thread.
-Listener = Callable[[], object]
+
+class Change(IntFlag):
+    """What a commit may have changed for somebody who waits."""
+
+    NONE = 0
+    #: A run became ready to be claimed.
+    READY = 1
+    #: A run got its outcome.
+    FINISHED = 2
+    #: A running run was written to from outside.
+    MARKED = 4
+    ALL = 7
+
+
+#: Called after such a commit of this process, from any thread.
+Listener = Callable[[Change], object]
 
 
 class Store(Protocol):
     """About twenty verbs over one database."""
+
+    #: How long, in seconds, whoever waits may go without asking; small where `changed` is nearly free.
+    poll_interval: float
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
@@ -58,36 +77,38 @@ class Store(Protocol):
 
     # runs
 
-    async def create(self, runs: Sequence[NewRun], actor: str) -> list[Created]:
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
         """Create runs, in one transaction; one whose id or idempotency key is taken yields the run that is there."""
 
     async def get(self, run_id: str) -> Run | None:
         """One run."""
 
-    async def get_many(self, run_ids: Sequence[str]) -> list[Run]:
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """Those of the runs that exist, in no particular order."""
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
         """Runs, newest first. Raises `InvalidCursor`."""
 
-    async def history(self, run_id: str) -> list[Record]:
+    async def history(self, run_id: str) -> builtins.list[Record]:
         """Every record of a run, in order."""
 
-    async def inbox(self, run_id: str, after: int) -> list[Message]:
+    async def inbox(self, run_id: str, after: int) -> builtins.list[Message]:
         """The unread inbox entries of a run past `after`, in order."""
 
-    async def events(self, run_id: str) -> list[Event]:
+    async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run, in order."""
 
     # from outside
 
-    async def send(self, messages: Sequence[NewMessage], actor: str) -> list[SendOutcome]:
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes, wake who waits and mark who runs; one transaction."""
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Ask a run to stop. One that never started, or is blocked, is cancelled at once; others find it in their inbox."""
 
-    async def unblock(self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str) -> int:
+    async def unblock(
+        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
+    ) -> int:
         """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
 
     # workers
@@ -104,10 +125,10 @@ class Store(Protocol):
     async def sweep(self, limit: int) -> Swept:
         """Declare overdue workers dead, give back their runs (raising the tokens) and fail what is past its deadline."""
 
-    async def workers(self) -> list[WorkerInfo]:
+    async def workers(self) -> builtins.list[WorkerInfo]:
         """Every worker that is alive or was lately."""
 
-    async def holdings(self, worker_id: str) -> list[Lease]:
+    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
         """What the worker is said to hold."""
 
     # the hot path
@@ -115,11 +136,11 @@ class Store(Protocol):
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs. Counts itself on each; sets aside what is poison."""
 
-    async def load(self, run_ids: Sequence[str]) -> list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, in one read."""
 
-    async def marked(self, worker_id: str) -> list[Message]:
+    async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the runs that this worker is running and that were written to from outside."""
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable in one transaction, each accepted or rejected by itself; one verdict a turn, in order."""

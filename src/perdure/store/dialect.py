@@ -1,0 +1,84 @@
+"""What the shared SQL needs to know of a database, and the transaction that it runs in.
+
+Verbs are written once, as coroutines over a `Transaction`, in SQL that every database understands: `:name` parameters,
+tables called `perdure_…`, and `{…}` where databases differ. Rendering fills those gaps and puts the user's own prefix in.
+A transaction of a database without an asynchronous driver never suspends its verb, so a plain thread can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+
+from perdure.core.errors import StoreError
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Params = Mapping[str, Any]
+
+DEFAULT_PREFIX = "perdure_"
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """A database as a value."""
+
+    name: str
+    #: Appended to an INSERT so that a duplicate key is no error and changes nothing.
+    or_ignore: str
+    #: Appended to a SELECT of rows that are about to be written; empty where the transaction owns the whole database.
+    for_update: str
+    #: A query that yields a row if the table `:name` exists.
+    table_exists: str
+
+    def render(self, sql: str, prefix: str) -> str:
+        """The statement as this database wants it."""
+        text = sql.replace("{or_ignore}", self.or_ignore).replace("{for_update}", self.for_update)
+        return text if prefix == DEFAULT_PREFIX else text.replace(DEFAULT_PREFIX, prefix)
+
+
+class Transaction(Protocol):
+    """One open transaction. Events noted in it are written with it; a stir is passed on once it is durable."""
+
+    @property
+    def now(self) -> int:
+        """The database's time when the transaction got its locks."""
+
+    @property
+    def actor(self) -> str:
+        """Who caused it, for the audit trail."""
+
+    async def execute(self, sql: str, params: Params) -> int:
+        """Run one statement; how many rows it changed."""
+
+    async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
+        """Run one statement once per row of parameters; how many rows were changed in all."""
+
+    async def fetch(self, sql: str, params: Params) -> list[Row]:
+        """Run a query."""
+
+    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Add a line to the audit trail."""
+
+    def stir(self) -> None:
+        """Say that this made a run ready, finished one or marked one."""
+
+
+def drive(verb: Coroutine[Any, Any, T]) -> T:
+    """Run a verb whose transaction never suspends."""
+    try:
+        verb.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    verb.close()
+    raise StoreError(
+        "A verb waited inside a transaction that cannot wait. This is a defect in Perdure; please report it."
+    )
+
+
+def placeholders(name: str, values: Sequence[object]) -> tuple[str, dict[str, object]]:
+    """A list for `IN (…)` and its parameters."""
+    params = {f"{name}{index}": value for index, value in enumerate(values)}
+    return ", ".join(f":{key}" for key in params), params

@@ -1,0 +1,117 @@
+"""Inboxes: what is sent to a run from outside, by its children, or by those who want it to stop.
+
+An entry gets its number under the lock of the run's row, so numbers rise in commit order and the run's counter tells a
+parking run whether anything came in since it last looked. The wake-up is part of the same write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.model import FINISHED, Kind, NewMessage, SendOutcome, Status
+from perdure.store.dialect import Row, Transaction
+from perdure.store.outcome import finish
+from perdure.store.rows import failure, to_json
+
+_TARGET = """
+SELECT status, inbox_seq, started_at, attempt
+FROM perdure_runs
+WHERE id = :run_id
+{for_update}
+"""
+
+_KNOWN = """
+SELECT 1
+FROM perdure_messages
+WHERE run_id = :run_id AND message_key = :key
+"""
+
+_INSERT = """
+INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
+VALUES (:run_id, :seq, :kind, :name, :payload, :failed, :key, :now)
+"""
+
+_RAISE = """
+UPDATE perdure_runs
+SET inbox_seq = :seq, status = :status, reason = CASE WHEN :status = 'pending' THEN NULL ELSE reason END,
+    wake_at = CASE WHEN :woken = 1 THEN :now ELSE wake_at END, marked = :marked
+WHERE id = :run_id
+"""
+
+
+async def send(tx: Transaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
+    """Put messages into inboxes; a cancellation among them acts as one."""
+    return [await (_stop(tx, one) if one.kind is Kind.CANCEL else _send(tx, one)) for one in messages]
+
+
+async def cancel(tx: Transaction, run_id: str, reason: str, key: str) -> SendOutcome:
+    """Ask a run to stop, and stop it at once where no code of it can be under way."""
+    return await _stop(tx, NewMessage(run_id=run_id, kind=Kind.CANCEL, payload=to_json(reason), key=key))
+
+
+async def deliver(tx: Transaction, message: NewMessage | None) -> None:
+    """Put an entry into an inbox, waking or marking the run, with no line in the audit trail."""
+    if message is not None:
+        await _put(tx, message, await _target(tx, message.run_id))
+
+
+async def _send(tx: Transaction, message: NewMessage) -> SendOutcome:
+    outcome = await _put(tx, message, await _target(tx, message.run_id))
+    if outcome is SendOutcome.ACCEPTED:
+        tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
+    return outcome
+
+
+async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
+    run_id = request.run_id
+    target = await _target(tx, run_id)
+    outcome = await _put(tx, request, target)
+    if outcome is not SendOutcome.ACCEPTED or target is None:
+        return outcome
+    tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
+    status, _, started_at, attempt = target
+    if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
+        error = failure("perdure.RunCancelled", f"Run {run_id!r} was cancelled before it could go on.")
+        await deliver(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
+    return outcome
+
+
+async def _target(tx: Transaction, run_id: str) -> Row | None:
+    rows = await tx.fetch(_TARGET, {"run_id": run_id})
+    return rows[0] if rows else None
+
+
+async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> SendOutcome:
+    if target is None:
+        return SendOutcome.UNKNOWN
+    status, inbox_seq, started_at, _ = target
+    if await tx.fetch(_KNOWN, {"run_id": message.run_id, "key": message.key}):
+        return SendOutcome.DUPLICATE
+    if status in FINISHED:
+        return SendOutcome.FINISHED
+    # A run that waits for its start, or for its next attempt, is not started early by a message; only to be stopped.
+    woken = status == Status.WAITING and (started_at != 0 or message.kind is Kind.CANCEL)
+    running = status == Status.RUNNING
+    entry = {
+        "run_id": message.run_id,
+        "seq": inbox_seq + 1,
+        "kind": message.kind.value,
+        "name": message.name,
+        "payload": message.payload,
+        "failed": int(message.failed),
+        "key": message.key,
+        "now": tx.now,
+    }
+    await tx.execute(_INSERT, entry)
+    change = {
+        "run_id": message.run_id,
+        "seq": inbox_seq + 1,
+        "status": "pending" if woken else status,
+        "woken": int(woken),
+        "marked": int(running),
+        "now": tx.now,
+    }
+    await tx.execute(_RAISE, change)
+    if woken or running:
+        tx.stir()
+    return SendOutcome.ACCEPTED

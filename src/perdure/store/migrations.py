@@ -1,0 +1,137 @@
+"""The schema, as numbered files that are applied once and never change.
+
+Every file has a checksum, kept in the database with its number. A database whose files are newer than ours, or differ from
+ours, is left alone: `SchemaMismatch`. All missing files are applied in one transaction, so that of several processes that
+start at once one does it and the others find it done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+
+from msgspec import Struct
+
+from perdure.core.errors import SchemaMismatch
+from perdure.store.dialect import Dialect, Transaction
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS perdure_migrations (
+  version INTEGER NOT NULL PRIMARY KEY,
+  name TEXT NOT NULL,
+  checksum TEXT NOT NULL,
+  applied_at INTEGER NOT NULL
+)
+"""
+
+_APPLIED = """
+SELECT version, name, checksum, applied_at
+FROM perdure_migrations
+ORDER BY version
+"""
+
+_RECORD = """
+INSERT INTO perdure_migrations (version, name, checksum, applied_at)
+VALUES (:version, :name, :checksum, :now)
+"""
+
+
+class Migration(Struct, frozen=True, kw_only=True):
+    """One file."""
+
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        """Of its text, whatever the prefix of the tables."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+    @property
+    def statements(self) -> list[str]:
+        """Its statements; in these files a statement ends where a line ends with a semicolon."""
+        return [statement.strip() for statement in self.sql.split(";\n") if statement.strip()]
+
+
+class MigrationStatus(Struct, frozen=True, kw_only=True):
+    """A file and when it was applied; 0: not yet."""
+
+    version: int
+    name: str
+    applied_at: int
+
+
+def known(dialect: Dialect) -> list[Migration]:
+    """The files that this version of Perdure has for a database, in order."""
+    folder = resources.files("perdure.store") / "migrations" / dialect.name
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return [
+        Migration(
+            version=int(name.split("_", 1)[0]),
+            name=name.removesuffix(".sql"),
+            sql=(folder / name).read_text(encoding="utf-8"),
+        )
+        for name in names
+    ]
+
+
+def script(dialect: Dialect, prefix: str) -> str:
+    """Everything that `migrate` would run on an empty database, for reading or for running by hand."""
+    return "\n".join(
+        f"-- {migration.name}, checksum {migration.checksum}\n{dialect.render(migration.sql, prefix)}"
+        for migration in known(dialect)
+    )
+
+
+async def migrate(tx: Transaction, dialect: Dialect) -> list[Migration]:
+    """Apply what is missing; what was applied now."""
+    await tx.execute(_TABLE, {})
+    missing = _missing(known(dialect), await tx.fetch(_APPLIED, {}))
+    for migration in missing:
+        for statement in migration.statements:
+            await tx.execute(statement, {})
+        row = {"version": migration.version, "name": migration.name, "checksum": migration.checksum, "now": tx.now}
+        await tx.execute(_RECORD, row)
+    return missing
+
+
+async def pending(tx: Transaction, dialect: Dialect, prefix: str) -> list[Migration]:
+    """What is missing, without writing anything. Raises `SchemaMismatch` where the schema is not ours."""
+    return _missing(known(dialect), await _applied(tx, dialect, prefix))
+
+
+async def status(tx: Transaction, dialect: Dialect, prefix: str) -> list[MigrationStatus]:
+    """Each file and when it was applied."""
+    applied = await _applied(tx, dialect, prefix)
+    _missing(known(dialect), applied)
+    times = {row[0]: row[3] for row in applied}
+    return [
+        MigrationStatus(version=one.version, name=one.name, applied_at=times.get(one.version, 0))
+        for one in known(dialect)
+    ]
+
+
+async def _applied(tx: Transaction, dialect: Dialect, prefix: str) -> Sequence[tuple[int, str, str, int]]:
+    if not await tx.fetch(dialect.table_exists, {"name": f"{prefix}migrations"}):
+        return []
+    return await tx.fetch(_APPLIED, {})
+
+
+def _missing(files: Sequence[Migration], applied: Sequence[tuple[int, str, str, int]]) -> list[Migration]:
+    ours = {migration.version: migration for migration in files}
+    done = set()
+    for version, name, checksum, _ in applied:
+        if version not in ours:
+            raise SchemaMismatch(
+                f"The database has migration {name}, which this version of Perdure does not know. Install the version of "
+                "Perdure that the database was last migrated with, or a newer one."
+            )
+        if ours[version].checksum != checksum:
+            raise SchemaMismatch(
+                f"Migration {name} was applied to the database in another form than this version of Perdure has. Use the "
+                "release that the database was migrated with, or restore the original file."
+            )
+        done.add(version)
+    return [migration for migration in files if migration.version not in done]

@@ -1,0 +1,151 @@
+"""Reading: single runs, listings, histories, inboxes and audit trails.
+
+A listing goes from the newest run to the oldest. Its cursor names the last run that was shown, so that runs created
+meanwhile neither shift the pages nor appear twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from perdure.core.errors import InvalidCursor
+from perdure.core.model import Event, Loaded, Message, Page, Record, Run, RunFilter
+from perdure.store.dialect import Params, Transaction, placeholders
+from perdure.store.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
+from perdure.store.runs import CHUNK
+
+_RUN = f"""
+SELECT {RUN}
+FROM perdure_runs
+WHERE id = :run_id
+"""
+
+_HISTORY = f"""
+SELECT {RECORD}
+FROM perdure_history
+WHERE run_id = :run_id
+ORDER BY run_id, seq
+"""
+
+_INBOX = f"""
+SELECT {MESSAGE}
+FROM perdure_messages
+WHERE run_id = :run_id AND seq > :after AND consumed = 0
+ORDER BY run_id, seq
+"""
+
+_EVENTS = f"""
+SELECT {EVENT}
+FROM perdure_events
+WHERE run_id = :run_id
+ORDER BY run_id, id
+"""
+
+_MARKED = f"""
+SELECT {", ".join("m." + column for column in MESSAGE.split(", "))}
+FROM perdure_runs r
+JOIN perdure_messages m ON m.run_id = r.id AND m.seq > r.inbox_read
+WHERE r.status = 'running' AND r.marked = 1 AND r.worker = :worker
+ORDER BY m.run_id, m.seq
+"""
+
+
+async def get(tx: Transaction, run_id: str) -> Run | None:
+    """One run."""
+    rows = await tx.fetch(_RUN, {"run_id": run_id})
+    return to_run(rows[0]) if rows else None
+
+
+async def get_many(tx: Transaction, run_ids: Sequence[str]) -> list[Run]:
+    """Those of the runs that exist."""
+    found: list[Run] = []
+    for start in range(0, len(run_ids), CHUNK):
+        chosen, params = placeholders("id", run_ids[start : start + CHUNK])
+        found += values(to_run, await tx.fetch(f"SELECT {RUN} FROM perdure_runs WHERE id IN ({chosen})", params))
+    return found
+
+
+async def list_runs(tx: Transaction, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+    """A page of runs, newest first."""
+    where, params = _where(filter, cursor)
+    sql = f"""
+        SELECT {RUN}
+        FROM perdure_runs
+        {where}
+        ORDER BY created_at DESC, id DESC
+        LIMIT :limit
+    """
+    rows = await tx.fetch(sql, {**params, "limit": limit + 1})
+    runs = tuple(values(to_run, rows[:limit]))
+    return Page(runs, _encode(runs[-1]) if len(rows) > limit and runs else None)
+
+
+async def history(tx: Transaction, run_id: str) -> list[Record]:
+    """Every record of a run."""
+    return values(to_record, await tx.fetch(_HISTORY, {"run_id": run_id}))
+
+
+async def inbox(tx: Transaction, run_id: str, after: int) -> list[Message]:
+    """The unread entries of a run."""
+    return values(to_message, await tx.fetch(_INBOX, {"run_id": run_id, "after": after}))
+
+
+async def events(tx: Transaction, run_id: str) -> list[Event]:
+    """The audit trail of a run."""
+    return values(to_event, await tx.fetch(_EVENTS, {"run_id": run_id}))
+
+
+async def load(tx: Transaction, run_ids: Sequence[str]) -> list[Loaded]:
+    """Runs with their histories and unread inboxes."""
+    loaded = []
+    for run in await get_many(tx, run_ids):
+        records = tuple(await history(tx, run.id))
+        unread = tuple(await inbox(tx, run.id, run.inbox_read)) if run.inbox_seq > run.inbox_read else ()
+        loaded.append(Loaded(run=run, records=records, inbox=unread))
+    return loaded
+
+
+async def marked(tx: Transaction, worker_id: str) -> list[Message]:
+    """What came in for the runs that a worker is running."""
+    return values(to_message, await tx.fetch(_MARKED, {"worker": worker_id}))
+
+
+def _where(filter: RunFilter, cursor: str | None) -> tuple[str, Params]:
+    terms: list[str] = []
+    params: dict[str, object] = {}
+    if filter.status is not None:
+        chosen, statuses = placeholders("status", [status.value for status in filter.status])
+        terms.append(f"status IN ({chosen})" if statuses else "1 = 0")
+        params |= statuses
+    for column in ("type", "queue", "parent_id"):
+        value = getattr(filter, column)
+        if value is not None:
+            terms.append(f"{column} = :{column}")
+            params[column] = value
+    if filter.created_after is not None:
+        terms.append("created_at > :created_after")
+        params["created_after"] = filter.created_after
+    if filter.created_before is not None:
+        terms.append("created_at < :created_before")
+        params["created_before"] = filter.created_before
+    if cursor is not None:
+        params["last_at"], params["last_id"] = _decode(cursor)
+        terms.append("(created_at, id) < (:last_at, :last_id)")
+    return ("WHERE " + " AND ".join(terms) if terms else ""), params
+
+
+def _encode(run: Run) -> str:
+    return base64.urlsafe_b64encode(f"{run.created_at}:{run.id}".encode()).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> tuple[int, str]:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        created_at, _, run_id = text.partition(":")
+        if not run_id:
+            raise ValueError(cursor)
+        return int(created_at), run_id
+    except (ValueError, binascii.Error) as error:
+        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing. Pass the cursor of the page before.") from error

@@ -1,0 +1,163 @@
+"""A store that does not give up at once.
+
+Repeats a verb that found the database unavailable, with the same arguments, until it succeeds or the bound is reached. Every
+verb recognises its own repetition, so the caller cannot tell how often it was tried.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from perdure.core.errors import StoreUnavailable
+from perdure.core.model import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Event,
+    Lease,
+    Loaded,
+    Message,
+    NewMessage,
+    NewRun,
+    Page,
+    Record,
+    Run,
+    RunFilter,
+    SendOutcome,
+    Swept,
+    Turn,
+    Verdict,
+    WorkerInfo,
+)
+from perdure.core.system import System
+from perdure.store.protocol import Listener, Store
+
+T = TypeVar("T")
+
+_FIRST_DELAY = 0.05
+_LONGEST_DELAY = 2.0
+
+
+class Retrying:
+    """The verbs of `Store`, repeated while the database is unavailable, for `bound_seconds` at most."""
+
+    def __init__(self, store: Store, system: System, bound_seconds: float = 30.0) -> None:
+        self._store = store
+        self._system = system
+        self._bound = bound_seconds
+
+    async def open(self) -> None:
+        """As the store."""
+        await self._again(self._store.open)
+
+    async def close(self) -> None:
+        """As the store."""
+        await self._store.close()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """As the store."""
+        return self._store.subscribe(listener)
+
+    async def changed(self) -> bool:
+        """As the store."""
+        return await self._again(self._store.changed)
+
+    async def now(self) -> int:
+        """As the store."""
+        return await self._again(self._store.now)
+
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+        """As the store."""
+        return await self._again(lambda: self._store.create(runs, actor))
+
+    async def get(self, run_id: str) -> Run | None:
+        """As the store."""
+        return await self._again(lambda: self._store.get(run_id))
+
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
+        """As the store."""
+        return await self._again(lambda: self._store.get_many(run_ids))
+
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+        """As the store."""
+        return await self._again(lambda: self._store.list(filter, limit, cursor))
+
+    async def history(self, run_id: str) -> builtins.list[Record]:
+        """As the store."""
+        return await self._again(lambda: self._store.history(run_id))
+
+    async def inbox(self, run_id: str, after: int) -> builtins.list[Message]:
+        """As the store."""
+        return await self._again(lambda: self._store.inbox(run_id, after))
+
+    async def events(self, run_id: str) -> builtins.list[Event]:
+        """As the store."""
+        return await self._again(lambda: self._store.events(run_id))
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """As the store."""
+        return await self._again(lambda: self._store.send(messages, actor))
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """As the store."""
+        return await self._again(lambda: self._store.cancel(run_id, reason, key, actor))
+
+    async def unblock(
+        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
+    ) -> int:
+        """As the store."""
+        return await self._again(lambda: self._store.unblock(run_ids, types, reasons, actor))
+
+    async def register(self, worker: WorkerInfo) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.register(worker))
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """As the store."""
+        return await self._again(lambda: self._store.heartbeat(worker_id))
+
+    async def retire(self, worker_id: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.retire(worker_id))
+
+    async def sweep(self, limit: int) -> Swept:
+        """As the store."""
+        return await self._again(lambda: self._store.sweep(limit))
+
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        """As the store."""
+        return await self._again(self._store.workers)
+
+    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
+        """As the store."""
+        return await self._again(lambda: self._store.holdings(worker_id))
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """As the store."""
+        return await self._again(lambda: self._store.claim(request))
+
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        """As the store."""
+        return await self._again(lambda: self._store.load(run_ids))
+
+    async def marked(self, worker_id: str) -> builtins.list[Message]:
+        """As the store."""
+        return await self._again(lambda: self._store.marked(worker_id))
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """As the store."""
+        return await self._again(lambda: self._store.commit(turns, actor))
+
+    async def _again(self, verb: Callable[[], Awaitable[T]]) -> T:
+        until = self._system.monotonic() + self._bound
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                return await verb()
+            except StoreUnavailable:
+                if self._system.monotonic() >= until:
+                    raise
+            await self._system.sleep(delay * (0.5 + self._system.random() / 2))
+            delay = min(2 * delay, _LONGEST_DELAY)

@@ -1,0 +1,112 @@
+"""Rows in, values out: the columns of each table and what becomes of them.
+
+Nothing behind the store ever sees a row. A row that makes no sense raises `StoreCorrupt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from perdure.core.errors import StoreCorrupt
+from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status, WorkerInfo, WorkerStatus
+from perdure.store.dialect import Row
+
+T = TypeVar("T")
+
+_RUN_FIELDS = Run.__struct_fields__
+_RECORD_FIELDS = Record.__struct_fields__
+
+#: In the order of the fields of `Run`, and of `Record`.
+RUN = ", ".join(_RUN_FIELDS)
+RECORD = ", ".join(_RECORD_FIELDS)
+MESSAGE = "run_id, seq, kind, name, payload, failed, message_key, sent_at"
+EVENT = "id, run_id, at, kind, actor, data"
+WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status"
+
+_STATUS = {status.value: status for status in Status}
+_REASON: dict[str | None, Reason | None] = {None: None, **{reason.value: reason for reason in Reason}}
+_KIND = {kind.value: kind for kind in Kind}
+
+
+def to_run(row: Row) -> Run:
+    """A row of `RUN`."""
+    fields = dict(zip(_RUN_FIELDS, row, strict=True))
+    try:
+        fields["status"] = _STATUS[fields["status"]]
+        fields["reason"] = _REASON[fields["reason"]]
+    except KeyError as error:
+        raise StoreCorrupt(f"Run {row[0]!r} has a status or reason that Perdure does not know: {error}.") from error
+    return Run(**fields)
+
+
+def to_record(row: Row) -> Record:
+    """A row of `RECORD`."""
+    fields = dict(zip(_RECORD_FIELDS, row, strict=True))
+    try:
+        fields["kind"] = _KIND[fields["kind"]]
+    except KeyError as error:
+        raise StoreCorrupt(f"A history record (seq {row[0]}) is of the unknown kind {error}.") from error
+    fields["failed"] = bool(fields["failed"])
+    return Record(**fields)
+
+
+def to_message(row: Row) -> Message:
+    """A row of `MESSAGE`."""
+    run_id, seq, kind, name, payload, failed, key, sent_at = row
+    if kind not in _KIND:
+        raise StoreCorrupt(f"Message {seq} of run {run_id!r} is of the unknown kind {kind!r}.")
+    return Message(
+        run_id=run_id,
+        seq=seq,
+        kind=_KIND[kind],
+        name=name,
+        payload=payload,
+        failed=bool(failed),
+        key=key,
+        sent_at=sent_at,
+    )
+
+
+def to_event(row: Row) -> Event:
+    """A row of `EVENT`."""
+    id, run_id, at, kind, actor, data = row
+    return Event(id=id, run_id=run_id, at=at, kind=kind, actor=actor, data=data)
+
+
+def to_worker(row: Row) -> WorkerInfo:
+    """A row of `WORKER`."""
+    id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status = row
+    return WorkerInfo(
+        id=id,
+        host=host,
+        pid=pid,
+        queues=_names(queues),
+        types=_names(types),
+        slots=slots,
+        lease=lease,
+        started_at=started_at,
+        heartbeat_at=heartbeat_at,
+        status=WorkerStatus(status),
+    )
+
+
+def values(convert: Callable[[Row], T], rows: Iterable[Row]) -> list[T]:
+    """Every row as a value."""
+    return [convert(row) for row in rows]
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON text of a plain value."""
+    return msgspec.json.encode(value).decode()
+
+
+def failure(type: str, message: str) -> str:
+    """A `Failure` as JSON, made by the store itself."""
+    return to_json({"type": type, "message": message})
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return msgspec.json.decode(text, type=tuple[str, ...])

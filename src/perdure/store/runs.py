@@ -1,0 +1,160 @@
+"""Creating runs and setting blocked ones going again.
+
+A run is created once per id and once per idempotency key. The write id of a request tells its repetition from a second
+request, so that a lost answer can be asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.errors import StoreUnavailable
+from perdure.core.model import Created, NewRun, Reason, Run, Status
+from perdure.store.dialect import Params, Transaction, placeholders
+from perdure.store.rows import RUN, to_json, to_run
+
+#: How many parameters a list in a statement may have.
+CHUNK = 400
+
+INSERT = """
+INSERT INTO perdure_runs
+  (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
+   parent_location, write_id)
+VALUES
+  (:id, :type, :input, :queue, :priority, :status, :reason, :wake_at, :deadline, :now, :idempotency_key, :parent_id,
+   :parent_location, :write_id)
+{or_ignore}
+"""
+
+_BLOCKED = """
+SELECT id
+FROM perdure_runs
+WHERE status = 'blocked' AND reason IN ({reasons}) AND {column} IN ({chosen})
+ORDER BY id
+{for_update}
+"""
+
+_UNBLOCK = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, error = NULL, wake_at = :now, claims = 0, home = NULL
+WHERE id = :run_id AND status = 'blocked'
+"""
+
+
+async def create(tx: Transaction, runs: Sequence[NewRun]) -> list[Created]:
+    """Create what is not there yet; report what is there for the rest."""
+    there = await _taken(tx, runs)
+    fresh: dict[str, NewRun] = {}
+    answers: list[Created] = []
+    for new in runs:
+        taken = there.get(("id", new.id)) or there.get(("key", new.idempotency_key))
+        if taken is not None:
+            run, write_id = taken
+            answers.append(Created(run, write_id == new.write_id))
+            continue
+        run = _as_run(new, tx.now)
+        fresh[new.id] = new
+        answers.append(Created(run, True))
+        there["id", new.id] = run, new.write_id
+        if new.idempotency_key is not None:
+            there["key", new.idempotency_key] = run, new.write_id
+    await _insert(tx, list(fresh.values()))
+    return answers
+
+
+async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str]) -> int:
+    """Make blocked runs pending again."""
+    column, chosen = ("type", types) if run_ids is None else ("id", run_ids)
+    if not chosen or not reasons:
+        return 0
+    reason_list, params = placeholders("reason", reasons)
+    found: list[str] = []
+    for start in range(0, len(chosen), CHUNK):
+        chosen_list, chosen_params = placeholders("chosen", chosen[start : start + CHUNK])
+        sql = _BLOCKED.replace("{reasons}", reason_list).replace("{column}", column).replace("{chosen}", chosen_list)
+        found += [row[0] for row in await tx.fetch(sql, {**params, **chosen_params})]
+    await tx.execute_many(_UNBLOCK, [{"run_id": run_id, "now": tx.now} for run_id in found])
+    for run_id in found:
+        tx.note(run_id, "unblocked")
+    if found:
+        tx.stir()
+    return len(found)
+
+
+def params_of(new: NewRun, now: int) -> Params:
+    """The parameters of `INSERT`."""
+    later = new.wake_at > now
+    return {
+        "id": new.id,
+        "type": new.type,
+        "input": new.input,
+        "queue": new.queue,
+        "priority": new.priority,
+        "status": "waiting" if later else "pending",
+        "reason": "timer" if later else None,
+        "wake_at": new.wake_at if later else now,
+        "deadline": new.deadline,
+        "now": now,
+        "idempotency_key": new.idempotency_key,
+        "parent_id": new.parent_id,
+        "parent_location": new.parent_location,
+        "write_id": new.write_id,
+    }
+
+
+async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
+    if not runs:
+        return
+    changed = await tx.execute_many(INSERT, [params_of(new, tx.now) for new in runs])
+    if changed != len(runs):
+        raise StoreUnavailable("Somebody created a run of the same id or key at the same moment; try again.")
+    for new in runs:
+        tx.note(new.id, "created", to_json({"type": new.type}))
+    tx.stir()
+
+
+async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> dict[tuple[str, str | None], tuple[Run, str]]:
+    there: dict[tuple[str, str | None], tuple[Run, str]] = {}
+    keys = [new.idempotency_key for new in runs if new.idempotency_key is not None]
+    for column, names in (("id", [new.id for new in runs]), ("idempotency_key", keys)):
+        for start in range(0, len(names), CHUNK):
+            chosen, params = placeholders("name", names[start : start + CHUNK])
+            sql = f"SELECT write_id, {RUN} FROM perdure_runs WHERE {column} IN ({chosen}) {{for_update}}"
+            for write_id, *row in await tx.fetch(sql, params):
+                run = to_run(tuple(row))
+                there["id", run.id] = run, write_id
+                if run.idempotency_key is not None:
+                    there["key", run.idempotency_key] = run, write_id
+    return there
+
+
+def _as_run(new: NewRun, now: int) -> Run:
+    later = new.wake_at > now
+    return Run(
+        id=new.id,
+        type=new.type,
+        queue=new.queue,
+        priority=new.priority,
+        status=Status.WAITING if later else Status.PENDING,
+        reason=Reason.TIMER if later else None,
+        input=new.input,
+        output=None,
+        error=None,
+        attempt=1,
+        generation=1,
+        token=0,
+        nonce="",
+        worker=None,
+        wake_at=new.wake_at if later else now,
+        deadline=new.deadline,
+        created_at=now,
+        started_at=0,
+        finished_at=0,
+        seed="",
+        inbox_seq=0,
+        inbox_read=0,
+        claims=0,
+        parent_id=new.parent_id,
+        parent_location=new.parent_location,
+        idempotency_key=new.idempotency_key,
+    )

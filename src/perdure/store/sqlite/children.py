@@ -1,0 +1,65 @@
+"""Children that a turn starts.
+
+A child is created once per id. One that is there already and is ours is taken up as it is; if an earlier attempt at the
+parent has already taken in its outcome, the outcome is delivered once more. An id that belongs to somebody else fails the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.model import FINISHED, Kind, NewMessage, NewRun, Status
+from perdure.store.messages import deliver
+from perdure.store.rows import failure, to_json
+from perdure.store.runs import INSERT, params_of
+from perdure.store.sqlite.connection import SqliteTransaction
+
+_EXISTING = """
+SELECT parent_id, parent_location, status, generation, output, error
+FROM perdure_runs
+WHERE id = :id
+"""
+
+_TAKEN_IN_BEFORE = """
+SELECT p.attempt
+FROM perdure_runs p
+JOIN perdure_messages m ON m.run_id = p.id AND m.message_key = :key AND m.consumed = 1
+WHERE p.id = :parent
+  AND NOT EXISTS (
+    SELECT 1 FROM perdure_history h WHERE h.run_id = p.id AND h.inbox_seq = m.seq AND h.run_attempt = p.attempt
+  )
+"""
+
+
+async def start_children(tx: SqliteTransaction, parent: str, children: Sequence[NewRun]) -> None:
+    """Create them, or find that they are there."""
+    for child in children:
+        if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
+            tx.note(child.id, "created", to_json({"type": child.type}))
+            tx.stir()
+        else:
+            await _adopt(tx, parent, child)
+
+
+async def _adopt(tx: SqliteTransaction, parent: str, child: NewRun) -> None:
+    rows = await tx.fetch(_EXISTING, {"id": child.id})
+    if not rows or rows[0][:2] != (parent, child.parent_location):
+        text = (
+            f"The id {child.id!r} belongs to another run; give the call at {child.parent_location!r} an id of its own."
+        )
+        await deliver(tx, _word(parent, child, failure("perdure.RunExists", text), True, f"taken:{child.write_id}"))
+        return
+    _, _, status, generation, output, error = rows[0]
+    if status not in FINISHED:
+        return
+    key = f"child:{child.id}:{generation}"
+    taken_in = await tx.fetch(_TAKEN_IN_BEFORE, {"parent": parent, "key": key})
+    if taken_in:
+        completed = status == Status.COMPLETED
+        payload = output if completed else error
+        await deliver(tx, _word(parent, child, payload, not completed, f"{key}:{taken_in[0][0]}"))
+
+
+def _word(parent: str, child: NewRun, payload: str | None, failed: bool, key: str) -> NewMessage:
+    name = child.parent_location or ""
+    return NewMessage(run_id=parent, kind=Kind.CHILD, name=name, payload=payload, failed=failed, key=key)

@@ -1,0 +1,193 @@
+"""Claiming on SQLite.
+
+The transaction owns the database, so nothing needs to be skipped or locked: choose along the claim index, then take. Each
+(queue, type) pair is one range of that index, read a page at a time and merged, so the cost depends on what is taken and not
+on what else is in the table. What is passed over (suspects, runs left to their last worker) is read from the index alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import merge
+from operator import itemgetter
+
+from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
+from perdure.store.dialect import Row
+from perdure.store.rows import RUN, failure, to_json, to_run
+from perdure.store.sqlite.connection import SqliteTransaction
+
+#: How many due runs one claim makes ready, and how many it passes over for the sake of affinity, at most.
+_DUE = 512
+_PASSED = 1024
+
+_ALIVE = "SELECT id FROM perdure_workers WHERE status = 'alive'"
+
+_HELD = f"""
+SELECT progress, {RUN}
+FROM perdure_runs
+WHERE status = 'running' AND worker = ? AND nonce = ?
+ORDER BY priority, wake_at, id
+"""
+
+WAKE = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL
+WHERE id IN (SELECT id FROM perdure_runs WHERE status = 'waiting' AND wake_at <= ? ORDER BY wake_at LIMIT ?)
+"""
+
+BY_PRIORITY = """
+SELECT priority, wake_at, id, claims, home
+FROM perdure_runs
+WHERE status = 'pending' AND queue = ? AND type = ? AND (priority, wake_at, id) > (?, ?, ?)
+ORDER BY priority, wake_at, id
+LIMIT ?
+"""
+
+BY_AGE = """
+SELECT 0, wake_at, id, claims, home
+FROM perdure_runs
+WHERE status = 'pending' AND queue = ? AND type = ? AND (wake_at, id) > (?, ?)
+ORDER BY wake_at, id
+LIMIT ?
+"""
+
+TAKE = f"""
+UPDATE perdure_runs
+SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce, token = token + 1,
+    claims = CASE
+      WHEN claims > 0 AND (SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id) > progress THEN 1
+      ELSE claims + 1
+    END,
+    progress = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id), -1),
+    started_at = CASE WHEN started_at = 0 THEN :now ELSE started_at END,
+    seed = CASE WHEN seed = '' THEN :seed ELSE seed END,
+    marked = CASE WHEN inbox_seq > inbox_read THEN 1 ELSE 0 END
+WHERE id = :run_id AND status = 'pending'
+RETURNING progress, {RUN}
+"""
+
+_NOT_YET = """
+UPDATE perdure_runs
+SET status = 'waiting', reason = 'timer'
+WHERE id = ? AND status = 'pending'
+"""
+
+_PROGRESSED = """
+SELECT 1
+FROM perdure_runs
+WHERE id = ? AND progress < (SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id)
+"""
+
+_SET_ASIDE = """
+UPDATE perdure_runs
+SET status = 'blocked', reason = ?, error = ?
+WHERE id = ? AND status = 'pending'
+"""
+
+NEXT_WAKE = "SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1"
+
+_SMALLEST = -(2**63)
+
+
+class _Choice:
+    """What a claim has seen so far."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, None] = {}
+        self.suspects: dict[str, None] = {}
+        self.poison: dict[str, int] = {}
+        self.early: dict[str, None] = {}
+        self.exhausted = False
+
+
+async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> Claimed:
+    """Wake what is due, then take ready runs."""
+    alive = {row[0] for row in await tx.fetch(_ALIVE, ())}
+    held = await tx.fetch(_HELD, (request.worker, request.nonce))
+    if held or request.worker not in alive:
+        return await _answer(tx, held, suspects=False)
+    await tx.execute(WAKE, (tx.now, max(_DUE, request.limit)))
+    choice = _Choice()
+    await _choose(tx, request, alive, choice)
+    for run_id in choice.early:
+        await tx.execute(_NOT_YET, (run_id,))
+    for run_id, claims in choice.poison.items():
+        await _set_aside(tx, run_id, claims)
+    chosen = list(choice.suspects)[:1] if request.alone and choice.suspects else list(choice.taken)
+    rows = []
+    for run_id in chosen:
+        params = {
+            "worker": request.worker,
+            "nonce": request.nonce,
+            "now": tx.now,
+            "seed": entropy(16).hex(),
+            "run_id": run_id,
+        }
+        rows += await tx.fetch(TAKE, params)
+    answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone)
+    for claimed in answer.runs:
+        tx.note(claimed.run.id, "claimed", to_json({"token": claimed.run.token}))
+    return answer
+
+
+async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Choice) -> None:
+    first = request.limit - request.by_age
+    await _pick(tx, request, alive, choice, by_age=False, enough=first)
+    # A pass that reached the end of every range has seen all there is.
+    if request.by_age and not choice.exhausted:
+        await _pick(tx, request, alive, choice, by_age=True, enough=len(choice.taken) + request.by_age)
+
+
+async def _pick(
+    tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Choice, *, by_age: bool, enough: int
+) -> None:
+    left_to_others = 0
+    for _, wake_at, run_id, claims, home in _ready(tx, request, by_age=by_age, enough=enough):
+        if len(choice.taken) >= enough or left_to_others >= _PASSED:
+            return
+        if wake_at > tx.now:
+            choice.early[run_id] = None
+        elif home != request.worker and home in alive and wake_at + request.affinity > tx.now:
+            left_to_others += 1
+        elif claims < request.suspect_after or await tx.fetch(_PROGRESSED, (run_id,)):
+            choice.taken[run_id] = None
+        elif claims >= request.poison_after:
+            choice.poison[run_id] = claims
+        else:
+            choice.suspects[run_id] = None
+    choice.exhausted = True
+
+
+def _ready(tx: SqliteTransaction, request: ClaimRequest, *, by_age: bool, enough: int) -> Iterator[Row]:
+    pairs = [(queue, type) for queue in request.queues for type in request.types]
+    page = min(enough, max(16, 2 * enough // max(1, len(pairs)))) + 1
+    ranges = [_range(tx, queue, type, page, by_age=by_age) for queue, type in pairs]
+    return ranges[0] if len(ranges) == 1 else merge(*ranges, key=itemgetter(0, 1, 2))
+
+
+def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: bool) -> Iterator[Row]:
+    sql = BY_AGE if by_age else BY_PRIORITY
+    last: tuple[object, ...] = (_SMALLEST, _SMALLEST, "")
+    while True:
+        rows = tx.fetch_now(sql, (queue, type, *(last[1:] if by_age else last), page))
+        yield from rows
+        if len(rows) < page:
+            return
+        last = rows[-1][:3]
+
+
+async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
+    error = failure(
+        "perdure.Poison",
+        f"Run {run_id!r} was claimed {claims} times in a row and each time its worker went away before anything was "
+        "recorded, the last times with nothing else to do. Look at what the run does first, then unblock it.",
+    )
+    await tx.execute(_SET_ASIDE, (Reason.POISON.value, error, run_id))
+    tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+
+
+async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool) -> Claimed:
+    # Progress is the last record's number at the claim: -1 says that there was none.
+    runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)
+    waiting = await tx.fetch(NEXT_WAKE, ())
+    return Claimed(runs=runs, next_wake=waiting[0][0] if waiting else FAR, suspects=suspects, now=tx.now)

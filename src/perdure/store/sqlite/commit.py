@@ -1,0 +1,215 @@
+"""Making turns durable on SQLite.
+
+Records go in first, all of them in one statement, each guarded by the lease of its turn; when as many rows were written as
+were sent, every turn holds its lease and nothing needs to be read. Otherwise each turn is looked at: its lease is gone, or it
+was written before and only its answer was lost. Then everything that reaches other runs, and the outcomes; parks come last,
+so that a run whose children finish in the same batch finds its inbox grown. Two turns of one run are two batches in one
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+
+from perdure.core.errors import StoreCorrupt
+from perdure.core.model import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn, Verdict
+from perdure.store.dialect import Row
+from perdure.store.messages import send
+from perdure.store.sqlite import states
+from perdure.store.sqlite.children import start_children
+from perdure.store.sqlite.connection import SqliteTransaction
+
+RECORD = """
+INSERT INTO perdure_history
+  (run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+WHERE EXISTS (SELECT 1 FROM perdure_runs WHERE id = ? AND token = ? AND nonce = ? AND status = 'running')
+ON CONFLICT DO NOTHING
+"""
+
+_WRITTEN = """
+SELECT run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt
+FROM perdure_history
+WHERE run_id = ? AND seq >= ? AND seq <= ?
+"""
+
+_STATE = """
+SELECT status, token, nonce
+FROM perdure_runs
+WHERE id = ?
+"""
+
+_READ = """
+UPDATE perdure_runs
+SET inbox_read = MAX(inbox_read, ?), marked = CASE WHEN inbox_seq > ? THEN 1 ELSE 0 END
+WHERE id = ?
+"""
+
+_CONSUME = """
+UPDATE perdure_messages
+SET consumed = 1, payload = NULL
+WHERE run_id = ? AND seq <= ? AND consumed = 0
+"""
+
+_KINDS = {kind: kind.value for kind in Kind}
+
+
+class Standing(Enum):
+    """How a turn stands to its run's row."""
+
+    #: It holds the lease.
+    LIVE = auto()
+    #: It was written before; the lease has moved on since.
+    DONE = auto()
+    LOST = auto()
+
+
+async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
+    """Write the turns; one verdict each."""
+    verdicts = [Verdict.APPLIED] * len(turns)
+    for wave in _waves(turns):
+        await _commit_wave(tx, turns, wave, verdicts)
+    return verdicts
+
+
+def _waves(turns: Sequence[Turn]) -> Iterator[list[int]]:
+    left = list(range(len(turns)))
+    while left:
+        runs: set[str] = set()
+        wave: list[int] = []
+        later: list[int] = []
+        for index in left:
+            run_id = turns[index].lease.run_id
+            (later if run_id in runs else wave).append(index)
+            runs.add(run_id)
+        yield wave
+        left = later
+
+
+async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[Verdict]) -> None:
+    rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
+    doubtful = await tx.execute_many(RECORD, rows) != len(rows)
+    parks: list[tuple[int, Park]] = []
+    for index in wave:
+        turn = turns[index]
+        if (doubtful if turn.records else _reaches_out(turn)) and (
+            standing := await _stand(tx, turn)
+        ) is not Standing.LIVE:
+            verdicts[index] = Verdict.LOST if standing is Standing.LOST else Verdict.APPLIED
+            continue
+        await _reach_out(tx, turn)
+        if isinstance(turn.next, Park):
+            parks.append((index, turn.next))
+        elif turn.next is not None and not await _leave(tx, turn):
+            verdicts[index] = Verdict.APPLIED if await _stand(tx, turn) is Standing.DONE else Verdict.LOST
+    for index, park in parks:
+        verdicts[index] = await _park(tx, turns[index], park)
+
+
+def _reaches_out(turn: Turn) -> bool:
+    return bool(turn.read or turn.children or turn.sends) or turn.next is None
+
+
+async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
+    run_id = turn.lease.run_id
+    if turn.read:
+        await tx.execute(_READ, (turn.read, turn.read, run_id))
+        await tx.execute(_CONSUME, (run_id, turn.read))
+    if turn.children:
+        await start_children(tx, run_id, turn.children)
+    if turn.sends:
+        await send(tx, turn.sends)
+
+
+async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
+    match turn.next:
+        case Finish() as outcome:
+            return await states.finish(tx, turn.lease, outcome)
+        case Again() as retry:
+            return await states.again(tx, turn.lease, retry)
+        case Release():
+            return await states.release(tx, turn.lease)
+        case Block() as block:
+            return await states.block(tx, turn.lease, block)
+        case _:
+            return True
+
+
+async def _park(tx: SqliteTransaction, turn: Turn, park: Park) -> Verdict:
+    if await states.park(tx, turn.lease, park):
+        return Verdict.APPLIED
+    match await _stand(tx, turn):
+        case Standing.LIVE:
+            return Verdict.AWAKE
+        case Standing.DONE:
+            return Verdict.APPLIED
+        case Standing.LOST:
+            return Verdict.LOST
+
+
+async def _stand(tx: SqliteTransaction, turn: Turn) -> Standing:
+    lease = turn.lease
+    rows = await tx.fetch(_STATE, (lease.run_id,))
+    live = bool(rows) and rows[0] == (Status.RUNNING.value, lease.token, lease.nonce)
+    if turn.records:
+        written = await _written(tx, turn)
+        missing = any(record.seq not in written for record in turn.records)
+        same = all(written.get(record.seq) == _row(turn, record)[:14] for record in turn.records)
+        if live and not same:
+            raise StoreCorrupt(
+                f"The history of run {lease.run_id!r} has another record than the one that its worker was about to write at "
+                f"number {turn.records[0].seq} or after. Nothing was written. Look at the run's history and release it."
+            )
+        return Standing.LIVE if live else Standing.LOST if missing or not same else Standing.DONE
+    if live:
+        return Standing.LIVE
+    return Standing.DONE if rows and _is_there(turn, rows[0]) else Standing.LOST
+
+
+async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:
+    span = (turn.lease.run_id, turn.records[0].seq, turn.records[-1].seq)
+    return {row[1]: row for row in await tx.fetch(_WRITTEN, span)}
+
+
+def _is_there(turn: Turn, row: Row) -> bool:
+    status: str = row[0]
+    token: int = row[1]
+    nonce: str = row[2]
+    if nonce != turn.lease.nonce:
+        return False
+    raised = token - turn.lease.token
+    match turn.next:
+        case Finish(status=wanted):
+            return raised == 0 and status == wanted
+        case Park() | Again():
+            return raised == 0 and status in (Status.WAITING, Status.PENDING)
+        case Release():
+            return raised == 1 and status == Status.PENDING
+        case Block():
+            return raised == 0 and status == Status.BLOCKED
+        case None:
+            return False
+
+
+def _row(turn: Turn, record: Record) -> Row:
+    run_id, token, nonce = turn.lease.run_id, turn.lease.token, turn.lease.nonce
+    return (
+        run_id,
+        record.seq,
+        token,
+        _KINDS[record.kind],
+        record.location,
+        record.payload,
+        1 if record.failed else 0,
+        record.at,
+        record.started_at,
+        record.digest,
+        record.attempts,
+        record.retry_at,
+        record.inbox_seq,
+        record.run_attempt,
+        run_id,
+        token,
+        nonce,
+    )

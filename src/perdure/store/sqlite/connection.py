@@ -1,0 +1,272 @@
+"""One SQLite connection: opened with the settings that durability needs, and used in whole transactions only.
+
+A transaction that finds the database busy is rolled back and begun again, with a short random pause, until the bound is
+reached. SQLite's own busy handler is off: it starves whoever waits. Every other error is translated on its way out.
+Around each transaction the system is told where execution stands, so that a test may end the process there.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perdure.core.errors import StoreCorrupt, StoreReadOnly
+from perdure.core.system import System
+from perdure.store.dialect import Dialect, Row, drive
+from perdure.store.sqlite.errors import is_busy, translate
+from perdure.store.sqlite.files import CheckpointLock, check_file_system, check_version, checkpoints_need_care
+from perdure.store.url import SqliteUrl
+
+T = TypeVar("T")
+Trace = Callable[[str], object]
+
+SQLITE = Dialect(
+    name="sqlite",
+    or_ignore="ON CONFLICT DO NOTHING",
+    for_update="",
+    table_exists="SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
+)
+
+_log = logging.getLogger("perdure.store")
+
+_SMALL = 16 * 1024 * 1024
+#: Pauses while another connection writes, in seconds: between attempts, and before the next transaction of ours.
+_PAUSE = (0.0002, 0.001)
+_GAP = 0.0003
+#: For how many transactions of ours another writer is taken to be still about.
+_WARY = 64
+
+_NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
+
+
+class Clock:
+    """The system's wall clock, made to never go back within this process."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._last = 0
+
+    def now(self) -> int:
+        """Microseconds since the epoch."""
+        self._last = max(self._last, self._system.now())
+        return self._last
+
+
+class SqliteTransaction:
+    """A transaction, as shared verbs see it. Its coroutines never suspend."""
+
+    def __init__(self, connection: sqlite3.Connection, render: Callable[[str], str], now: int, actor: str) -> None:
+        self._connection = connection
+        self._render = render
+        self.now = now
+        self.actor = actor
+        self.stirred = False
+        self._notes: list[tuple[str, int, str, str, str]] = []
+
+    async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
+        """Run one statement; how many rows it changed."""
+        return self._connection.execute(self._render(sql), params).rowcount
+
+    async def execute_many(self, sql: str, rows: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]) -> int:
+        """Run one statement once per row of parameters; how many rows were changed in all."""
+        return self._connection.executemany(self._render(sql), rows).rowcount if rows else 0
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
+        """Run a query, or a statement with RETURNING, to its end."""
+        return self.fetch_now(sql, params)
+
+    def fetch_now(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
+        """The same, for code that is only ever run on SQLite."""
+        return self._connection.execute(self._render(sql), params).fetchall()
+
+    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Add a line to the audit trail."""
+        self._notes.append((run_id, self.now, kind, self.actor, data))
+
+    def stir(self) -> None:
+        """Say that this made a run ready, finished one or marked one."""
+        self.stirred = True
+
+    def write_notes(self) -> None:
+        """Put the noted lines into the transaction."""
+        if self._notes:
+            self._connection.executemany(self._render(_NOTE), self._notes)
+
+
+Body = Callable[[SqliteTransaction], Coroutine[Any, Any, T]]
+
+
+class SqliteConnection:
+    """A connection for one thread at a time."""
+
+    def __init__(self, url: SqliteUrl, system: System, clock: Clock, *, writes: bool) -> None:
+        self._url = url
+        self._system = system
+        self._clock = clock
+        self._writes = writes
+        self._begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+        self._rendered: dict[str, str] = {}
+        self._pause = threading.Event()
+        self._raw: sqlite3.Connection | None = None
+        self._lock: CheckpointLock | None = None
+        self._warned = False
+        self._version = 0
+        self._wary = 0
+        self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
+
+    def open(self) -> None:
+        """Connect. Raises what `transact` raises."""
+        check_version()
+        if self._url.path is not None:
+            check_file_system(self._url.path)
+        try:
+            self._raw = self._patiently(self._connect)
+            if self._writes and self._url.path is not None and checkpoints_need_care():
+                self._lock = CheckpointLock(self._url.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def transact(self, verb: str, actor: str, body: Body[T]) -> tuple[T, bool]:
+        """Run a verb in a transaction of its own; its answer, and whether it stirred anything."""
+        self._system.crash_point(f"{verb}.enter")
+        return self._patiently(lambda: self._attempt(verb, actor, body))
+
+    def changed(self) -> bool:
+        """Whether another connection has written since the last call."""
+        self.rest()
+        version = self._patiently(self._data_version)
+        changed, self._version = version != self._version, version
+        return changed
+
+    def rest(self) -> None:
+        """There is nothing to write for now: let another process checkpoint."""
+        if self._lock is not None:
+            self._lock.give_up()
+
+    def trace(self, callback: Trace | None) -> None:
+        """Show every statement to a callback."""
+        self._open().set_trace_callback(callback)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._raw is None:
+            raise sqlite3.ProgrammingError("the connection is closed")
+        return self._raw
+
+    def _attempt(self, verb: str, actor: str, body: Body[T]) -> tuple[T, bool]:
+        raw = self._open()
+        if self._writes:
+            self._take_turns(raw)
+        raw.execute(self._begin)
+        try:
+            tx = SqliteTransaction(raw, self._render, self._clock.now(), actor)
+            self._system.crash_point(f"{verb}.begun")
+            answer = drive(body(tx))
+            tx.write_notes()
+            self._system.crash_point(f"{verb}.written")
+            raw.execute("COMMIT")
+        except BaseException:
+            # SQLite itself rolls back when the disk is full; a second ROLLBACK would be an error of its own.
+            if raw.in_transaction:
+                with suppress(sqlite3.Error):
+                    raw.execute("ROLLBACK")
+            raise
+        self._system.crash_point(f"{verb}.committed")
+        return answer, tx.stirred
+
+    def _take_turns(self, raw: sqlite3.Connection) -> None:
+        if self._lock is not None and not self._lock.held:
+            took = self._lock.take()
+            raw.execute(f"PRAGMA wal_autocheckpoint = {1000 if took else 0}")
+            if not took and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s is written by more than one process, and SQLite %s before 3.51.3 may damage it when they "
+                    "checkpoint at once. Only one of them will, but a newer SQLite is safer.",
+                    self.where,
+                    sqlite3.sqlite_version,
+                )
+        if self._wary:
+            self._wary -= 1
+            self._pause.wait(_GAP)
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        waited = 0.0
+        while True:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                if not is_busy(error) or waited >= self._url.busy_seconds:
+                    raise translate(error, self.where) from error
+            self._wary = _WARY
+            pause = _PAUSE[0] + self._system.random() * (_PAUSE[1] - _PAUSE[0])
+            waited += pause
+            self._pause.wait(pause)
+
+    def _connect(self) -> sqlite3.Connection:
+        path = self._url.path
+        raw = sqlite3.connect(
+            path or ":memory:", isolation_level=None, timeout=0, check_same_thread=False, cached_statements=256
+        )
+        try:
+            for setting in self._settings():
+                raw.execute(setting)
+            if path is not None:
+                self._use_write_ahead_log(raw)
+                self._check(raw, path)
+            self._version = raw.execute("PRAGMA data_version").fetchone()[0]
+        except BaseException:
+            raw.close()
+            raise
+        return raw
+
+    def _settings(self) -> Iterator[str]:
+        yield "PRAGMA busy_timeout = 0"
+        yield "PRAGMA foreign_keys = ON"
+        yield "PRAGMA trusted_schema = OFF"
+        yield "PRAGMA mmap_size = 0"
+        yield f"PRAGMA synchronous = {self._url.synchronous}"
+        yield f"PRAGMA journal_size_limit = {64 * 1024 * 1024}"
+        if not self._writes or checkpoints_need_care():
+            yield "PRAGMA wal_autocheckpoint = 0"
+        if not self._writes:
+            yield "PRAGMA query_only = ON"
+
+    def _use_write_ahead_log(self, raw: sqlite3.Connection) -> None:
+        [mode] = raw.execute("PRAGMA journal_mode").fetchone()
+        if mode != "wal":
+            [mode] = raw.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StoreReadOnly(f"{self.where} cannot use a write-ahead log (its journal mode stays {mode!r}).")
+
+    def _check(self, raw: sqlite3.Connection, path: str) -> None:
+        wanted = self._url.quick_check
+        if not self._writes or wanted == "off" or (wanted == "auto" and Path(path).stat().st_size >= _SMALL):
+            return
+        [verdict] = raw.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StoreCorrupt(f"{self.where} is damaged: {verdict}. Restore it from a backup.")
+
+    def _data_version(self) -> int:
+        version: int = self._open().execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+    def _render(self, sql: str) -> str:
+        text = self._rendered.get(sql)
+        if text is None:
+            text = self._rendered[sql] = SQLITE.render(sql, self._url.prefix)
+        return text

@@ -1,0 +1,43 @@
+"""What an SQLite error means, by its result code and never by its text."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from perdure.core.errors import StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection is in the way, so that trying again is all there is to do."""
+    return _primary(error) in _BUSY
+
+
+def translate(error: sqlite3.Error, where: str) -> StoreError:
+    """The error that the contract knows; `where` names the database."""
+    code = _primary(error)
+    detail = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+    if code in _FULL:
+        return StoreFull(f"{where} has no room left or its disk fails: {detail}. Free some space or check the disk.")
+    if code == sqlite3.SQLITE_READONLY:
+        return StoreReadOnly(
+            f"{where} cannot be written: {detail}. Check the permissions of the file and its directory."
+        )
+    if code in _CORRUPT:
+        return StoreCorrupt(f"{where} is damaged or not a database: {detail}. Restore it from a backup.")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StoreUnavailable(
+            f"{where} cannot be opened: {detail}. Check that its directory exists and that this user may write there."
+        )
+    if code in _BUSY:
+        return StoreUnavailable(
+            f"{where} stayed locked by another process: {detail}. Find out who holds it, then try again."
+        )
+    return StoreError(f"{where} refused a statement: {detail}.")
+
+
+def _primary(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

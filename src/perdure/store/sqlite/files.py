@@ -1,0 +1,100 @@
+"""The file under an SQLite database: where it may be, and who may copy its log back into it.
+
+SQLite before 3.51.3 can corrupt a database when several processes checkpoint and write at the same instant. Below that
+version one process at a time checkpoints: the one that has the lock on a side file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+from perdure.core.errors import StoreUnavailable
+
+#: STRICT tables.
+_OLDEST = (3, 37, 0)
+_SAFE_CHECKPOINTS = (3, 51, 3)
+
+_NETWORK = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "ncpfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+    }
+)
+
+
+def check_version() -> None:
+    """Refuse an SQLite that cannot do what is needed."""
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise StoreUnavailable(
+            f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.37 or newer. Use a newer build of Python or SQLite."
+        )
+
+
+def check_file_system(path: str, mounts: str = "/proc/mounts") -> None:
+    """Refuse a file on a network file system, whose locks SQLite cannot rely on. Known on Linux only."""
+    if not sys.platform.startswith("linux"):
+        return
+    real = os.path.realpath(path)
+    kind = ""
+    longest = -1
+    try:
+        entries = [line.split() for line in Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return
+    for fields in entries:
+        point = fields[1].replace("\\040", " ").rstrip("/")
+        if (real == point or real.startswith(point + "/")) and len(point) > longest:
+            longest, kind = len(point), fields[2]
+    if kind in _NETWORK:
+        raise StoreUnavailable(
+            f"{real} is on a network file system ({kind}), where SQLite may lose or damage data. "
+            "Put the database on a local disk, or use a database server."
+        )
+
+
+def checkpoints_need_care() -> bool:
+    """Whether this SQLite must not checkpoint in two processes at once."""
+    return sqlite3.sqlite_version_info < _SAFE_CHECKPOINTS
+
+
+class CheckpointLock:
+    """The right to checkpoint, shared by all processes that have the file open. Given up by the death of its holder."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(f"{path}-checkpoint", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.held = False
+
+    def take(self) -> bool:
+        """Try to get it, without waiting."""
+        if not self.held:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self.held = True
+        return True
+
+    def give_up(self) -> None:
+        """Let another process have it."""
+        if self.held:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self.held = False
+
+    def close(self) -> None:
+        """Give it up for good."""
+        os.close(self._file)
+        self.held = False

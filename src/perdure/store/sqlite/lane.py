@@ -1,0 +1,94 @@
+"""One thing at a time, in order, off the event loop.
+
+A lane runs the jobs of one connection on a thread that it borrows when there is work and gives back after a moment without.
+Jobs may come from any number of event loops; each answer goes to the loop that asked. An asker that is cancelled stops
+waiting, and its job is done all the same. An inline lane runs each job at once, on the caller's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from perdure.core.system import System
+
+T = TypeVar("T")
+
+#: For how many seconds the thread waits for another job before it goes.
+_LINGER = 0.05
+
+_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+
+
+class Lane:
+    """A queue of jobs and at most one thread that works on them."""
+
+    def __init__(self, system: System, *, inline: bool, idle: Callable[[], object]) -> None:
+        self._system = system
+        self._inline = inline
+        self._idle = idle
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition(threading.Lock())
+        self._manned = False
+        self._thread: Awaitable[None] | None = None
+
+    async def run(self, work: Callable[[], T], *, urgent: bool = False) -> T:
+        """Do it after whatever was asked before; an urgent job goes first."""
+        if self._inline:
+            return work()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        with self._changed:
+            if urgent:
+                self._jobs.appendleft((work, loop, answer))
+            else:
+                self._jobs.append((work, loop, answer))
+            if self._manned:
+                self._changed.notify()
+            else:
+                self._man()
+        return await answer
+
+    def _man(self) -> None:
+        self._manned = True
+        try:
+            self._thread = asyncio.ensure_future(self._system.in_thread(self._serve))
+        except BaseException:
+            self._manned = False
+            raise
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._changed.wait(_LINGER)
+                if not self._jobs:
+                    self._idle()
+                    self._manned = False
+                    return
+                work, loop, answer = self._jobs.popleft()
+            value, error = _attempt(work)
+            # A loop that is closed has nobody left who waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, answer, value, error)
+            del work, loop, answer, value, error
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error
+
+
+def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(value)

@@ -1,0 +1,169 @@
+"""Workers: one row each, renewed by heartbeats; what the dead held is given back.
+
+Giving back raises the token of each run, so that whatever the former holder still sends is refused. A sweep does a bounded
+part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.model import FAR, Lease, Status, Swept, WorkerInfo
+from perdure.store.dialect import Transaction
+from perdure.store.messages import deliver
+from perdure.store.outcome import finish
+from perdure.store.rows import WORKER, failure, to_json, to_worker, values
+
+#: Workers that ended longer ago than this are forgotten, in microseconds.
+_REMEMBERED = 24 * 3600 * 1_000_000
+
+_REGISTER = """
+INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status)
+VALUES (:id, :host, :pid, :queues, :types, :slots, :lease, :now, :now, 'alive')
+{or_ignore}
+"""
+
+_HEARTBEAT = """
+UPDATE perdure_workers
+SET heartbeat_at = :now
+WHERE id = :id AND status = 'alive'
+"""
+
+_END = """
+UPDATE perdure_workers
+SET status = :status
+WHERE id = :id AND status = 'alive'
+"""
+
+_OVERDUE = """
+SELECT id
+FROM perdure_workers
+WHERE status = 'alive' AND heartbeat_at + lease < :now
+ORDER BY id
+{for_update}
+"""
+
+_FORGET = """
+DELETE FROM perdure_workers
+WHERE status <> 'alive' AND heartbeat_at < :before
+"""
+
+_NEXT_HOLDER = """
+SELECT MIN(worker)
+FROM perdure_runs
+WHERE status = 'running' AND worker > :after
+"""
+
+_ALIVE = """
+SELECT id
+FROM perdure_workers
+WHERE status = 'alive'
+"""
+
+_HELD = """
+SELECT id, token, nonce
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker
+ORDER BY worker, nonce, id
+LIMIT :limit
+{for_update}
+"""
+
+_GIVE_BACK = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, worker = NULL, home = NULL, token = token + 1, wake_at = :now, marked = 0,
+    claims = CASE WHEN :orderly = 1 THEN 0 ELSE claims END
+WHERE id = :run_id AND token = :token AND status = 'running'
+"""
+
+_PAST_DEADLINE = f"""
+SELECT id
+FROM perdure_runs
+WHERE status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
+ORDER BY deadline
+LIMIT :limit
+{{for_update}}
+"""
+
+
+async def register(tx: Transaction, worker: WorkerInfo) -> None:
+    """Begin a life."""
+    row = {
+        "id": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "queues": to_json(worker.queues),
+        "types": to_json(worker.types),
+        "slots": worker.slots,
+        "lease": worker.lease,
+        "now": tx.now,
+    }
+    await tx.execute(_REGISTER, row)
+
+
+async def heartbeat(tx: Transaction, worker_id: str) -> bool:
+    """Renew a worker's row, if it is still alive."""
+    return await tx.execute(_HEARTBEAT, {"id": worker_id, "now": tx.now}) == 1
+
+
+async def retire(tx: Transaction, worker_id: str) -> None:
+    """End a life in order."""
+    await tx.execute(_END, {"id": worker_id, "status": "stopped"})
+    await _give_back(tx, await _held(tx, worker_id, FAR), "released", orderly=True)
+
+
+async def sweep(tx: Transaction, limit: int) -> Swept:
+    """Bury the dead, give back what they held, fail what is too late."""
+    dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
+    await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
+    await tx.execute(_FORGET, {"before": tx.now - _REMEMBERED})
+    orphans = await _orphans(tx, limit)
+    await _give_back(tx, orphans, "reclaimed", orderly=False)
+    late = [row[0] for row in await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})]
+    for run_id in late:
+        error = failure("perdure.Expired", f"Run {run_id!r} was not finished by its deadline.")
+        await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired"))
+    return Swept(
+        dead_workers=dead,
+        released=len(orphans),
+        expired=len(late),
+        more=len(orphans) >= limit or len(late) >= limit,
+    )
+
+
+async def workers(tx: Transaction) -> list[WorkerInfo]:
+    """Every worker that is remembered."""
+    return values(to_worker, await tx.fetch(f"SELECT {WORKER} FROM perdure_workers ORDER BY started_at, id", {}))
+
+
+async def holdings(tx: Transaction, worker_id: str) -> list[Lease]:
+    """What a worker is said to hold."""
+    return await _held(tx, worker_id, FAR)
+
+
+async def _held(tx: Transaction, worker_id: str, limit: int) -> list[Lease]:
+    return [Lease(*row) for row in await tx.fetch(_HELD, {"worker": worker_id, "limit": limit})]
+
+
+async def _orphans(tx: Transaction, limit: int) -> list[Lease]:
+    # Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
+    alive = {row[0] for row in await tx.fetch(_ALIVE, {})}
+    orphans: list[Lease] = []
+    holder = ""
+    while len(orphans) < limit:
+        [(next_holder,)] = await tx.fetch(_NEXT_HOLDER, {"after": holder})
+        if next_holder is None:
+            break
+        holder = next_holder
+        if holder not in alive:
+            orphans += await _held(tx, holder, limit - len(orphans))
+    return orphans
+
+
+async def _give_back(tx: Transaction, leases: Sequence[Lease], event: str, *, orderly: bool) -> None:
+    rows = [{"run_id": lease.run_id, "token": lease.token, "now": tx.now, "orderly": int(orderly)} for lease in leases]
+    await tx.execute_many(_GIVE_BACK, rows)
+    for lease in leases:
+        tx.note(lease.run_id, event, to_json({"token": lease.token + 1}))
+    if leases:
+        tx.stir()
