@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("perdure.host")
 
-_THREADS = 8
+_THREADS = 32
 _IDLE_SECONDS = 30.0
 
 

@@ -36,25 +36,24 @@ _ACCEPTED = 'Write a timedelta, a number of seconds, or text such as "250ms", "1
 def seconds(value: Duration) -> float:
     """The duration in seconds. Raises `InvalidDuration`."""
     if isinstance(value, float):
-        _check(value, value)
+        _check(value, _LIMIT // 1_000_000, value)
         return value
     return microseconds(value) / 1_000_000
 
 
 def microseconds(value: Duration) -> int:
     """The duration in whole microseconds, rounded. Raises `InvalidDuration`."""
+    if isinstance(value, float):
+        return round(seconds(value) * 1_000_000)
     if isinstance(value, str):
         result = _parse(value)
     elif isinstance(value, timedelta):
         result = value // _MICROSECOND
-    elif isinstance(value, float):
-        _check(value, value)
-        result = round(value * 1_000_000)
     elif isinstance(value, int) and not isinstance(value, bool):
         result = value * 1_000_000
     else:
         raise InvalidDuration(f"{value!r} is not a duration. {_ACCEPTED}")
-    _check(result / 1_000_000 if abs(result) <= 2 * _LIMIT else math.copysign(math.inf, result), value)
+    _check(result, _LIMIT, value)
     return result
 
 
@@ -82,24 +81,28 @@ def _parse(text: str) -> int:
         number, unit = part.groups()
         size = _UNITS.get(unit)
         if size is None:
-            raise InvalidDuration(f"{text!r} is not a duration: {unit!r} is not a unit. {_ACCEPTED}")
+            raise InvalidDuration(f"{_shown(text)} is not a duration: {unit[:20]!r} is not a unit. {_ACCEPTED}")
         if size >= previous:
-            raise InvalidDuration(f"{text!r} is not a duration: each unit goes once, the largest first. {_ACCEPTED}")
+            raise InvalidDuration(
+                f"{_shown(text)} is not a duration: each unit goes once, the largest first. {_ACCEPTED}"
+            )
         total += Decimal(number) * size
         position, previous = part.end(), size
     if position == 0 or position != len(text):
-        raise InvalidDuration(f"{text[:100]!r} is not a duration. {_ACCEPTED}")
+        raise InvalidDuration(f"{_shown(text)} is not a duration. {_ACCEPTED}")
     return round(total)
 
 
-def _check(amount: float, value: Duration) -> None:
-    if math.isnan(amount):
+def _check(amount: float, limit: int, value: Duration) -> None:
+    if isinstance(amount, float) and math.isnan(amount):
         raise InvalidDuration(f"NaN is not a duration. {_ACCEPTED}")
     if amount < 0:
         raise InvalidDuration(f"{_shown(value)} is negative; a duration is not. {_ACCEPTED}")
-    if amount > _LIMIT / 1_000_000:
+    if amount > limit:
         raise InvalidDuration(f"{_shown(value)} is over 100 years, the longest duration there is.")
 
 
 def _shown(value: Duration) -> str:
-    return repr(value) if not isinstance(value, int) or abs(value) < 10**18 else "a number of 18 digits or more"
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number of 19 digits or more"
+    return repr(value[:100] if isinstance(value, str) else value)
