@@ -1,0 +1,6 @@
+"""Executing runs: joins replay and store."""
+
+from perdure.worker.options import WorkerOptions
+from perdure.worker.worker import Worker
+
+__all__ = ["Worker", "WorkerOptions"]

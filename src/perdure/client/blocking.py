@@ -1,0 +1,125 @@
+"""The engine for code that is not async: every call goes to one background event loop and waits for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+
+if TYPE_CHECKING:
+    from perdure.client.engine import Engine
+    from perdure.client.handle import Handle
+    from perdure.client.options import StartOptions
+    from perdure.core.duration import Duration
+    from perdure.core.model import Page, Record, Run, Status
+    from perdure.workflow.definition import Call, Workflow
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Blocking:
+    """An engine whose methods block. Close it, or use it in a `with`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the engine and end the background loop."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def start(self, call: Call[R], **options: Unpack[StartOptions]) -> BlockingHandle[R]:
+        """See `Engine.start`."""
+        return BlockingHandle(self, self._wait(self._engine.start(call, **options)))
+
+    def start_many(self, calls: Sequence[Call[R]], **options: Any) -> builtins.list[BlockingHandle[R]]:
+        """See `Engine.start_many`."""
+        handles = self._wait(self._engine.start_many(calls, **options))
+        return [BlockingHandle(self, handle) for handle in handles]
+
+    def get(self, run_id: str, workflow: Workflow[..., R] | None = None) -> BlockingHandle[R]:
+        """See `Engine.get`."""
+        return BlockingHandle(self, self._wait(self._engine.get(run_id, workflow)))
+
+    def list(self, **filters: Any) -> Page:
+        """See `Engine.list`."""
+        return self._wait(self._engine.list(**filters))
+
+    def send(self, run_id: str, name: str, value: object = None, *, key: str | None = None) -> None:
+        """See `Engine.send`."""
+        self._wait(self._engine.send(run_id, name, value, key=key))
+
+    def cancel(self, run_id: str, reason: str = "") -> bool:
+        """See `Engine.cancel`."""
+        return self._wait(self._engine.cancel(run_id, reason))
+
+    def why(self, run_id: str) -> str:
+        """See `Engine.why`."""
+        return self._wait(self._engine.why(run_id))
+
+    @contextmanager
+    def worker(self, **options: Any) -> Iterator[None]:
+        """A worker on the background loop, for as long as the `with` lasts. See `Engine.worker`."""
+        worker = self._engine.worker(**options)
+        self._wait(worker.start())
+        try:
+            yield
+        finally:
+            self._wait(worker.stop())
+
+    def _wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+class BlockingHandle(Generic[R_co]):
+    """A run, seen from code that is not async."""
+
+    def __init__(self, blocking: Blocking, handle: Handle[R_co]) -> None:
+        self._wait = blocking._wait
+        self._handle = handle
+        self.id = handle.id
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """See `Handle.result`."""
+        return self._wait(self._handle.result(timeout))
+
+    def run(self) -> Run:
+        """See `Handle.run`."""
+        return self._wait(self._handle.run())
+
+    def status(self) -> Status:
+        """See `Handle.status`."""
+        return self._wait(self._handle.status())
+
+    def history(self) -> list[Record]:
+        """See `Handle.history`."""
+        return self._wait(self._handle.history())
+
+    def why(self) -> str:
+        """See `Handle.why`."""
+        return self._wait(self._handle.why())
+
+    def send(self, name: str, value: object = None, *, key: str | None = None) -> None:
+        """See `Handle.send`."""
+        self._wait(self._handle.send(name, value, key=key))
+
+    def cancel(self, reason: str = "") -> bool:
+        """See `Handle.cancel`."""
+        return self._wait(self._handle.cancel(reason))

@@ -1,0 +1,402 @@
+"""The front door: start runs, look at them, send to them, cancel them, and work on them.
+
+An engine is a value: a database, the workflows it knows, and nothing global. It connects when it is first used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import datetime
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, Unpack
+
+from perdure.client.blocking import Blocking
+from perdure.client.handle import Handle
+from perdure.client.options import Moment, StartOptions, new_run
+from perdure.client.watch import Watch
+from perdure.client.why import explain
+from perdure.core.codec import Codec
+from perdure.core.duration import Duration, instant, seconds
+from perdure.core.errors import (
+    EngineClosed,
+    RunCancelled,
+    RunExists,
+    RunFailed,
+    RunFinished,
+    RunNotFound,
+    UnknownWorkflow,
+    UsageError,
+)
+from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.ids import check_id, check_name
+from perdure.core.model import (
+    Created,
+    Event,
+    NewMessage,
+    NewRun,
+    Page,
+    Reason,
+    Record,
+    Run,
+    RunFilter,
+    SendOutcome,
+    Status,
+    WorkerInfo,
+)
+from perdure.core.retry import Retry
+from perdure.core.system import System
+from perdure.host import Host
+from perdure.store import Retrying, open_store
+from perdure.store.protocol import Store
+from perdure.worker import Worker, WorkerOptions
+from perdure.workflow.definition import Call, Workflow
+
+R = TypeVar("R")
+
+
+class Engine:
+    """A database and the workflows that run on it."""
+
+    def __init__(
+        self,
+        url: str,
+        workflows: Iterable[Workflow[Any, Any]] = (),
+        *,
+        errors: Iterable[type[Exception]] = (),
+        migrate: bool = True,
+        payload_warn: int = 256 * 1024,
+        payload_limit: int = 1024 * 1024,
+        system: System | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """`url` such as `sqlite:///app.db`; `sqlite://` lives in memory.
+
+        `errors` are exception classes that come back as themselves although no registered module defines them. `system` and
+        `store` replace the real world and the database named by the URL; they are for tests.
+        """
+        self.url = url
+        self.workflows = _by_type(workflows)
+        self._system = Host() if system is None else system
+        self._codec = Codec(warn_bytes=payload_warn, max_bytes=payload_limit)
+        self._errors = ErrorTypes(errors, {w.function.__module__ for w in self.workflows.values()})
+        self._store: Store = (
+            Retrying(open_store(url, self._system, migrate=migrate), self._system) if store is None else store
+        )
+        self._actor = f"client:{self._system.entropy(4).hex()}"
+        self._opening: asyncio.Lock | None = None
+        self._state = "new"
+        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
+
+    def __repr__(self) -> str:
+        return f"<engine {self.url}>"
+
+    async def __aenter__(self) -> Engine:
+        await self._opened()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect now instead of at the first use."""
+        await self._opened()
+
+    async def close(self) -> None:
+        """Let go of the database. Workers are to be stopped before."""
+        if self._state == "closed":
+            return
+        was_open, self._state = self._state == "open", "closed"
+        watch = self._watches.pop(asyncio.get_running_loop(), None)
+        if watch is not None:
+            await watch.close()
+        if was_open:
+            await self._store.close()
+
+    # working
+
+    def worker(
+        self,
+        *,
+        slots: int = 100,
+        queues: Sequence[str] = ("default",),
+        lease: Duration = 15.0,
+        grace: Duration = 10.0,
+        retry: Retry | None = None,
+        resident: int = 2000,
+        poison_after: int = 5,
+        stall_limit: Duration = 60.0,
+    ) -> EngineWorker:
+        """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`."""
+        if not self.workflows:
+            raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
+        options = WorkerOptions.of(
+            slots=slots,
+            queues=list(queues),
+            lease=lease,
+            grace=grace,
+            retry=retry,
+            resident=resident,
+            poison_after=poison_after,
+            stall_limit=stall_limit,
+        )
+        return EngineWorker(self, options)
+
+    def blocking(self) -> Blocking:
+        """The same engine for code that is not async."""
+        return Blocking(self)
+
+    # starting
+
+    async def start(self, call: Call[R], **options: Unpack[StartOptions]) -> Handle[R]:
+        """Start a run. The same id (or idempotency key) with the same input gives the run that is there.
+
+        Raises `RunExists` if it is there with another input or type, and `EncodeError`, `InvalidId`… before anything is written.
+        """
+        run = self._new_run(call, options)
+        [created] = await (await self._opened()).create([run], self._actor)
+        self._check_same(created, run, call)
+        return Handle(self, created.run.id, call.returns)
+
+    async def start_many(
+        self,
+        calls: Sequence[Call[R]],
+        *,
+        ids: Sequence[str] | None = None,
+        at: Moment | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        deadline: Moment | None = None,
+    ) -> builtins.list[Handle[R]]:
+        """Start many runs in one transaction: all of them, or none."""
+        if ids is not None and len(ids) != len(calls):
+            raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
+        common = StartOptions(at=at, priority=priority, queue=queue, deadline=deadline)
+        runs = [
+            self._new_run(call, common if ids is None else StartOptions(**common, id=ids[index]))
+            for index, call in enumerate(calls)
+        ]
+        created = await (await self._opened()).create(runs, self._actor)
+        for answer, run, call in zip(created, runs, calls, strict=True):
+            self._check_same(answer, run, call)
+        return [Handle(self, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
+
+    def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
+        if not isinstance(call, Call):
+            raise UsageError(f"start takes a call such as `checkout(order)`, not {call!r}")
+        if call.workflow is not None and self.workflows and call.type not in self.workflows:
+            raise UnknownWorkflow(
+                f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
+                f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
+            )
+        return new_run(call.type, call.encode(self._codec), options, self._system)
+
+    def _check_same(self, answer: Created, wanted: NewRun, call: Call[Any]) -> None:
+        if answer.created:
+            return
+        there = answer.run
+        which = f"run {there.id!r}" if there.id == wanted.id else f"idempotency key {wanted.idempotency_key!r} (run {there.id!r})"
+        if there.type != wanted.type:
+            raise RunExists(f"{which} exists with type {there.type!r}, not {wanted.type!r}; choose another id")
+        if there.input != wanted.input and not self._same_input(there.input, wanted.input, call):
+            raise RunExists(f"{which} of type {there.type!r} exists with another input; choose another id")
+
+    def _same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
+        """Whether two inputs say the same, though sets and dicts may have been written in another order."""
+        what = f"input of {call.type}"
+        if call.workflow is None:
+            return bool(self._codec.decode(there, Any, what) == self._codec.decode(wanted, Any, what))
+        signature = call.workflow.signature
+        return self._codec.digest(signature.decode(there, self._codec, what)) == self._codec.digest(
+            signature.decode(wanted, self._codec, what)
+        )
+
+    # looking
+
+    async def get(self, run_id: str, workflow: Workflow[..., R] | None = None) -> Handle[R]:
+        """A handle on a run that exists. Raises `RunNotFound`. Name the workflow for a typed result."""
+        run = await self._run(run_id)
+        known = self.workflows.get(run.type) if workflow is None else workflow
+        return Handle(self, run.id, Any if known is None else known.signature.returns)
+
+    async def list(
+        self,
+        *,
+        status: Status | Sequence[Status] | None = None,
+        type: str | None = None,
+        queue: str | None = None,
+        parent: str | None = None,
+        created_after: datetime.datetime | None = None,
+        created_before: datetime.datetime | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """Runs, newest first, a page at a time."""
+        if not 1 <= limit <= 1000:
+            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        statuses = (status,) if isinstance(status, str) else status
+        filter = RunFilter(
+            status=None if statuses is None else tuple(Status(one) for one in statuses),
+            type=type,
+            queue=queue,
+            parent_id=parent,
+            created_after=None if created_after is None else instant(created_after, 0),
+            created_before=None if created_before is None else instant(created_before, 0),
+        )
+        return await (await self._opened()).list(filter, limit, cursor)
+
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        """The workers of the fleet."""
+        return await (await self._opened()).workers()
+
+    async def why(self, run_id: str) -> str:
+        """Why a run is where it is, in a sentence."""
+        store = await self._opened()
+        run = await self._run(run_id)
+        return explain(run, await store.workers(), await store.history(run_id), await store.now())
+
+    # telling
+
+    async def send(self, run_id: str, name: str, value: object = None, *, key: str | None = None) -> None:
+        """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
+
+        With a `key`, sending it twice is sending it once.
+        """
+        message = NewMessage(
+            run_id=check_id(run_id),
+            name=check_name(name, "message name"),
+            payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}"),
+            key=self._system.entropy(16).hex() if key is None else check_id(key, "message key"),
+        )
+        [outcome] = await (await self._opened()).send([message], self._actor)
+        if outcome is SendOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
+        if outcome is SendOutcome.FINISHED:
+            raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
+
+    async def cancel(self, run_id: str, reason: str = "") -> bool:
+        """Ask a run to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
+        key = self._system.entropy(16).hex()
+        outcome = await (await self._opened()).cancel(check_id(run_id), reason, key, self._actor)
+        if outcome is SendOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run_id!r} to cancel")
+        return outcome is not SendOutcome.FINISHED
+
+    async def unblock(self, run_id: str) -> bool:
+        """Let a blocked run go on; False if it is not blocked."""
+        await self._run(run_id)
+        reasons = (Reason.DIVERGED, Reason.UNDECODABLE, Reason.POISON)
+        return await (await self._opened()).unblock([run_id], (), reasons, self._actor) > 0
+
+    # for handles and workers
+
+    async def _opened(self) -> Store:
+        if self._state == "open":
+            return self._store
+        if self._state == "closed":
+            raise EngineClosed(f"the engine on {self.url} was closed; make a new one")
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._state == "new":
+                await self._store.open()
+                self._state = "open"
+        return self._store
+
+    async def _run(self, run_id: str) -> Run:
+        run = await (await self._opened()).get(check_id(run_id))
+        if run is None:
+            raise RunNotFound(f"there is no run {run_id!r} in {self.url}")
+        return run
+
+    async def _history(self, run_id: str) -> builtins.list[Record]:
+        return await (await self._opened()).history(run_id)
+
+    async def _events(self, run_id: str) -> builtins.list[Event]:
+        return await (await self._opened()).events(run_id)
+
+    async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+        run = await self._run(run_id)
+        if not run.status.finished:
+            store = await self._opened()
+            watch = self._watches.setdefault(asyncio.get_running_loop(), Watch(store, self._system))
+            waiting = self._system.spawn(watch.finished(run_id), f"perdure result {run_id}")
+            timer = None if timeout is None else self._system.call_later(seconds(timeout), waiting.cancel)
+            try:
+                run = await waiting
+            except asyncio.CancelledError:
+                current = asyncio.current_task()
+                if timeout is None or (current is not None and current.cancelling()):
+                    waiting.cancel()
+                    raise
+                raise TimeoutError(f"run {run_id!r} did not finish within {timeout!r}") from None
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        return self._outcome(run, returns)
+
+    def _outcome(self, run: Run, returns: Any) -> Any:
+        if run.status is Status.COMPLETED:
+            return self._codec.decode(run.output or "null", returns, f"result of run {run.id!r} ({run.type})")
+        failure = Failure.from_json(run.error or "{}")
+        if run.status is Status.CANCELLED:
+            raise RunCancelled(f"run {run.id!r} ({run.type}) was cancelled: {failure.message}", run_id=run.id)
+        name = failure.type.rpartition(".")[2]
+        raise RunFailed(
+            f"run {run.id!r} ({run.type}) failed with {name}: {failure.message}", run_id=run.id, failure=failure
+        ) from self._errors.restore(failure)
+
+    def _make_worker(self, store: Store, options: WorkerOptions) -> Worker:
+        return Worker(
+            store, self.workflows, system=self._system, codec=self._codec, errors=self._errors, options=options
+        )
+
+
+class EngineWorker:
+    """A worker of an engine, to be entered or run."""
+
+    def __init__(self, engine: Engine, options: WorkerOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._worker: Worker | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the worker's current life; empty before it has started."""
+        return "" if self._worker is None else self._worker.id
+
+    async def __aenter__(self) -> EngineWorker:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin to work."""
+        if self._worker is not None:
+            raise UsageError("this worker was started before; make another: engine.worker()")
+        self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
+        await self._worker.start()
+
+    async def stop(self, grace: Duration | None = None) -> None:
+        """Stop claiming, let steps finish for the grace period, give back the rest."""
+        if self._worker is not None:
+            await self._worker.stop(None if grace is None else seconds(grace))
+
+    async def run(self) -> None:
+        """Work until SIGTERM, SIGINT or cancellation, then stop in order. A second signal stops at once."""
+        await self.start()
+        assert self._worker is not None
+        await self._worker.run_until_signalled()
+
+
+def _by_type(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:
+    known: dict[str, Workflow[Any, Any]] = {}
+    for workflow in workflows:
+        if not isinstance(workflow, Workflow):
+            raise UsageError(f'{workflow!r} is not a workflow; decorate it with @workflow("...")')
+        if known.setdefault(workflow.type, workflow) is not workflow:
+            raise UsageError(f"two workflows have the type {workflow.type!r}; each needs its own")
+        workflow.signature.resolve()
+    return known

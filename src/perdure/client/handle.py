@@ -1,0 +1,63 @@
+"""A run, seen from outside."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from perdure.core.model import Event, Record, Run, Status
+
+if TYPE_CHECKING:
+    from perdure.client.engine import Engine
+    from perdure.core.duration import Duration
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Handle(Generic[R_co]):
+    """A run of an engine, by id. Holds nothing: two handles of one run are the same."""
+
+    def __init__(self, engine: Engine, run_id: str, returns: Any) -> None:
+        self._engine = engine
+        self.id = run_id
+        self._returns = returns
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    async def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the outcome and give the result. Raises `RunFailed`, `RunCancelled`, or `TimeoutError` after `timeout`."""
+        result: R_co = await self._engine._result(self.id, self._returns, timeout)
+        return result
+
+    async def run(self) -> Run:
+        """Everything that the database knows of it. Raises `RunNotFound`."""
+        return await self._engine._run(self.id)
+
+    async def status(self) -> Status:
+        """Where it stands."""
+        return (await self.run()).status
+
+    async def history(self) -> builtins.list[Record]:
+        """What has happened to it so far, in order."""
+        return await self._engine._history(self.id)
+
+    async def events(self) -> builtins.list[Event]:
+        """Its audit trail."""
+        return await self._engine._events(self.id)
+
+    async def why(self) -> str:
+        """Why it is where it is, in a sentence."""
+        return await self._engine.why(self.id)
+
+    async def send(self, name: str, value: object = None, *, key: str | None = None) -> None:
+        """Send it a message. With a `key`, sending twice is sending once."""
+        await self._engine.send(self.id, name, value, key=key)
+
+    async def cancel(self, reason: str = "") -> bool:
+        """Ask it to stop; False if it had finished already."""
+        return await self._engine.cancel(self.id, reason)
+
+    async def unblock(self) -> bool:
+        """Let a blocked run go on; False if it is not blocked."""
+        return await self._engine.unblock(self.id)

@@ -1,0 +1,55 @@
+"""What a start may be told."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TypedDict
+
+from perdure.core.duration import Duration, instant
+from perdure.core.errors import UsageError
+from perdure.core.ids import check_id, check_name, uuid7
+from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun
+from perdure.core.system import System
+
+#: A moment: a datetime with a time zone, or a duration from now.
+Moment = datetime.datetime | Duration
+
+
+class StartOptions(TypedDict, total=False):
+    """Options of `Engine.start`, apart from the workflow's own arguments."""
+
+    #: The run's id; a UUIDv7 by default. Starting the same id with the same input again gives the same run.
+    id: str | None
+    #: Not before then.
+    at: Moment | None
+    #: Lower goes first; 100 by default.
+    priority: int | None
+    queue: str | None
+    #: Fail the run if it is not finished by then.
+    deadline: Moment | None
+    #: At most one run is ever created with this key.
+    idempotency_key: str | None
+
+
+def new_run(type: str, encoded_input: str, options: StartOptions, system: System) -> NewRun:
+    """A run to create, from what a user asked for. Raises `InvalidId` and the like."""
+    now = system.now()
+    run_id = options.get("id")
+    queue = options.get("queue")
+    key = options.get("idempotency_key")
+    at = options.get("at")
+    deadline = options.get("deadline")
+    priority = options.get("priority")
+    if priority is not None and not -(2**31) <= priority < 2**31:
+        raise UsageError(f"priority {priority} is out of range")
+    return NewRun(
+        id=uuid7(now, system.entropy(10)) if run_id is None else check_id(run_id),
+        type=check_name(type, "workflow type"),
+        input=encoded_input,
+        queue=DEFAULT_QUEUE if queue is None else check_name(queue, "queue"),
+        priority=DEFAULT_PRIORITY if priority is None else priority,
+        wake_at=0 if at is None else instant(at, now),
+        deadline=FAR if deadline is None else instant(deadline, now),
+        idempotency_key=None if key is None else check_id(key, "idempotency key"),
+        write_id=system.entropy(16).hex(),
+    )

@@ -1,0 +1,112 @@
+"""Waiting for runs to finish: one look at the database for everybody who waits, when something has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from perdure.core.errors import StoreError
+from perdure.core.model import Run
+from perdure.core.system import System
+from perdure.store.protocol import Change, Store
+
+logger = logging.getLogger("perdure.client")
+
+#: Runs asked for in one query.
+CHUNK = 500
+SHORTEST_POLL = 0.005
+
+
+class Watch:
+    """Waiters of one event loop."""
+
+    def __init__(self, store: Store, system: System) -> None:
+        self._store = store
+        self._system = system
+        self._loop = asyncio.get_running_loop()
+        self._waiters: dict[str, set[asyncio.Future[Run]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._rung: asyncio.Future[bool] | None = None
+        self._changed = False
+
+    async def finished(self, run_id: str) -> Run:
+        """Wait for a run's outcome."""
+        future: asyncio.Future[Run] = self._loop.create_future()
+        self._waiters.setdefault(run_id, set()).add(future)
+        self._changed = True
+        if self._task is None or self._task.done():
+            self._task = self._system.spawn(self._run(), "perdure watch")
+        else:
+            self._ring()
+        try:
+            return await future
+        finally:
+            waiting = self._waiters.get(run_id)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._waiters[run_id]
+
+    async def close(self) -> None:
+        """Stop looking; whoever still waits is cancelled."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _on_change(self, change: Change) -> None:
+        if change & Change.FINISHED and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        self._changed = True
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(True)
+
+    async def _run(self) -> None:
+        unsubscribe = self._store.subscribe(self._on_change)
+        poll = SHORTEST_POLL
+        try:
+            while self._waiters:
+                if self._changed:
+                    self._changed = False
+                    await self._look()
+                    poll = SHORTEST_POLL
+                    # With very many waiters a look takes time; do not look after each of many commits.
+                    await self._system.sleep(min(0.1, len(self._waiters) * 5e-6))
+                if self._waiters and not self._changed:
+                    await self._wait(poll)
+                    poll = min(poll * 1.5, self._store.poll_interval)
+        finally:
+            unsubscribe()
+
+    async def _wait(self, seconds: float) -> None:
+        self._rung = self._loop.create_future()
+        timer = self._system.call_later(seconds, self._time_out)
+        try:
+            if not await self._rung and await self._store.changed():
+                self._changed = True
+        except StoreError:
+            self._changed = True
+        finally:
+            timer.cancel()
+            self._rung = None
+
+    def _time_out(self) -> None:
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(False)
+
+    async def _look(self) -> None:
+        ids = list(self._waiters)
+        for start in range(0, len(ids), CHUNK):
+            try:
+                runs = await self._store.get_many(ids[start : start + CHUNK])
+            except StoreError as error:
+                logger.warning("cannot look for results, trying again: %s", error)
+                self._changed = True
+                await self._system.sleep(0.2)
+                return
+            for run in runs:
+                if run.status.finished:
+                    for future in self._waiters.get(run.id, ()):
+                        if not future.done():
+                            future.set_result(run)

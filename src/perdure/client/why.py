@@ -1,0 +1,102 @@
+"""Why a run is where it is, in a sentence."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from perdure.core.failure import Failure
+from perdure.core.model import FAR, Reason, Record, Run, Status, WorkerInfo, WorkerStatus
+
+
+def explain(run: Run, workers: Sequence[WorkerInfo], history: Sequence[Record], now: int) -> str:
+    """The sentence."""
+    match run.status:
+        case Status.PENDING:
+            return _pending(run, workers, now)
+        case Status.RUNNING:
+            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}."
+        case Status.WAITING:
+            return _waiting(run, history, now)
+        case Status.BLOCKED:
+            return _blocked(run)
+        case Status.COMPLETED:
+            return f"It completed {_ago(run.finished_at, now)}."
+        case Status.CANCELLED:
+            return f"It was cancelled {_ago(run.finished_at, now)}{_error(run)}."
+        case Status.FAILED:
+            return f"It failed {_ago(run.finished_at, now)}{_error(run)}."
+
+
+def _pending(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
+    alive = [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
+    serving = [w for w in alive if run.type in w.types and run.queue in w.queues]
+    if serving:
+        return f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+    if not alive:
+        return "It is ready, but no worker is alive; start one."
+    if any(run.type in w.types for w in alive):
+        return f"It is ready, but no live worker takes the queue {run.queue!r}; add it to a worker's queues."
+    return f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; deploy its code."
+
+
+def _waiting(run: Run, history: Sequence[Record], now: int) -> str:
+    until = f" until {_moment(run.wake_at)} (in {_span(run.wake_at - now)})" if run.wake_at < FAR else ""
+    match run.reason:
+        case Reason.MESSAGE:
+            limit = f", at most{until}" if until else ""
+            return f"It waits for a message{limit}."
+        case Reason.CHILD:
+            return "It waits for a child run to finish."
+        case Reason.RETRY:
+            last = next((record for record in reversed(history) if record.failed and record.payload), None)
+            payload = run.error if last is None else last.payload
+            cause = "" if payload is None else f" The last attempt failed: {_summary(payload)}."
+            return f"It waits to try again{until}.{cause}"
+        case _ if run.started_at == 0:
+            return f"It is scheduled and waits{until}."
+        case _:
+            return f"It sleeps{until}."
+
+
+def _blocked(run: Run) -> str:
+    advice = {
+        Reason.DIVERGED: "Its code no longer follows its history. Deploy matching code and restart a worker.",
+        Reason.POISON: "It was set aside because its workers kept dying while they worked on it. Fix the cause, then unblock it.",
+        Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
+    }
+    known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."
+    return f"{known}{_error(run)}"
+
+
+def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
+    info = next((worker for worker in workers if worker.id == run.worker), None)
+    if info is None:
+        return ", which is not known any more; its runs will be given to others"
+    late = now - info.heartbeat_at
+    where = f" (pid {info.pid} on {info.host})"
+    if info.status is not WorkerStatus.ALIVE or late > info.lease:
+        return f"{where}, which has not been heard of for {_span(late)}; another will take over"
+    return where
+
+
+def _error(run: Run) -> str:
+    return f": {_summary(run.error)}" if run.error else ""
+
+
+def _summary(payload: str) -> str:
+    failure = Failure.from_json(payload)
+    name = failure.type.rpartition(".")[2]
+    return f"{name}: {failure.message}" if failure.message else name
+
+
+def _ago(moment: int, now: int) -> str:
+    return f"{_span(now - moment)} ago"
+
+
+def _span(duration: int) -> str:
+    return str(datetime.timedelta(seconds=max(0, round(duration / 1e6))))
+
+
+def _moment(moment: int) -> str:
+    return (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=moment)).isoformat()

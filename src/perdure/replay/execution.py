@@ -1,0 +1,513 @@
+"""One run being executed: history in, records and open operations out.
+
+Pure: no store, no clock, no threads. The worker feeds it completions; each becomes a record, is applied at once, and the run's loop
+is drained until it is idle. Replay applies the recorded ones in the same way, so the workflow cannot tell the two apart. What the
+workflow asked for while draining is left in `fresh` and `dropped` for the worker, who lets nothing leave before the records that
+led to it are durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextvars import Context as ContextVars
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core.codec import Codec
+from perdure.core.errors import BadArguments, DecodeError, DuplicateName, Evicted, LoopStuck, NeverAwaited, PerdureError
+from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.ids import child_id
+from perdure.core.model import FAR, Kind, Record, Status
+from perdure.replay.divergence import digest_belongs_elsewhere, diverged
+from perdure.replay.futures import RunTask, Watched
+from perdure.replay.log import ReplayLog
+from perdure.replay.loop import RunLoop, RunTimerHandle, throw_through
+from perdure.replay.mailbox import Mailbox
+from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call
+from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
+from perdure.workflow.signature import return_type
+from perdure.workflow.steps import innermost
+
+#: How often a run that is let go may refuse to end before it is left alone.
+MAX_THROWS = 8
+
+Start = Callable[[Context], Any]
+
+
+class Outcome(Struct, frozen=True):
+    """How the workflow ended."""
+
+    status: Status
+    #: The result, or a `Failure`, as JSON.
+    payload: str | None
+    #: What it raised.
+    error: BaseException | None = None
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """What a run is known by, and where its time and randomness begin."""
+
+    run_id: str
+    type: str
+    started_at: int
+    seed: str
+    generation: int
+    attempt: int
+
+
+class Execution:
+    """See the module. Implements the `Runtime` that a `Context` talks to."""
+
+    def __init__(
+        self,
+        start: Start,
+        returns: Any,
+        origin: Origin,
+        history: Sequence[Record],
+        *,
+        codec: Codec,
+        errors: ErrorTypes,
+        logger: logging.Logger,
+    ) -> None:
+        self.run_id = origin.run_id
+        self.time = origin.started_at
+        self.outcome: Outcome | None = None
+        self.replaying = True
+        #: Operations asked for, and started ones given up, since the worker last looked.
+        self.fresh: list[Operation] = []
+        self.dropped: list[Operation] = []
+        #: Records not yet handed to the worker.
+        self.unsaved: list[Record] = []
+        #: Digests of arguments that are not what the history has; not a divergence by itself.
+        self.warnings: list[str] = []
+        self.cancel_requested = False
+        self.log: logging.LoggerAdapter[logging.Logger] = ReplayLog(logger, self)
+        self.loop = RunLoop(origin.run_id, self)
+        self.loop.on_error = self._on_stray_error
+        self._origin = origin
+        self._start = start
+        self._returns = returns
+        self._codec = codec
+        self._errors = errors
+        self._random: WorkflowRandom | None = None
+        self._history = [record for record in history if record.run_attempt == origin.attempt]
+        self._earlier = [record for record in history if record.run_attempt < origin.attempt]
+        self._memo = {
+            record.location: record
+            for record in self._earlier
+            if not record.failed and (record.kind in (Kind.STEP, Kind.CHILD) or record.location.startswith("sleep"))
+        }
+        self._next_seq = history[-1].seq + 1 if history else 0
+        self._applied = 0
+        self._open: dict[str, Operation] = {}
+        self._closed_children: set[str] = set()
+        self._early_children: dict[str, Record] = {}
+        self._counts: dict[str, int] = {}
+        self._functions: dict[str, Any] = {}
+        self._watched: list[Watched[Any]] = []
+        self._timers: list[TimerOperation] = []
+        self._timer_count = 0
+        self._mailbox = Mailbox(codec, origin.run_id)
+        self._main: RunTask[Any] | None = None
+
+    # the worker's side: running
+
+    def begin(self) -> None:
+        """Call the workflow function and run it to its first wait."""
+        context = ContextVars()
+        self._main = context.run(self.loop.create_task, self._body(), context=context)
+        self._drain()
+
+    async def _body(self) -> Any:
+        return await self._start(Context(self))
+
+    def replay(self, budget: Callable[[], bool]) -> bool:
+        """Apply recorded completions until all are applied (True) or `budget()` says to pause (False). Raises `Diverged`."""
+        history = self._history
+        while self._applied < len(history):
+            record = history[self._applied]
+            if self.outcome is not None:
+                raise diverged(self.run_id, record, self._open, ended=True)
+            self._applied += 1
+            self._apply(record)
+            if self._applied % 32 == 0 and not budget():
+                return False
+        self.replaying = False
+        if not history:
+            self._take_in_earlier_messages()
+        return True
+
+    @property
+    def replayed(self) -> int:
+        """How many records the history had when the run was taken up."""
+        return len(self._history)
+
+    def record(
+        self,
+        kind: Kind,
+        location: str,
+        payload: str | None,
+        now: int,
+        *,
+        failed: bool = False,
+        started_at: int = 0,
+        digest: str = "",
+        attempts: int = 0,
+        retry_at: int = 0,
+        inbox_seq: int = 0,
+        value: object = None,
+    ) -> None:
+        """Something happened: write it down and let the workflow see it. `value` spares decoding a payload just encoded."""
+        record = Record(
+            seq=self._next_seq,
+            kind=kind,
+            location=location,
+            payload=payload,
+            failed=failed,
+            at=max(self.time, now),
+            started_at=started_at,
+            digest=digest,
+            attempts=attempts,
+            retry_at=retry_at,
+            inbox_seq=inbox_seq,
+            run_attempt=self._origin.attempt,
+        )
+        self._next_seq += 1
+        self.unsaved.append(record)
+        self._apply(record, value)
+
+    def recall(self, operation: Operation, now: int) -> bool:
+        """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
+        if not self._memo:
+            return False
+        record = self._memo.get(operation.location)
+        if record is None or record.kind is not operation.kind:
+            return False
+        if isinstance(operation, StepOperation) and record.digest != operation.digest:
+            return False
+        self.record(
+            record.kind, record.location, record.payload, now,
+            started_at=record.started_at, digest=record.digest, attempts=record.attempts,
+        )  # fmt: skip
+        return True
+
+    def is_open(self, operation: Operation) -> bool:
+        """Whether the workflow still waits for it."""
+        return self._open.get(operation.location) is operation
+
+    def next_timer(self) -> TimerOperation | None:
+        """The timer that is due first."""
+        while self._timers and not self.is_open(self._timers[0]):
+            heapq.heappop(self._timers)
+        return self._timers[0] if self._timers else None
+
+    def open_operations(self) -> list[Operation]:
+        """What the workflow waits for, in the order in which it was asked for."""
+        return list(self._open.values())
+
+    def awaited_messages(self) -> list[str]:
+        """The names of the messages that the workflow waits for."""
+        return self._mailbox.awaited_names()
+
+    def evict(self) -> bool:
+        """Let go of the run without a trace; False if some of its code would not end."""
+        if self.loop.closed:
+            return True
+        self.loop.closed = True
+        return self._end_tasks()
+
+    # the workflow's side: Runtime
+
+    @property
+    def random(self) -> WorkflowRandom:
+        """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
+        if self._random is None:
+            self._random = WorkflowRandom(f"{self._origin.seed}:{self._origin.generation}")
+        return self._random
+
+    def step(self, request: StepRequest) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        known = self._functions.setdefault(request.name, _identity(request.function))
+        if known != _identity(request.function):
+            raise DuplicateName(
+                f"two different functions are steps named {request.name!r} in run {self.run_id!r} of {self._origin.type}; "
+                'give one of them a name of its own: `ctx.options(name="...").step(...)`'
+            )
+        digest = self._codec.digest((request.args, request.kwargs))
+        location, future = self._place(request.name)
+        return self._opened(StepOperation(location, future, request, digest), future)
+
+    def sleep_until(self, due: int) -> asyncio.Future[None]:
+        """See `Runtime`."""
+        location, future = self._place("sleep")
+        return self._opened(self._timer(location, future, due), future)
+
+    def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        future = self._watch(f"receive({name!r})")
+        if self.loop.closed:
+            return future
+        self._mailbox.receive(name, type, future)
+        if due is not None and not future.done():
+            self._time_out(name, future, due)
+        return future
+
+    def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        location, future = self._place(call.type)
+        identity = options.id or child_id(self.run_id, self._child_location(location))
+        operation = ChildOperation(location, future, call, identity, options)
+        self._opened(operation, future)
+        early = self._early_children.pop(location, None)
+        if early is not None and not self.loop.closed:
+            self.fresh.remove(operation)
+            self._resolve(operation, early, None)
+        return future
+
+    # timers that asyncio asks for
+
+    def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
+        """See `TimerSink`."""
+        handle.location = self._locate("sleep" if is_sleep else "timer")
+        if self.loop.closed:
+            return
+        due = min(when * 1e6, float(FAR - self._origin.started_at))
+        operation = self._timer(handle.location, None, self._origin.started_at + math.ceil(due), handle)
+        self._open[handle.location] = operation
+        self.fresh.append(operation)
+        self.loop.progressed()
+
+    def drop_timer(self, handle: RunTimerHandle) -> None:
+        """See `TimerSink`."""
+        self._open.pop(handle.location, None)
+
+    # opening
+
+    def _locate(self, name: str) -> str:
+        count = self._counts.get(name, 0) + 1
+        self._counts[name] = count
+        return name if count == 1 else f"{name}#{count}"
+
+    def _watch(self, label: str) -> Watched[Any]:
+        future: Watched[Any] = Watched(loop=self.loop, label=label)
+        if not self.loop.closed:
+            self._watched.append(future)
+            if len(self._watched) > 1024:
+                self._watched = [watched for watched in self._watched if not watched.awaited]
+        return future
+
+    def _place(self, name: str) -> tuple[str, Watched[Any]]:
+        location = self._locate(name)
+        return location, self._watch(location)
+
+    def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:
+        # A run that is being let go gets futures that never resolve: raising here could be caught and tried again for ever.
+        if not self.loop.closed:
+            self._open[operation.location] = operation
+            self.fresh.append(operation)
+            future.abandon = lambda: self._abandon(operation)
+            self.loop.progressed()
+        return future
+
+    def _abandon(self, operation: Operation) -> None:
+        if self._open.pop(operation.location, None) is not None:
+            if isinstance(operation, ChildOperation):
+                self._closed_children.add(operation.location)
+            if not self.replaying:
+                self.dropped.append(operation)
+
+    def _timer(
+        self, location: str, future: Watched[Any] | None, due: int, handle: RunTimerHandle | None = None
+    ) -> TimerOperation:
+        self._timer_count += 1
+        operation = TimerOperation(location, future, due, self._timer_count, handle)
+        heapq.heappush(self._timers, operation)
+        return operation
+
+    def _time_out(self, name: str, receiving: Watched[Any], due: int) -> None:
+        location = self._locate("receive.timeout")
+        expired: Watched[Any] = Watched(loop=self.loop, label=location)
+        operation = self._timer(location, expired, due)
+        self._opened(operation, expired)
+
+        def on_expired(_: Any) -> None:
+            if not receiving.done():
+                receiving.set_exception(TimeoutError(f"no message {name!r} arrived in time"))
+
+        expired.add_done_callback(on_expired)
+        asyncio.Future.add_done_callback(receiving, lambda _: expired.cancel())
+
+    def _child_location(self, location: str) -> str:
+        # A child that failed in an earlier attempt is not the one to wait for now.
+        failures = sum(1 for r in self._earlier if r.kind is Kind.CHILD and r.failed and r.location == location)
+        return f"{location}@{failures + 1}" if failures else location
+
+    # applying
+
+    def _apply(self, record: Record, value: object = None) -> None:
+        if record.kind is Kind.ATTEMPT:
+            self._apply_attempt(record)
+            return
+        self.time = max(self.time, record.at)
+        self.loop.set_time((self.time - self._origin.started_at) / 1e6)
+        match record.kind:
+            case Kind.MESSAGE:
+                self._mailbox.arrive(record.location, record.payload or "null")
+            case Kind.CANCEL:
+                self.cancel_requested = True
+                assert self._main is not None
+                self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+            case _:
+                self._complete(record, value)
+        self._drain()
+
+    def _apply_attempt(self, record: Record) -> None:
+        operation = self._open.get(record.location)
+        if not isinstance(operation, StepOperation):
+            raise diverged(self.run_id, record, self._open)
+        operation.attempts = record.attempts
+        operation.retry_at = record.retry_at
+
+    def _complete(self, record: Record, value: object) -> None:
+        operation = self._open.get(record.location)
+        if operation is None and record.kind is Kind.CHILD:
+            if record.location in self._closed_children:
+                return
+            if self._origin.attempt > 1:
+                self._early_children[record.location] = record
+                return
+        if operation is None or operation.kind is not record.kind:
+            raise diverged(self.run_id, record, self._open)
+        if isinstance(operation, StepOperation) and record.digest != operation.digest:
+            self._check_digest(operation, record)
+        del self._open[record.location]
+        self._resolve(operation, record, value)
+
+    def _check_digest(self, operation: StepOperation, record: Record) -> None:
+        if digest_belongs_elsewhere(operation, self._history):
+            raise diverged(self.run_id, record, self._open, reordered=True)
+        self.warnings.append(f"step {operation.location!r} was recorded with other arguments than the code gives it now")
+
+    def _resolve(self, operation: Operation, record: Record, value: object) -> None:
+        if isinstance(operation, TimerOperation) and operation.handle is not None:
+            self.loop.fire(operation.handle)
+            return
+        future = operation.future
+        assert future is not None
+        future.abandon = None
+        if future.done():
+            return
+        if record.failed:
+            failure = Failure.from_json(record.payload or "{}")
+            future.set_exception(self._errors.restore(failure))
+            future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
+        elif value is not None or record.payload is None:
+            future.set_result(value)
+        else:
+            future.set_result(self._codec.decode(record.payload, self._type_of(operation), self._what(operation)))
+
+    def _type_of(self, operation: Operation) -> Any:
+        if isinstance(operation, StepOperation):
+            return return_type(innermost(operation.request.function))
+        assert isinstance(operation, ChildOperation)
+        return operation.call.returns
+
+    def _what(self, operation: Operation) -> str:
+        return f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
+
+    def decode_result(self, operation: StepOperation, payload: str) -> Any:
+        """A step's result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
+        return self._codec.decode(payload, self._type_of(operation), self._what(operation))
+
+    def _take_in_earlier_messages(self) -> None:
+        for record in self._earlier:
+            if record.kind is Kind.MESSAGE:
+                self.record(Kind.MESSAGE, record.location, record.payload, self.time)
+
+    # draining and ending
+
+    def _drain(self) -> None:
+        try:
+            self.loop.drain()
+        except LoopStuck as error:
+            self._end(self._failed(error))
+            return
+        if self.outcome is None and self._main is not None and self._main.done():
+            self._end(self._outcome_of(self._main))
+
+    def _outcome_of(self, main: RunTask[Any]) -> Outcome:
+        if main.cancelled():
+            error: BaseException = asyncio.CancelledError(*_reason(main))
+            status = Status.CANCELLED if self.cancel_requested else Status.FAILED
+            return Outcome(status, Failure.of(error, self._codec).to_json(), error)
+        raised = main.exception()
+        if raised is not None:
+            return self._failed(raised)
+        forgotten = [watched.label for watched in self._watched if not watched.awaited]
+        if forgotten:
+            return self._failed(
+                NeverAwaited(
+                    f"the workflow {self._origin.type} ended without awaiting {', '.join(forgotten)}; "
+                    "await each operation, or gather them"
+                )
+            )
+        return self._completed(main.result())
+
+    def _completed(self, result: Any) -> Outcome:
+        what = f"result of {self._origin.type} (run {self.run_id!r})"
+        try:
+            payload = self._codec.encode(result, what)
+            self._codec.decode(payload, self._returns, what)
+        except DecodeError as error:
+            return self._failed(BadArguments(f"{error}; the workflow's result is not of the type that it declares"))
+        except PerdureError as error:
+            return self._failed(error)
+        return Outcome(Status.COMPLETED, payload)
+
+    def _failed(self, error: BaseException) -> Outcome:
+        return Outcome(Status.FAILED, Failure.of(error, self._codec).to_json(), error)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._open.clear()
+        self.loop.closed = True
+        self._end_tasks()
+
+    def _end_tasks(self) -> bool:
+        ended = True
+        previous = asyncio._get_running_loop()
+        asyncio._set_running_loop(self.loop)
+        try:
+            for task in reversed(list(self.loop.tasks)):
+                task._log_destroy_pending = False  # it is dropped on purpose
+                coroutine = task.get_coro()
+                if not task.done() and coroutine is not None:
+                    ended &= throw_through(coroutine, Evicted(), MAX_THROWS)  # type: ignore[arg-type]
+            for generator in reversed(self.loop.generators):
+                ended &= throw_through(generator, Evicted(), MAX_THROWS)
+        finally:
+            asyncio._set_running_loop(previous)
+        return ended
+
+    def _on_stray_error(self, context: dict[str, Any]) -> None:
+        self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
+
+
+def _identity(function: Any) -> Any:
+    inner = innermost(function)
+    return getattr(inner, "__code__", inner)
+
+
+def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:
+    try:
+        task.result()
+    except asyncio.CancelledError as error:
+        return tuple(str(argument) for argument in error.args)
+    return ()

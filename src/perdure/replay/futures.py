@@ -1,0 +1,72 @@
+"""Futures and tasks of a run's own loop.
+
+asyncio keeps tasks in sets, and a set iterates by hash. By default that is the memory address, so `asyncio.wait` and an
+aborting `TaskGroup` would act in another order on replay. These hash by the run and a counter instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from perdure.replay.loop import RunLoop
+
+T = TypeVar("T")
+
+
+class RunFuture(asyncio.Future[T]):
+    """A future with a hash that is the same in every process."""
+
+    __slots__ = ("_stable_hash",)
+
+    def __init__(self, *, loop: RunLoop) -> None:
+        super().__init__(loop=loop)
+        self._stable_hash = loop.next_hash()
+
+    def __hash__(self) -> int:
+        return self._stable_hash
+
+
+class RunTask(asyncio.Task[T]):
+    """A task with a hash that is the same in every process."""
+
+    def __init__(self, coroutine: Any, *, loop: RunLoop, name: str | None, context: Context | None) -> None:
+        self._stable_hash = loop.next_hash()
+        super().__init__(coroutine, loop=loop, name=name or loop.next_task_name(), context=context)
+
+    def __hash__(self) -> int:
+        return self._stable_hash
+
+
+class Watched(RunFuture[T]):
+    """A future that knows whether anything ever waited for it, and tells when the workflow gives it up."""
+
+    __slots__ = ("abandon", "awaited", "label")
+
+    def __init__(self, *, loop: RunLoop, label: str) -> None:
+        super().__init__(loop=loop)
+        self.label = label
+        self.awaited = False
+        #: Called when the workflow cancels it.
+        self.abandon: Callable[[], None] | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self.awaited = True
+        return super().__await__()
+
+    __iter__ = __await__
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        self.awaited = True
+        super().add_done_callback(fn, context=context)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self.awaited = True
+            if self.abandon is not None:
+                self.abandon()
+        return cancelled

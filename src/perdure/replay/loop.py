@@ -1,0 +1,322 @@
+"""The event loop of one run: a FIFO of ready callbacks, and nothing else.
+
+Workflow code runs on it, one drain at a time, from a plain callback of the worker's loop. It has no clock (time is what the
+history says), no sockets and no threads; asking for one is an error that says to use a step. Same completions in, in the same
+order, same interleaving out: that is what makes asyncio itself replayable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio import events, tasks
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any, NoReturn, Protocol, TypeVar
+from zlib import crc32
+
+from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
+from perdure.replay.futures import RunFuture, RunTask
+
+T = TypeVar("T")
+
+#: Callbacks in a row, none of which asked for anything durable, after which a drain is taken to be an endless loop.
+STUCK_AFTER = 100_000
+
+
+class TimerSink(Protocol):
+    """What becomes of `call_at`: the run's durable timers."""
+
+    def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
+        """Fire `handle` at `when`."""
+
+    def drop_timer(self, handle: RunTimerHandle) -> None:
+        """It was cancelled."""
+
+
+class Ready:
+    """A callback in the queue."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Do not call it any more."""
+        self._cancelled = True
+
+    def cancelled(self) -> bool:
+        """Whether it was called off."""
+        return self._cancelled
+
+    def run(self) -> None:
+        """Call it, unless it was called off."""
+        if not self._cancelled:
+            self._context.run(self._callback, *self._args)
+
+
+class RunTimerHandle(asyncio.TimerHandle):
+    """A timer that the workflow set through asyncio; `location` is its place in the history."""
+
+    __slots__ = ("location", "ready")
+
+    def __init__(self, when: float, ready: Ready, loop: RunLoop) -> None:
+        super().__init__(when, ready.run, (), loop)
+        self.location = ""
+        self.ready = ready
+        self._scheduled = True  # else asyncio does not tell the loop of a cancel
+
+    def cancel(self) -> None:
+        """Do not fire any more."""
+        self.ready.cancel()
+        super().cancel()
+
+
+class RunLoop(asyncio.AbstractEventLoop):
+    """See the module."""
+
+    def __init__(self, run_id: str, timers: TimerSink) -> None:
+        self._ready: deque[Ready] = deque()
+        self._timers = timers
+        # A bare counter would collide between runs in asyncio's global set of tasks.
+        self._hash_base = crc32(run_id.encode()) << 24
+        self._hash_count = 0
+        self._task_count = 0
+        self._idle_callbacks = 0
+        self._seconds = 0.0
+        self.closed = False
+        self.tasks: dict[RunTask[Any], None] = {}
+        self.generators: list[AsyncGenerator[Any, Any]] = []
+        #: Told about errors that no task or future could deliver.
+        self.on_error: Callable[[dict[str, Any]], None] = lambda _: None
+
+    # identity
+
+    def next_hash(self) -> int:
+        """A number that no other future of any run has, the same in every replay."""
+        self._hash_count += 1
+        return self._hash_base + self._hash_count
+
+    def next_task_name(self) -> str:
+        """A name for a task without one."""
+        self._task_count += 1
+        return f"task-{self._task_count}"
+
+    # time
+
+    def time(self) -> float:
+        """Seconds of workflow time since the run began."""
+        return self._seconds
+
+    def set_time(self, seconds: float) -> None:
+        """Move workflow time to that of the record being applied."""
+        self._seconds = seconds
+
+    # callbacks
+
+    # The parameters of the three are those of `AbstractEventLoop`, which types them with a variadic type variable.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        """Queue a callback."""
+        ready = Ready(callback, args, context)
+        self._ready.append(ready)
+        return ready
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        """Set a durable timer."""
+        return self.call_at(self._seconds + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        """Set a durable timer."""
+        handle = RunTimerHandle(when, Ready(callback, args, context), self)
+        is_sleep = getattr(callback, "__name__", "") == "_set_result_unless_cancelled"
+        self._timers.add_timer(when, handle, is_sleep=is_sleep)
+        return handle
+
+    def fire(self, handle: RunTimerHandle) -> None:
+        """Queue the callback of a timer whose time has come."""
+        self._ready.append(handle.ready)
+
+    def _timer_handle_cancelled(self, handle: RunTimerHandle) -> None:
+        self._timers.drop_timer(handle)
+
+    # futures and tasks
+
+    def create_future(self) -> RunFuture[Any]:
+        """Make a future of this run."""
+        return RunFuture(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+    ) -> RunTask[Any]:
+        """Make a task of this run. A durable operation is taken as well, so that a `TaskGroup` can own one."""
+        if asyncio.isfuture(coro):
+            coro = _await(coro)
+        elif _inside_as_completed():
+            coro.close()
+            raise WorkflowError(
+                "asyncio.as_completed over bare coroutines starts them in an order that differs from process to process; "
+                "wrap each in asyncio.create_task(...) first"
+            )
+        task: RunTask[Any] = RunTask(coro, loop=self, name=name, context=context)
+        self.tasks[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: Any) -> None:
+        self.tasks.pop(task, None)
+
+    # draining
+
+    def progressed(self) -> None:
+        """The workflow asked for something durable, so it is not spinning."""
+        self._idle_callbacks = 0
+
+    def drain(self) -> None:
+        """Run callbacks until none is ready. Raises `LoopStuck` when that never happens."""
+        hooks = sys.get_asyncgen_hooks()
+        previous = events._get_running_loop()
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=self._hold_generator, finalizer=_keep)
+        self._idle_callbacks = 0
+        ready = self._ready
+        try:
+            while ready:
+                self._idle_callbacks += 1
+                if self._idle_callbacks > STUCK_AFTER:
+                    raise LoopStuck(
+                        f"the workflow ran {STUCK_AFTER:,} callbacks without waiting for anything durable; "
+                        "a loop around `await asyncio.sleep(0)` never lets time pass, use `await ctx.sleep(...)`"
+                    )
+                try:
+                    ready.popleft().run()
+                except (SystemExit, KeyboardInterrupt):
+                    # The task that raised it has it as its exception, which is where the run's outcome is taken from.
+                    continue
+                except Exception as error:
+                    self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
+        finally:
+            events._set_running_loop(previous)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        # Held so that the garbage collector never decides when its `finally` runs.
+        if len(self.generators) > 64:
+            self.generators = [held for held in self.generators if held.ag_frame is not None]  # type: ignore[attr-defined]
+        self.generators.append(generator)
+
+    # what asyncio asks a loop
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
+    def is_running(self) -> bool:
+        """Whenever anyone can ask."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Whether the run was let go."""
+        return self.closed
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Pass on what asyncio could not deliver, except from a run that is being let go."""
+        if not self.closed:
+            self.on_error(context)
+
+    default_exception_handler = call_exception_handler
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise NotInWorkflow(
+            "workflow code does no I/O of its own (sockets, threads, subprocesses, signals): its effects would be repeated on "
+            "replay. Do this in a step: `await ctx.step(function, ...)`"
+        )
+
+    set_debug = _refuse
+    get_exception_handler = _refuse
+    set_exception_handler = _refuse
+    get_task_factory = _refuse
+    set_task_factory = _refuse
+    run_in_executor = _refuse
+    set_default_executor = _refuse
+    shutdown_default_executor = _refuse
+    shutdown_asyncgens = _refuse
+    call_soon_threadsafe = _refuse
+    create_connection = _refuse
+    create_server = _refuse
+    create_unix_connection = _refuse
+    create_unix_server = _refuse
+    create_datagram_endpoint = _refuse
+    connect_accepted_socket = _refuse
+    connect_read_pipe = _refuse
+    connect_write_pipe = _refuse
+    start_tls = _refuse
+    sendfile = _refuse
+    subprocess_exec = _refuse
+    subprocess_shell = _refuse
+    add_reader = _refuse
+    remove_reader = _refuse
+    add_writer = _refuse
+    remove_writer = _refuse
+    sock_accept = _refuse
+    sock_connect = _refuse
+    sock_recv = _refuse
+    sock_recv_into = _refuse
+    sock_recvfrom = _refuse
+    sock_recvfrom_into = _refuse
+    sock_sendall = _refuse
+    sock_sendto = _refuse
+    sock_sendfile = _refuse
+    getaddrinfo = _refuse
+    getnameinfo = _refuse
+    add_signal_handler = _refuse
+    remove_signal_handler = _refuse
+    run_forever = _refuse
+    run_until_complete = _refuse
+    stop = _refuse
+    close = _refuse
+
+
+async def _await(future: asyncio.Future[T]) -> T:
+    return await future
+
+
+def _keep(_: AsyncGenerator[Any, Any]) -> None:
+    """Generators are held by the loop, so nothing is left to finalize."""
+
+
+def _inside_as_completed() -> bool:
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame.f_globals is not tasks.__dict__:
+            return False
+        if frame.f_code.co_name == "as_completed" or frame.f_code.co_qualname.startswith("_AsCompletedIterator"):
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def throw_through(coroutine: Coroutine[Any, Any, Any] | AsyncGenerator[Any, Any], error: BaseException, times: int) -> bool:
+    """Throw `error` into a suspended coroutine until it ends; False if it would not within `times`."""
+    thrower = coroutine.athrow(error) if isinstance(coroutine, AsyncGenerator) else coroutine
+    try:
+        if thrower is not coroutine:
+            thrower.send(None)
+        for _ in range(times):
+            thrower.throw(error)
+    except BaseException:  # whatever it raises, it has ended; that is all that is wanted of it
+        return True
+    return False

@@ -1,0 +1,77 @@
+"""The durable operations that a run has open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.core.model import FAR, Kind
+from perdure.replay.futures import Watched
+
+if TYPE_CHECKING:
+    from perdure.replay.loop import RunTimerHandle
+    from perdure.workflow.definition import Call
+    from perdure.workflow.runtime import ChildOptions, StepRequest
+
+
+class Operation:
+    """Something asked for at a location, and the future that the workflow has of it."""
+
+    __slots__ = ("future", "location")
+    kind: Kind
+
+    def __init__(self, location: str, future: Watched[Any] | None) -> None:
+        self.location = location
+        self.future = future
+
+
+class StepOperation(Operation):
+    """A step, with what its failed attempts left behind."""
+
+    __slots__ = ("attempts", "digest", "request", "retry_at")
+    kind = Kind.STEP
+
+    def __init__(self, location: str, future: Watched[Any], request: StepRequest, digest: str) -> None:
+        super().__init__(location, future)
+        self.request = request
+        self.digest = digest
+        #: Attempts used up so far.
+        self.attempts = 0
+        #: When the next attempt is due.
+        self.retry_at = 0
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether the workflow goes on before the result is durable."""
+        return self.request.options.ephemeral is True
+
+
+class TimerOperation(Operation):
+    """A timer: of `ctx.sleep` (its future), of `receive` or of asyncio (its handle)."""
+
+    __slots__ = ("due", "handle", "order")
+    kind = Kind.TIMER
+
+    def __init__(
+        self, location: str, future: Watched[Any] | None, due: int, order: int, handle: RunTimerHandle | None = None
+    ) -> None:
+        super().__init__(location, future)
+        self.due = min(due, FAR)
+        #: Timers due at the same time fire in the order in which they were set.
+        self.order = order
+        self.handle = handle
+
+    def __lt__(self, other: TimerOperation) -> bool:
+        return (self.due, self.order) < (other.due, other.order)
+
+
+class ChildOperation(Operation):
+    """A child run whose result is awaited."""
+
+    __slots__ = ("call", "child_id", "options")
+    kind = Kind.CHILD
+
+    def __init__(self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions) -> None:
+        super().__init__(location, future)
+        self.call = call
+        self.child_id = child_id
+        self.options = options

@@ -1,0 +1,40 @@
+"""Waiting until told, or until some time has passed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.core.system import System
+
+
+class Alarm:
+    """One waiter, woken by `ring` from its own loop. A ring while nobody waits is kept for the next wait."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._waiter: asyncio.Future[bool] | None = None
+        self._rung = False
+
+    def ring(self) -> None:
+        """Wake the waiter."""
+        self._rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait for a ring (True), at most so long (False); for ever with None."""
+        if not self._rung:
+            self._waiter = asyncio.get_running_loop().create_future()
+            timer = None if seconds is None else self._system.call_later(max(0.0, seconds), self._time_out)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        rung, self._rung = self._rung, False
+        return rung
+
+    def _time_out(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(False)

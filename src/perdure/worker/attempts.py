@@ -1,0 +1,132 @@
+"""One attempt at one step, on the worker's loop or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from perdure.core.errors import StepTimeout
+from perdure.core.model import FAR
+from perdure.core.system import Cancellable, System
+from perdure.replay.operations import StepOperation
+from perdure.workflow.current import StepInfo, current_step
+from perdure.workflow.steps import is_async
+from perdure.worker.threads import Job, StepThreads
+
+#: How long an async step may take to end after it was cancelled, before it is left behind.
+CANCEL_PATIENCE = 5.0
+
+#: Told the attempt, its result and its error.
+OnEnd = Callable[["Attempt", Any, BaseException | None], None]
+
+
+class Attempt:
+    """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
+
+    def __init__(self, operation: StepOperation, run_id: str, system: System, on_end: OnEnd) -> None:
+        self.operation = operation
+        self.number = operation.attempts + 1
+        self.started_at = system.now()
+        self.stack: list[Cancellable] = []
+        self._run_id = run_id
+        self._system = system
+        self._on_end = on_end
+        self._threads: StepThreads | None = None
+        self._job: Job | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._over = False
+        self._timed_out: StepTimeout | None = None
+
+    def start(self, threads: StepThreads, run_deadline: int) -> None:
+        """Call the function."""
+        request = self.operation.request
+        timeout = request.options.timeout if isinstance(request.options.timeout, float) else None
+        due = min(run_deadline, FAR if timeout is None else self.started_at + int(timeout * 1e6))
+        info = StepInfo(self._run_id, self.operation.location, self.number, _moment(due), lambda: self._over)
+        if is_async(request.function):
+            self._spawn(_with_info(info, request.function, request.args, request.kwargs))
+        else:
+            self._threads = threads
+            self._job = threads.submit(lambda: _in_thread(info, request), self._thread_done)
+        if timeout is not None:
+            self.stack.append(self._system.call_later(timeout, lambda: self._time_out(timeout)))
+
+    def cancel(self) -> None:
+        """Nobody wants the result any more."""
+        self._close()
+        self._stop()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._task = self._system.spawn(coroutine, self.operation.location)
+        self._task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        cancelled = task.cancelled()
+        error = None if cancelled else task.exception()
+        if self._timed_out is not None:
+            self._end(None, self._timed_out)
+        elif cancelled:
+            self._end(None, asyncio.CancelledError("the step was cancelled from inside"))
+        elif error is not None:
+            self._end(None, error)
+        else:
+            self._end(task.result(), None)
+
+    def _thread_done(self, result: Any, error: BaseException | None) -> None:
+        if error is None and inspect.isawaitable(result) and not self._over:
+            self._job = None
+            self._spawn(_await(result))
+        else:
+            self._end(result, error)
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        if self._over:
+            return
+        self._close()
+        self._system.crash_point("step.returned")
+        self._on_end(self, result, error)
+
+    def _close(self) -> None:
+        self._over = True
+        for pending in self.stack:
+            pending.cancel()
+
+    def _time_out(self, timeout: float) -> None:
+        error = StepTimeout(f"step {self.operation.location!r} took longer than its timeout of {timeout:g} s")
+        if self._task is None:
+            # The thread goes on; whatever it returns is not recorded.
+            self._end(None, error)
+            self._stop()
+            return
+        self._timed_out = error
+        self._task.cancel()
+        self.stack.append(self._system.call_later(CANCEL_PATIENCE, lambda: self._end(None, error)))
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elif self._job is not None and self._threads is not None:
+            self._threads.abandon(self._job)
+
+
+async def _with_info(info: StepInfo, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    current_step.set(info)
+    return await function(*args, **kwargs)
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _in_thread(info: StepInfo, request: Any) -> Any:
+    current_step.set(info)
+    return request.function(*request.args, **request.kwargs)
+
+
+def _moment(due: int) -> datetime.datetime | None:
+    if due >= FAR:
+        return None
+    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=due)

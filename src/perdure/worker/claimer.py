@@ -1,0 +1,194 @@
+"""Claiming: one fetcher a worker, in batches, as many as there are free slots.
+
+It asks again at once while there is more, and otherwise waits to be told, for the next timer, or for a poll whose interval grows while
+nothing happens. Hints only make it faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perdure.core.errors import StoreError
+from perdure.core.model import Claimed, ClaimedRun, ClaimRequest, Loaded, Release, Turn
+from perdure.core.system import System
+from perdure.store.protocol import Change, Store
+from perdure.worker.alarm import Alarm
+
+if TYPE_CHECKING:
+    from perdure.worker.worker import Worker
+
+logger = logging.getLogger("perdure.worker")
+
+#: One in so many claimed runs is taken by age alone.
+AGE_SHARE = 8
+SHORTEST_POLL = 0.005
+#: Claims between two looks at what the database says this worker holds.
+RECONCILE_EVERY = 500
+#: For how long to leave slots empty so that a suspect can be taken alone, and how long not to do that again.
+STAND_BACK = 5.0
+STAND_BACK_PAUSE = 30.0
+
+
+class Claimer:
+    """See the module."""
+
+    def __init__(self, store: Store, system: System, worker: Worker) -> None:
+        self._store = store
+        self._system = system
+        self._worker = worker
+        self._alarm = Alarm(system)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._hint = Change.NONE
+        self._waiting = False
+        self._claims = 0
+        self._poll = SHORTEST_POLL
+        self._stand_back_until = 0.0
+        self._stand_back_again = 0.0
+
+    def start(self) -> None:
+        """Begin to claim."""
+        self._loop = asyncio.get_running_loop()
+        self._unsubscribe = self._store.subscribe(self._on_change)
+        self._task = self._system.spawn(self._run(), "perdure claimer")
+
+    async def stop(self) -> None:
+        """Stop claiming. A claim that is under way is waited for, so that none is stranded."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        if self._task is not None:
+            task, self._task = self._task, None
+            self._alarm.ring()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is not None:
+                logger.error("claiming ended early", exc_info=task.exception())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it is only waiting."""
+        return self._waiting and self._hint is Change.NONE
+
+    def slot_freed(self) -> None:
+        """A run was let go of; there is room for another."""
+        if self._worker.free_slots >= min(self._worker.options.slots // 4, 25) or self._worker.holds_nothing:
+            self._alarm.ring()
+
+    def _on_change(self, change: Change) -> None:
+        # Called from the thread that wrote.
+        if self._loop is not None and not self._loop.is_closed():
+            self._hint |= change
+            self._loop.call_soon_threadsafe(self._alarm.ring)
+
+    async def _run(self) -> None:
+        while self._task is not None:
+            hint, self._hint = self._hint, Change.NONE
+            try:
+                wait = await self._round(hint)
+            except StoreError as error:
+                logger.error("cannot claim, trying again: %s", error)
+                wait = 1.0
+                self._claims = 0  # look at what the lost answer may have given us
+            if wait > 0 and self._task is not None and self._hint is Change.NONE:
+                self._waiting = True
+                rung = await self._alarm.wait(wait)
+                self._waiting = False
+                if not rung and not await self._is_changed():
+                    self._poll = min(self._poll * 1.5, self._store.poll_interval)
+
+    async def _is_changed(self) -> bool:
+        try:
+            changed = await self._store.changed()
+        except StoreError:
+            changed = True
+        if changed:
+            self._hint |= Change.ALL
+        return changed
+
+    async def _round(self, hint: Change) -> float:
+        """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
+        if hint & Change.MARKED and not self._worker.holds_nothing:
+            self._worker.deliver(await self._store.marked(self._worker.id))
+        if self._claims % RECONCILE_EVERY == 0:
+            await self._reconcile()
+        room = self._room()
+        if room <= 0:
+            return self._store.poll_interval
+        claimed = await self._claim(room)
+        if claimed.suspects:
+            self._make_way()
+        if claimed.runs:
+            self._poll = SHORTEST_POLL
+            await self._take(claimed.runs)
+            if len(claimed.runs) >= room:
+                return 0.0 if self._room() > 0 else self._store.poll_interval
+        until_timer = (claimed.next_wake - claimed.now) / 1e6
+        return max(0.0005, min(self._poll * (0.8 + 0.4 * self._system.random()), until_timer))
+
+    def _room(self) -> int:
+        if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:
+            return 0
+        return self._worker.free_slots
+
+    def _make_way(self) -> None:
+        """A run that may have killed its workers waits to be taken alone: leave the slots empty for a while."""
+        now = self._system.monotonic()
+        if now >= self._stand_back_again:
+            self._stand_back_until = now + STAND_BACK
+            self._stand_back_again = now + STAND_BACK + STAND_BACK_PAUSE
+
+    async def _claim(self, room: int) -> Claimed:
+        self._claims += 1
+        by_age = room // AGE_SHARE or (1 if self._claims % AGE_SHARE == 0 else 0)
+        options = self._worker.options
+        request = ClaimRequest(
+            worker=self._worker.id,
+            nonce=self._system.entropy(16).hex(),
+            limit=room,
+            by_age=by_age,
+            types=self._worker.types,
+            queues=options.queues,
+            alone=self._worker.holds_nothing,
+            poison_after=options.poison_after,
+            affinity=int(options.affinity * 1e6),
+        )
+        return await self._store.claim(request)
+
+    async def _take(self, runs: tuple[ClaimedRun, ...]) -> None:
+        to_load: dict[str, ClaimedRun] = {}
+        unread = False
+        for claimed in runs:
+            run = claimed.run
+            resident = self._worker.resident(claimed)
+            if resident is not None:
+                self._worker.take_again(resident, claimed)
+            elif claimed.fresh:
+                self._worker.take(claimed, (), ())
+            else:
+                to_load[run.id] = claimed
+                continue
+            unread = unread or run.inbox_seq > run.inbox_read
+        if to_load:
+            for loaded in await self._load(list(to_load)):
+                self._worker.take(to_load[loaded.run.id], loaded.records, loaded.inbox)
+        if unread:
+            self._hint |= Change.MARKED
+
+    async def _load(self, run_ids: list[str]) -> list[Loaded]:
+        while True:
+            try:
+                return await self._store.load(run_ids)
+            except StoreError as error:
+                logger.warning("cannot load %d runs, trying again: %s", len(run_ids), error)
+                await self._system.sleep(0.2)
+
+    async def _reconcile(self) -> None:
+        """Give back what the database says we hold and we know nothing of: the answer to a claim was lost."""
+        leases = await self._store.holdings(self._worker.id)
+        unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]
+        if unknown:
+            logger.warning("giving back %d runs of a claim whose answer was lost", len(unknown))
+            await self._store.commit([Turn(lease=lease, next=Release()) for lease in unknown], self._worker.id)

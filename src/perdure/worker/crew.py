@@ -1,0 +1,50 @@
+"""What the runs of one worker share."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from perdure.core.codec import Codec
+from perdure.core.failure import ErrorTypes
+from perdure.core.system import System
+from perdure.worker.journal import Journal
+from perdure.worker.options import WorkerOptions
+from perdure.worker.threads import StepThreads
+
+if TYPE_CHECKING:
+    from perdure.worker.held import Held
+
+
+class Owner(Protocol):
+    """The worker, as its runs see it."""
+
+    stopping: bool
+
+    def may_start_steps(self) -> bool:
+        """Whether the lease is safe enough to begin something new."""
+
+    def parked(self, held: Held) -> None:
+        """The run waits and holds no lease any more."""
+
+    def ended(self, held: Held) -> None:
+        """The run is over, here: finished, given back, set aside or lost."""
+
+    def unread(self, held: Held) -> None:
+        """The run's inbox has entries that it has not been given."""
+
+
+class Crew(Struct, frozen=True, kw_only=True):
+    """The services that a held run uses."""
+
+    system: System
+    journal: Journal
+    threads: StepThreads
+    codec: Codec
+    errors: ErrorTypes
+    options: WorkerOptions
+    owner: Owner
+    #: For `ctx.log`.
+    logger: logging.Logger

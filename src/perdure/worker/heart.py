@@ -1,0 +1,89 @@
+"""The heartbeat: one row, renewed from a thread and loop of its own, so that a busy main loop does not cost the lease.
+
+It also watches that main loop. One that stays blocked is no longer working, so the heart stops and lets others take the runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+
+from perdure.core.errors import StoreError
+from perdure.core.system import Background, System
+from perdure.store.protocol import Store
+
+logger = logging.getLogger("perdure.worker")
+
+#: The part of the lease after which nothing new is begun without a fresh heartbeat.
+SAFE_SHARE = 0.8
+
+
+class Heart:
+    """Beats for one life of a worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        system: System,
+        worker_id: str,
+        *,
+        lease: float,
+        stall_limit: float,
+        on_dead: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._system = system
+        self._worker_id = worker_id
+        self._lease = lease
+        self._stall_limit = stall_limit
+        self._on_dead = on_dead
+        self._loop = asyncio.get_running_loop()
+        self._renewed = system.monotonic()
+        self._answered = system.monotonic()
+        self._background: Background | None = None
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._background = self._system.background(self._beat, "perdure heartbeat")
+
+    async def stop(self) -> None:
+        """Stop beating."""
+        if self._background is not None:
+            await self._background.stop()
+
+    def is_safe(self) -> bool:
+        """Whether the lease was renewed lately enough to begin something new."""
+        return self._system.monotonic() - self._renewed < self._lease * SAFE_SHARE
+
+    async def _beat(self) -> None:
+        while not self._stalled():
+            self._loop.call_soon_threadsafe(self._answer)
+            await self._system.sleep(self._lease / 3 * (0.9 + 0.2 * self._system.random()))
+            asked = self._system.monotonic()
+            try:
+                alive = await self._store.heartbeat(self._worker_id)
+            except StoreError as error:
+                logger.warning("heartbeat of worker %s failed: %s", self._worker_id, error)
+                continue
+            if not alive:
+                self._loop.call_soon_threadsafe(self._on_dead)
+                return
+            self._renewed = asked
+
+    def _answer(self) -> None:
+        self._answered = self._system.monotonic()
+
+    def _stalled(self) -> bool:
+        silent = self._system.monotonic() - self._answered
+        if silent < self._stall_limit:
+            return False
+        stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
+        logger.critical(
+            "the event loop of worker %s has been blocked for %.0f s; its heartbeat stops and its runs go to others. "
+            "Blocking code belongs into a sync step, which runs in a thread. Stacks:\n%s",
+            self._worker_id, silent, stacks,
+        )  # fmt: skip
+        return True

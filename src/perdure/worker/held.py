@@ -1,0 +1,495 @@
+"""A run in a worker's hands: its lease, its execution, and what it has under way.
+
+The rule that keeps it correct: completions are applied at once, but nothing leaves the run (no step begins, no child is started, no result
+is seen outside) before the records that led to it are durable. At most one turn is in flight; what comes meanwhile is the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Any
+
+from perdure.core.errors import DecodeError, Diverged, Expired, PerdureError
+from perdure.core.failure import Failure
+from perdure.core.model import (
+    FAR,
+    Block,
+    ClaimedRun,
+    Finish,
+    Kind,
+    Message,
+    NewMessage,
+    NewRun,
+    Next,
+    Park,
+    Reason,
+    Record,
+    Release,
+    Status,
+    Turn,
+    Verdict,
+)
+from perdure.core.system import Cancellable
+from perdure.replay.execution import Execution, Origin, Outcome
+from perdure.replay.operations import ChildOperation, Operation, StepOperation
+from perdure.worker.attempts import Attempt
+from perdure.worker.crew import Crew
+from perdure.worker.policy import after_failed_attempt, after_failed_run
+from perdure.workflow.definition import Workflow
+
+logger = logging.getLogger("perdure.worker")
+
+#: Replay gives the worker's loop a turn after this long, in seconds.
+REPLAY_SLICE = 0.004
+
+#: How soon to look again whether the lease is safe enough to begin a step, in seconds.
+LEASE_RECHECK = 0.1
+
+
+class Stage(Enum):
+    """Where a held run stands."""
+
+    REPLAYING = auto()
+    ACTIVE = auto()
+    PARKED = auto()
+    OVER = auto()
+
+
+class Held:
+    """See the module."""
+
+    def __init__(
+        self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew
+    ) -> None:
+        self.run = claimed.run
+        self.lease = claimed.lease
+        self.stage = Stage.REPLAYING
+        self.seen = claimed.run.inbox_read
+        self._crew = crew
+        self._workflow = workflow
+        self._records = records
+        self._execution: Execution | None = None
+        self._attempts: dict[str, Attempt] = {}
+        self._ready: list[StepOperation] = []
+        self._children: list[NewRun] = []
+        self._sends: list[NewMessage] = []
+        self._backlog: list[Message] = []
+        self._verdict_next: Next | None = None
+        self._committing = False
+        #: Whether a record waits to be saved that is not an ephemeral step's.
+        self._urgent = False
+        self._forced: Next | None = None
+        self._timer: Cancellable | None = None
+
+    def __repr__(self) -> str:
+        return f"<held {self.run.id} {self.stage.name}>"
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is under way."""
+        return not self._attempts and not self._committing and self.stage is not Stage.REPLAYING
+
+    # taking up
+
+    def begin(self) -> None:
+        """Start the workflow function and replay its history. From a plain callback of the loop."""
+        if self.run.deadline <= self._crew.system.now():
+            self._expire()
+            return
+        try:
+            arguments = self._workflow.signature.decode(
+                self.run.input, self._crew.codec, f"input of run {self.run.id!r} ({self.run.type})"
+            )
+        except PerdureError as error:
+            self._set_aside(Reason.UNDECODABLE, error)
+            return
+        origin = Origin(
+            run_id=self.run.id,
+            type=self.run.type,
+            started_at=self.run.started_at,
+            seed=self.run.seed,
+            generation=self.run.generation,
+            attempt=self.run.attempt,
+        )
+        execution = self._execution = Execution(
+            lambda context: self._workflow.signature.call(context, arguments),
+            self._workflow.signature.returns,
+            origin,
+            self._records,
+            codec=self._crew.codec,
+            errors=self._crew.errors,
+            logger=self._crew.logger,
+        )
+        self._records = ()
+        execution.begin()
+        self._replay()
+
+    def _replay(self) -> None:
+        if self.stage is not Stage.REPLAYING or self._execution is None:
+            return
+        monotonic = self._crew.system.monotonic
+        pause_at = monotonic() + REPLAY_SLICE
+        try:
+            done = self._execution.replay(lambda: monotonic() < pause_at)
+        except (Diverged, DecodeError) as error:
+            self._fault(error)
+            return
+        if not done:
+            asyncio.get_running_loop().call_soon(self._replay)
+            return
+        for warning in self._execution.warnings:
+            logger.warning("run %s: %s", self.run.id, warning)
+        self._forget_started_children()
+        self.stage = Stage.ACTIVE
+        backlog, self._backlog = self._backlog, []
+        self.receive(backlog)
+
+    def _forget_started_children(self) -> None:
+        # A child start rides in the turn of the record that led to it, so with any record durable they all are.
+        assert self._execution is not None
+        if self._execution.replayed:
+            fresh = self._execution.fresh
+            fresh[:] = [operation for operation in fresh if not isinstance(operation, ChildOperation)]
+
+    def resume(self, claimed: ClaimedRun) -> None:
+        """Go on after having been parked, under a new lease. Nobody has written the history since."""
+        self.run = claimed.run
+        self.lease = claimed.lease
+        self.stage = Stage.ACTIVE
+        if self.run.deadline <= self._crew.system.now():
+            self._expire()
+        else:
+            self.settle()
+
+    # what happens to it
+
+    def receive(self, messages: Iterable[Message]) -> None:
+        """Take in new inbox entries, in order."""
+        if self.stage is Stage.REPLAYING:
+            self._backlog.extend(messages)
+            return
+        if self.stage is not Stage.ACTIVE or self._execution is None:
+            return
+        try:
+            for message in messages:
+                if message.seq > self.seen and self._execution.outcome is None:
+                    self.seen = message.seq
+                    self._urgent = True
+                    self._execution.record(
+                        message.kind, message.name, message.payload, self._now(),
+                        failed=message.failed, inbox_seq=message.seq,
+                    )  # fmt: skip
+        except (Diverged, DecodeError) as error:
+            self._fault(error)
+            return
+        self.settle()
+
+    def _step_ended(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
+        execution = self._execution
+        operation = attempt.operation
+        if self.stage is not Stage.ACTIVE or execution is None or self._attempts.pop(operation.location, None) is None:
+            return
+        value: Any = None
+        payload: str | None = None
+        if error is None:
+            try:
+                payload = self._crew.codec.encode(result, f"result of step {operation.location!r} of run {self.run.id!r}")
+                value = execution.decode_result(operation, payload)
+            except PerdureError as refused:
+                error = refused
+        self._urgent = self._urgent or error is not None or not operation.ephemeral
+        if error is None:
+            execution.record(
+                Kind.STEP, operation.location, payload, self._now(), value=value,
+                started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
+            )  # fmt: skip
+        else:
+            self._step_failed(execution, attempt, error)
+        self.settle()
+
+    def _step_failed(self, execution: Execution, attempt: Attempt, error: BaseException) -> None:
+        operation = attempt.operation
+        failure = Failure.of(error, self._crew.codec).to_json()
+        decision = after_failed_attempt(operation, attempt.number, error, self._crew, self.run.deadline)
+        if decision is None:
+            execution.record(
+                Kind.STEP, operation.location, failure, self._now(), failed=True,
+                started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
+            )  # fmt: skip
+            return
+        execution.record(
+            Kind.ATTEMPT, operation.location, failure, self._now(), failed=True, started_at=attempt.started_at,
+            digest=operation.digest, attempts=decision.attempts, retry_at=decision.retry_at,
+        )  # fmt: skip
+        self._ready.append(operation)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        execution = self._execution
+        if self.stage is not Stage.ACTIVE or execution is None or isinstance(self._verdict_next, Park):
+            return
+        if self.run.deadline <= self._now():
+            self._expire()
+            return
+        while (timer := execution.next_timer()) is not None and timer.due <= self._now():
+            self._urgent = True
+            execution.record(Kind.TIMER, timer.location, None, self._now())
+        self.settle()
+
+    def release(self) -> None:
+        """Give the run back unfinished, as it is."""
+        if self.stage in (Stage.ACTIVE, Stage.REPLAYING):
+            self._cancel_attempts()
+            self._force(Release())
+
+    def drop(self) -> None:
+        """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
+        self.stage = Stage.OVER
+        self._cancel_attempts()
+        self._disarm()
+        if self._execution is not None and not self._execution.evict():
+            logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
+
+    # what follows from it
+
+    def settle(self) -> None:
+        """Look at what the workflow asked for, and write, dispatch or wait."""
+        if self.stage is not Stage.ACTIVE:
+            return
+        if self._forced is None:
+            self._collect()
+            self._dispatch(self._now())
+        if self._committing:
+            return
+        if self._must_write():
+            self._crew.journal.submit(self)
+        else:
+            self._arm()
+
+    def _collect(self) -> None:
+        execution = self._execution
+        assert execution is not None
+        for operation in execution.dropped:
+            self._give_up(operation)
+        execution.dropped.clear()
+        while execution.fresh:
+            fresh, execution.fresh = execution.fresh, []
+            for operation in fresh:
+                if not execution.is_open(operation) or execution.recall(operation, self._now()):
+                    continue
+                if isinstance(operation, StepOperation):
+                    self._ready.append(operation)
+                elif isinstance(operation, ChildOperation):
+                    self._start_child(operation)
+
+    def _give_up(self, operation: Operation) -> None:
+        if isinstance(operation, StepOperation):
+            attempt = self._attempts.pop(operation.location, None)
+            if attempt is not None:
+                attempt.cancel()
+        elif isinstance(operation, ChildOperation):
+            before = len(self._children)
+            self._children = [child for child in self._children if child.id != operation.child_id]
+            if len(self._children) == before:
+                key = f"cancel:{self.run.id}:{operation.location}"
+                reason = self._crew.codec.encode(f"its parent {self.run.id!r} no longer waits for it", "reason")
+                self._sends.append(NewMessage(run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key))
+
+    def _start_child(self, operation: ChildOperation) -> None:
+        options = operation.options
+        try:
+            encoded = operation.call.encode(self._crew.codec)
+        except PerdureError as error:
+            failure = Failure.of(error, self._crew.codec).to_json()
+            assert self._execution is not None
+            self._urgent = True
+            self._execution.record(Kind.CHILD, operation.location, failure, self._now(), failed=True)
+            return
+        self._children.append(
+            NewRun(
+                id=operation.child_id,
+                type=operation.call.type,
+                input=encoded,
+                queue=options.queue or self.run.queue,
+                priority=self.run.priority if options.priority is None else options.priority,
+                deadline=min(options.deadline, self.run.deadline),
+                parent_id=self.run.id,
+                parent_location=operation.location,
+                write_id=f"{self.run.id}:{operation.location}:{self.run.attempt}",
+            )
+        )
+
+    def _dispatch(self, now: int) -> None:
+        """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
+        execution = self._execution
+        assert execution is not None
+        if not self._ready:
+            return
+        waiting: list[StepOperation] = []
+        allowed = self._crew.owner.may_start_steps()
+        durable = not self._committing and not execution.unsaved
+        for operation in self._ready:
+            if not execution.is_open(operation):
+                continue
+            if operation.retry_at > now or not allowed or not (durable or operation.ephemeral):
+                waiting.append(operation)
+                continue
+            attempt = Attempt(operation, self.run.id, self._crew.system, self._step_ended)
+            self._attempts[operation.location] = attempt
+            attempt.start(self._crew.threads, self.run.deadline)
+        self._ready = waiting
+
+    # writing
+
+    def _must_write(self) -> bool:
+        execution = self._execution
+        if self._forced is not None or self._children or self._sends:
+            return True
+        assert execution is not None
+        if execution.outcome is not None:
+            return True
+        if execution.unsaved and (self._urgent or any(not operation.ephemeral for operation in self._ready)):
+            return True
+        return self._may_park() or (self._crew.owner.stopping and not self._attempts)
+
+    def _may_park(self) -> bool:
+        if self._attempts or any(op.retry_at <= self._now() for op in self._ready):
+            return False
+        return self._next_wake() - self._now() > self._crew.options.linger * 1e6
+
+    def _next_wake(self) -> int:
+        assert self._execution is not None
+        timer = self._execution.next_timer()
+        wake = min((operation.retry_at for operation in self._ready), default=FAR)
+        return min(wake, FAR if timer is None else timer.due, self.run.deadline)
+
+    def make_turn(self) -> Turn | None:
+        """See `Author`."""
+        if self.stage is not Stage.ACTIVE and self._forced is None:
+            return None
+        execution = self._execution
+        records = () if execution is None else tuple(execution.unsaved)
+        self._verdict_next = self._next_state()
+        turn = Turn(
+            lease=self.lease,
+            records=records,
+            read=max((record.inbox_seq for record in records), default=0),
+            children=tuple(self._children),
+            sends=tuple(self._sends),
+            next=self._verdict_next,
+        )
+        if execution is not None:
+            execution.unsaved = []
+        self._children = []
+        self._sends = []
+        self._urgent = False
+        self._committing = True
+        self._disarm()
+        return turn
+
+    def _next_state(self) -> Next | None:
+        outcome = None if self._execution is None else self._execution.outcome
+        if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
+            return self._forced
+        if outcome is not None:
+            return self._end_with(outcome)
+        if self._attempts:
+            return None
+        if self._may_park():
+            return Park(self._next_wake(), self._reason(), self.seen)
+        return Release() if self._crew.owner.stopping else None
+
+    def _end_with(self, outcome: Outcome) -> Next:
+        self._cancel_attempts()
+        if outcome.status is Status.FAILED and not self._execution_cancelled():
+            again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew)
+            if again is not None:
+                return again
+        return Finish(outcome.status, outcome.payload)
+
+    def _execution_cancelled(self) -> bool:
+        return self._execution is not None and self._execution.cancel_requested
+
+    def _reason(self) -> Reason:
+        assert self._execution is not None
+        if self._execution.awaited_messages():
+            return Reason.MESSAGE
+        kinds = {operation.kind for operation in self._execution.open_operations()}
+        if Kind.CHILD in kinds:
+            return Reason.CHILD
+        return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER
+
+    def landed(self, verdict: Verdict) -> None:
+        """See `Author`."""
+        self._committing = False
+        after, self._verdict_next = self._verdict_next, None
+        if self.stage is Stage.OVER:
+            return
+        if verdict is Verdict.LOST:
+            logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
+            self._finish_here()
+        elif verdict is Verdict.AWAKE:
+            self._crew.owner.unread(self)
+        elif after is None:
+            self.settle()
+        elif isinstance(after, Park):
+            self.stage = Stage.PARKED
+            self._crew.owner.parked(self)
+        else:
+            self._finish_here()
+
+    def _finish_here(self) -> None:
+        self.drop()
+        self._crew.owner.ended(self)
+
+    # ends that the workflow does not choose
+
+    def _fault(self, error: PerdureError) -> None:
+        """Code and history do not fit; nothing of this pass is written."""
+        reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
+        self._set_aside(reason, error)
+
+    def _set_aside(self, reason: Reason, error: PerdureError) -> None:
+        logger.error("run %s is blocked (%s): %s", self.run.id, reason, error)
+        self._force(Block(reason, Failure.of(error, self._crew.codec).to_json()))
+
+    def _expire(self) -> None:
+        error = Expired(f"run {self.run.id!r} ({self.run.type}) was not finished by its deadline")
+        self._force(Finish(Status.FAILED, Failure.of(error, self._crew.codec).to_json()))
+
+    def _force(self, state: Next) -> None:
+        self._cancel_attempts()
+        self._forced = state
+        if isinstance(state, Block) and self._execution is not None:
+            self._execution.unsaved.clear()
+            self._children.clear()
+            self._sends.clear()
+        self.stage = Stage.ACTIVE
+        if not self._committing:
+            self._crew.journal.submit(self)
+
+    def _cancel_attempts(self) -> None:
+        attempts, self._attempts = self._attempts, {}
+        for attempt in attempts.values():
+            attempt.cancel()
+
+    # waiting
+
+    def _arm(self) -> None:
+        self._disarm()
+        delay = (self._next_wake() - self._now()) / 1e6
+        # A step that is due and was not begun waits for the lease to be safe again.
+        soonest = LEASE_RECHECK if any(operation.retry_at <= self._now() for operation in self._ready) else 0.0
+        if delay < 86_400:
+            self._timer = self._crew.system.call_later(max(soonest, delay), self._on_timer)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _now(self) -> int:
+        return self._crew.system.now()

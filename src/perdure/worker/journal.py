@@ -1,0 +1,127 @@
+"""Group commit: one transaction in flight, everything else gathers for the next.
+
+No timer and no added latency: an idle journal sends a turn at once, a busy one sends as many as came together meanwhile. A turn
+whose row was busy goes along with the next batch; when the database fails, the same batch is sent again until it answers, which
+every verb of the store allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from perdure.core.errors import StoreCorrupt, StoreError
+from perdure.core.model import Turn, Verdict
+from perdure.core.system import System
+from perdure.store.protocol import Store
+
+logger = logging.getLogger("perdure.worker")
+
+#: Turns in one transaction at the most, so that one batch never holds the database for long.
+MAX_BATCH = 1000
+
+
+class Author(Protocol):
+    """Whoever has turns to make durable."""
+
+    def make_turn(self) -> Turn | None:
+        """What to write now; None if nothing any more. Asked at the last moment, so that one turn carries all there is."""
+
+    def landed(self, verdict: Verdict) -> None:
+        """What became of that turn. Called from a plain callback of the loop, never inside a task."""
+
+
+class Journal:
+    """See the module."""
+
+    def __init__(self, store: Store, system: System, actor: Callable[[], str]) -> None:
+        self._store = store
+        self._system = system
+        self._actor = actor
+        self._waiting: dict[Author, Turn | None] = {}
+        self._writing: asyncio.Task[None] | None = None
+        self._busy = False
+        self.batches = 0
+        self.turns = 0
+
+    def submit(self, author: Author) -> None:
+        """Ask the author for a turn with the next batch. Asking twice is asking once."""
+        self._waiting.setdefault(author, None)
+        if not self._busy:
+            self._busy = True
+            asyncio.get_running_loop().call_soon(self._leave)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to write and nothing being written."""
+        return not self._busy
+
+    def _leave(self) -> None:
+        batch: list[tuple[Author, Turn]] = []
+        waiting, self._waiting = self._waiting, {}
+        for author, kept in waiting.items():
+            if len(batch) >= MAX_BATCH:
+                self._waiting[author] = kept
+                continue
+            turn = kept or author.make_turn()
+            if turn is not None:
+                batch.append((author, turn))
+        if not batch:
+            self._busy = False
+            return
+        self.batches += 1
+        self.turns += len(batch)
+        self._writing = self._system.spawn(self._write(batch), "perdure journal")
+
+    async def _write(self, batch: list[tuple[Author, Turn]]) -> None:
+        verdicts = await self._commit([turn for _, turn in batch])
+        asyncio.get_running_loop().call_soon(self._land, batch, verdicts)
+
+    async def _commit(self, turns: list[Turn]) -> list[Verdict]:
+        delay = 0.05
+        while True:
+            try:
+                return await self._store.commit(turns, self._actor())
+            except StoreError as error:
+                if isinstance(error, StoreCorrupt):
+                    return [await self._commit_one(turn) for turn in turns]
+                logger.error("cannot write %d turns, trying again in %.1f s: %s", len(turns), delay, error)
+                await self._system.sleep(delay * (0.5 + self._system.random()))
+                delay = min(delay * 2, 5.0)
+
+    async def _commit_one(self, turn: Turn) -> Verdict:
+        """Tell the one turn that finds its run's rows corrupt from its neighbours."""
+        try:
+            return (await self._store.commit([turn], self._actor()))[0]
+        except StoreCorrupt:
+            logger.exception("run %s cannot be written; it is left as it is", turn.lease.run_id)
+            return Verdict.LOST
+
+    def _land(self, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]) -> None:
+        for (author, turn), verdict in zip(batch, verdicts, strict=True):
+            if verdict is Verdict.BUSY:
+                self._waiting[author] = turn
+            else:
+                author.landed(verdict)
+        if self._waiting:
+            self._leave()
+        else:
+            self._busy = False
+
+    async def settled(self) -> None:
+        """Wait until what is being written has landed."""
+        while self._busy:
+            writing = self._writing
+            if writing is not None and not writing.done():
+                await asyncio.wait([writing])
+            else:
+                await self._system.sleep(0)
+
+    def abort(self) -> None:
+        """Forget what has not been sent, and stop waiting for what has."""
+        self._waiting.clear()
+        if self._writing is not None:
+            self._writing.cancel()
+        self._busy = False

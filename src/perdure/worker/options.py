@@ -1,0 +1,70 @@
+"""What a worker may be told."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from perdure.core.duration import Duration, seconds
+from perdure.core.errors import UsageError
+from perdure.core.ids import check_name
+from perdure.core.model import DEFAULT_QUEUE
+from perdure.core.retry import Retry
+
+
+class WorkerOptions(Struct, frozen=True, kw_only=True):
+    """A worker's settings, durations in seconds."""
+
+    #: Runs worked on at the same time. Runs that wait take none.
+    slots: int = 100
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+    #: Without a heartbeat for this long, a worker is declared dead and its runs go to others.
+    lease: float = 15.0
+    #: How long steps may go on after a shutdown was asked for.
+    grace: float = 10.0
+    #: For steps that declare none.
+    retry: Retry = Retry()
+    #: Waiting runs kept in memory, so that they go on without replay.
+    resident: int = 2000
+    #: Claims without progress after which a run is set aside.
+    poison_after: int = 5
+    #: Waits shorter than this are sat out instead of given back to the database.
+    linger: float = 0.1
+    #: For how long others leave a run that has just become ready to the worker that last had it.
+    affinity: float = 0.02
+    #: Threads that steps have abandoned (a timeout, a cancellation) after which no more runs are claimed.
+    abandoned_threads: int = 50
+    #: A loop blocked for this long stops the heartbeat.
+    stall_limit: float = 60.0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        slots: int = 100,
+        queues: tuple[str, ...] | list[str] = (DEFAULT_QUEUE,),
+        lease: Duration = 15.0,
+        grace: Duration = 10.0,
+        retry: Retry | None = None,
+        resident: int = 2000,
+        poison_after: int = 5,
+        stall_limit: Duration = 60.0,
+    ) -> WorkerOptions:
+        """Validated settings, from what a user writes."""
+        if slots < 1:
+            raise UsageError(f"a worker needs at least one slot, not {slots}")
+        if resident < 0 or poison_after < 1:
+            raise UsageError("resident must be 0 or more, poison_after 1 or more")
+        if not queues:
+            raise UsageError("a worker needs at least one queue")
+        if seconds(lease) < 0.1:
+            raise UsageError(f"a lease of {lease!r} is too short to be renewed in time; give at least 0.1 s")
+        return cls(
+            slots=slots,
+            queues=tuple(check_name(queue, "queue") for queue in queues),
+            lease=seconds(lease),
+            grace=seconds(grace),
+            retry=Retry() if retry is None else retry,
+            resident=resident,
+            poison_after=poison_after,
+            stall_limit=seconds(stall_limit),
+        )

@@ -1,0 +1,55 @@
+"""What follows from a failure: another attempt, or the end."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from perdure.core.duration import microseconds
+from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, UsageError
+from perdure.core.model import Again, Run
+from perdure.core.retry import Retry
+from perdure.replay.execution import Outcome
+from perdure.replay.operations import StepOperation
+from perdure.worker.crew import Crew
+
+
+class Another(Struct, frozen=True):
+    """Another attempt follows."""
+
+    #: Attempts used up so far.
+    attempts: int
+    retry_at: int
+
+
+def after_failed_attempt(
+    operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int
+) -> Another | None:
+    """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
+    now = crew.system.now()
+    if isinstance(error, RetryAfter):
+        try:
+            again = Another(number - 1, now + microseconds(error.delay))  # type: ignore[arg-type]  # checked right there
+        except InvalidDuration:
+            return None
+        return again if again.retry_at < deadline else None
+    if isinstance(error, UsageError):
+        return None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
+    policy = operation.request.options.retry
+    policy = policy if isinstance(policy, Retry) else crew.options.retry
+    delay = policy.next_delay(number, error, crew.system.random())
+    if delay is None:
+        return None
+    retry_at = now + int(delay * 1e6)
+    return Another(number, retry_at) if retry_at < deadline else None
+
+
+def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Crew) -> Again | None:
+    """When to try the whole run again; None if it has failed for good."""
+    error = outcome.error
+    if policy is None or error is None or isinstance(error, Fatal):
+        return None
+    delay = policy.next_delay(run.attempt, error, crew.system.random())
+    if delay is None:
+        return None
+    wake_at = crew.system.now() + int(delay * 1e6)
+    return Again(wake_at, outcome.payload or "{}") if wake_at < run.deadline else None

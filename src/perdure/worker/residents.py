@@ -1,0 +1,40 @@
+"""Waiting runs kept in memory, so that they go on without replay; the longest unused goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from perdure.core.model import Run
+from perdure.worker.held import Held
+
+
+class Residents:
+    """Parked runs by id, at most so many."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parked: OrderedDict[str, Held] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def keep(self, held: Held) -> None:
+        """Remember a run that has just been parked, letting go of another if there is no room."""
+        self._parked[held.run.id] = held
+        while len(self._parked) > self._limit:
+            self._parked.popitem(last=False)[1].drop()
+
+    def take(self, run: Run) -> Held | None:
+        """The run as it was parked, if this claim is the first since then: its history is then still what it knows."""
+        held = self._parked.pop(run.id, None)
+        if held is None:
+            return None
+        if held.lease.token + 1 == run.token and held.run.attempt == run.attempt:
+            return held
+        held.drop()
+        return None
+
+    def clear(self) -> None:
+        """Let go of all."""
+        while self._parked:
+            self._parked.popitem()[1].drop()

@@ -1,0 +1,100 @@
+"""Threads for sync steps.
+
+A thread cannot be stopped from outside. A step that timed out or was cancelled goes on in its thread, abandoned: its result is wanted by
+nobody, another thread takes its place, and the process does not wait for it at exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+#: A thread without work for this long ends.
+IDLE_SECONDS = 30.0
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Job:
+    """A function running, or about to run, in a thread."""
+
+    __slots__ = ("abandoned", "context", "done", "finished", "function", "loop", "started")
+
+    def __init__(self, function: Callable[[], Any], done: Done) -> None:
+        self.function = function
+        self.done = done
+        self.loop = asyncio.get_running_loop()
+        self.context = contextvars.copy_context()
+        self.started = False
+        self.finished = False
+        self.abandoned = False
+
+
+class StepThreads:
+    """Daemon threads, as many as there are sync steps under way."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._abandoned = 0
+
+    @property
+    def abandoned(self) -> int:
+        """Threads that still run something nobody waits for."""
+        return self._abandoned
+
+    def submit(self, function: Callable[[], Any], done: Done) -> Job:
+        """Run it in a thread, in the caller's context; `done(result, error)` is called on the caller's loop."""
+        job = Job(function, done)
+        with self._lock:
+            spare = self._idle > self._jobs.qsize()
+            self._jobs.put(job)
+        if not spare:
+            threading.Thread(target=self._work, name="perdure step", daemon=True).start()
+        return job
+
+    def abandon(self, job: Job) -> None:
+        """Stop waiting for it."""
+        with self._lock:
+            if not job.finished and not job.abandoned:
+                job.abandoned = True
+                if job.started:
+                    self._abandoned += 1
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                job = self._jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    self._idle -= 1
+                return
+            with self._lock:
+                self._idle -= 1
+                job.started = True
+            if not job.abandoned:
+                self._run(job)
+
+    def _run(self, job: Job) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = job.context.run(job.function)
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            job.finished = True
+            if job.abandoned:
+                self._abandoned -= 1
+                return
+        try:
+            job.loop.call_soon_threadsafe(job.done, result, error)
+        except RuntimeError:  # the loop has been closed: nobody is left to tell
+            return

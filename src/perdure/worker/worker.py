@@ -1,0 +1,308 @@
+"""The worker: claims runs into free slots, keeps its lease, and lets go in order.
+
+A worker has *lives*: each has a fresh random id. One that finds itself declared dead drops everything it held and begins another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perdure.core.codec import Codec
+from perdure.core.errors import StoreError
+from perdure.core.failure import ErrorTypes
+from perdure.core.ids import uuid7
+from perdure.core.model import ClaimedRun, Message, Reason, Record, WorkerInfo
+from perdure.core.system import System
+from perdure.store.protocol import Store
+from perdure.worker.claimer import Claimer
+from perdure.worker.crew import Crew
+from perdure.worker.heart import Heart
+from perdure.worker.held import Held, Stage
+from perdure.worker.journal import Journal
+from perdure.worker.options import WorkerOptions
+from perdure.worker.residents import Residents
+from perdure.worker.sweeper import Sweeper
+from perdure.worker.threads import StepThreads
+from perdure.workflow.definition import Workflow
+
+logger = logging.getLogger("perdure.worker")
+
+
+class Worker:
+    """Executes the runs of some workflows. Use it as an async context manager, or `start` and `stop` it."""
+
+    def __init__(
+        self,
+        store: Store,
+        workflows: Mapping[str, Workflow[Any, Any]],
+        *,
+        system: System,
+        codec: Codec,
+        errors: ErrorTypes,
+        options: WorkerOptions,
+    ) -> None:
+        self.id = ""
+        self.options = options
+        self.stopping = False
+        self._store = store
+        self._system = system
+        self._workflows = workflows
+        self._journal = Journal(store, system, lambda: self.id)
+        self._threads = StepThreads()
+        self._crew = Crew(
+            system=system,
+            journal=self._journal,
+            threads=self._threads,
+            codec=codec,
+            errors=errors,
+            options=options,
+            owner=self,
+            logger=logging.getLogger("perdure.workflow"),
+        )
+        self._held: dict[str, Held] = {}
+        self._residents = Residents(options.resident)
+        self._heart: Heart | None = None
+        self._claimer = Claimer(store, system, self)
+        self._sweeper = Sweeper(store, system, options.lease)
+        self._reading: set[asyncio.Task[None]] = set()
+        self._rebirth: asyncio.Task[None] | None = None
+        self._emptied: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Worker:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # lives
+
+    async def start(self) -> None:
+        """Begin to work."""
+        await self._begin_life()
+        # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
+        await self._store.unblock(None, tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
+        self._claimer.start()
+        self._sweeper.start()
+
+    async def _begin_life(self) -> None:
+        self.id = uuid7(self._system.now(), self._system.entropy(10))
+        await self._store.register(
+            WorkerInfo(
+                id=self.id,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                queues=self.options.queues,
+                types=tuple(sorted(self._workflows)),
+                slots=self.options.slots,
+                lease=int(self.options.lease * 1e6),
+            )
+        )
+        self._heart = Heart(
+            self._store,
+            self._system,
+            self.id,
+            lease=self.options.lease,
+            stall_limit=self.options.stall_limit,
+            on_dead=self._declared_dead,
+        )
+        self._heart.start()
+
+    def _declared_dead(self) -> None:
+        if not self.stopping and (self._rebirth is None or self._rebirth.done()):
+            self._rebirth = self._system.spawn(self._begin_again(), "perdure rebirth")
+
+    async def _begin_again(self) -> None:
+        logger.warning("worker %s was declared dead; it drops %d runs and begins a new life", self.id, len(self._held))
+        await self._claimer.stop()
+        self._drop_everything()
+        if self._heart is not None:
+            await self._heart.stop()
+        while True:
+            try:
+                await self._begin_life()
+                break
+            except StoreError as error:
+                logger.error("cannot begin a new life, trying again: %s", error)
+                await self._system.sleep(1.0)
+        self._claimer.start()
+
+    def _drop_everything(self) -> None:
+        for held in list(self._held.values()):
+            held.drop()
+        self._held.clear()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self._system.crash_point("shutdown.begin")
+        if self._rebirth is not None:
+            self._rebirth.cancel()
+        await self._claimer.stop()
+        await self._sweeper.stop()
+        await self._let_finish(self.options.grace if grace is None else grace)
+        self._system.crash_point("shutdown.released")
+        for task in list(self._reading):
+            task.cancel()
+        if self._heart is not None:
+            await self._heart.stop()
+        self._drop_everything()
+        self._residents.clear()
+        try:
+            await self._store.retire(self.id)
+        except StoreError as error:
+            logger.warning("worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error)
+
+    async def run_until_signalled(self) -> None:
+        """Work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
+        loop = asyncio.get_running_loop()
+        signalled: asyncio.Future[None] = loop.create_future()
+
+        def on_signal() -> None:
+            if signalled.done():
+                self._release_rest()
+            else:
+                signalled.set_result(None)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        try:
+            await signalled
+        finally:
+            await self.stop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def _let_finish(self, grace: float) -> None:
+        for held in list(self._held.values()):
+            held.settle()
+        timer = self._system.call_later(grace, self._release_rest)
+        # Once released, only the database can keep a run from ending here; it is not waited for without end.
+        limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
+        try:
+            if self._held:
+                self._emptied = asyncio.get_running_loop().create_future()
+                await self._emptied
+        finally:
+            timer.cancel()
+            limit.cancel()
+
+    def _release_rest(self) -> None:
+        for held in list(self._held.values()):
+            held.release()
+
+    def _give_up_waiting(self) -> None:
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    # claiming
+
+    @property
+    def free_slots(self) -> int:
+        """How many more runs may be taken."""
+        if self._threads.abandoned >= self.options.abandoned_threads:
+            return 0
+        return self.options.slots - len(self._held)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no run is being worked on."""
+        return not self._held
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The workflow types that it serves."""
+        return tuple(self._workflows)
+
+    def knows(self, run_id: str) -> bool:
+        """Whether it is aware of holding that run."""
+        return run_id in self._held
+
+    def resident(self, claimed: ClaimedRun) -> Held | None:
+        """The run as it was left in memory, if it can go on from there."""
+        return self._residents.take(claimed.run)
+
+    def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Iterable[Message]) -> None:
+        """Work on a run that was claimed and whose history was loaded."""
+        held = Held(claimed, self._workflows[claimed.run.type], records, self._crew)
+        self._held[claimed.run.id] = held
+        held.receive(inbox)
+        asyncio.get_running_loop().call_soon(held.begin)
+
+    def take_again(self, held: Held, claimed: ClaimedRun) -> None:
+        """Work on a run that stayed in memory."""
+        self._held[claimed.run.id] = held
+        asyncio.get_running_loop().call_soon(held.resume, claimed)
+
+    def deliver(self, messages: Iterable[Message]) -> None:
+        """Hand inbox entries to the runs that they are for."""
+        by_run: dict[str, list[Message]] = {}
+        for message in messages:
+            by_run.setdefault(message.run_id, []).append(message)
+        loop = asyncio.get_running_loop()
+        for run_id, entries in by_run.items():
+            held = self._held.get(run_id)
+            if held is not None:
+                loop.call_soon(held.receive, entries)
+
+    # Owner
+
+    def may_start_steps(self) -> bool:
+        """See `Owner`."""
+        return not self.stopping and self._heart is not None and self._heart.is_safe()
+
+    def parked(self, held: Held) -> None:
+        """See `Owner`."""
+        self._let_go(held)
+        if self.stopping:
+            held.drop()
+        else:
+            self._residents.keep(held)
+
+    def ended(self, held: Held) -> None:
+        """See `Owner`."""
+        self._let_go(held)
+
+    def unread(self, held: Held) -> None:
+        """See `Owner`."""
+        task = self._system.spawn(self._read_inbox(held), f"perdure inbox {held.run.id}")
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read_inbox(self, held: Held) -> None:
+        while held.stage is Stage.ACTIVE:
+            try:
+                entries = await self._store.inbox(held.run.id, held.seen)
+            except StoreError as error:
+                logger.warning("cannot read the inbox of run %s, trying again: %s", held.run.id, error)
+                await self._system.sleep(0.2)
+            else:
+                asyncio.get_running_loop().call_soon(held.receive, entries)
+                return
+
+    def _let_go(self, held: Held) -> None:
+        if self._held.get(held.run.id) is held:
+            del self._held[held.run.id]
+        self._claimer.slot_freed()
+        if not self._held:
+            self._give_up_waiting()
+
+    # for tests and simulations
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way: no step, no commit, no claim, no read."""
+        return (
+            self._journal.idle
+            and self._claimer.quiet
+            and not self._reading
+            and all(held.idle for held in self._held.values())
+        )

@@ -1,0 +1,146 @@
+"""What a workflow can do.
+
+Every method that does something durable takes its place in the history when it is *called* and returns an `Operation`: await it,
+or hand it to `asyncio.gather`, `wait`, a `TaskGroup`… as any other future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+
+from perdure.core.duration import Duration, instant, microseconds
+from perdure.core.ids import check_id, check_name
+from perdure.core.model import FAR
+from perdure.core.retry import Retry
+from perdure.workflow.runtime import ChildOptions, Runtime, StepRequest, WorkflowRandom
+from perdure.workflow.steps import NO_OPTIONS, StepOptions, make_options, name_of, options_of
+
+if TYPE_CHECKING:
+    from perdure.workflow.definition import Call
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+
+    class Operation(asyncio.Future[R], Coroutine[Any, Any, R]):
+        """Something durable under way. Declared as a coroutine too, so that a `TaskGroup` takes it."""
+
+else:
+    Operation = asyncio.Future
+
+
+class Context:
+    """The durable side of a workflow, handed to it as its first argument."""
+
+    __slots__ = ("_options", "_runtime")
+
+    def __init__(self, runtime: Runtime, options: StepOptions = NO_OPTIONS) -> None:
+        self._runtime = runtime
+        self._options = options
+
+    @overload
+    def step(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Operation[R]: ...
+
+    @overload
+    def step(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...
+
+    def step(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function once, record its result, and give that result on every replay.
+
+        Async functions run on the worker's loop, others in a thread. The workflow gets the result as it comes back from the
+        database. A failed attempt is repeated as the step's retry policy says; what remains is raised here.
+        """
+        options = self._options.over(options_of(function))
+        name = options.name if isinstance(options.name, str) else name_of(function)
+        return self._runtime.step(StepRequest(name, function, args, kwargs, options))
+
+    def options(
+        self,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        ephemeral: bool | None = None,
+    ) -> Context:
+        """This context with other options for the steps called through it: `ctx.options(timeout="5s").step(...)`."""
+        chosen = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral)
+        return Context(self._runtime, chosen.over(self._options))
+
+    def sleep(self, duration: Duration) -> Operation[None]:
+        """Wait, for however long; holds no slot, no thread and no memory to speak of. `asyncio.sleep` is the same."""
+        return cast("Operation[None]", self._runtime.sleep_until(self._runtime.time + microseconds(duration)))
+
+    def sleep_until(self, when: datetime.datetime) -> Operation[None]:
+        """Wait until a moment (with a time zone)."""
+        return cast("Operation[None]", self._runtime.sleep_until(instant(when, self._runtime.time)))
+
+    @overload
+    def receive(self, name: str, type: type[T], *, timeout: Duration | None = None) -> Operation[T]: ...
+
+    @overload
+    def receive(self, name: str, type: Any = ..., *, timeout: Duration | None = None) -> Operation[Any]: ...
+
+    def receive(self, name: str, type: Any = Any, *, timeout: Duration | None = None) -> Operation[Any]:
+        """Take the next message of that name from the run's mailbox, waiting for it if need be.
+
+        Messages wait too: none is lost because nobody was receiving. Raises `TimeoutError` after `timeout`; a message that
+        comes later stays for the next receive.
+        """
+        due = None if timeout is None else self._runtime.time + microseconds(timeout)
+        return cast("Operation[Any]", self._runtime.receive(check_name(name, "message name"), type, due))
+
+    def call(
+        self,
+        call: Call[R],
+        *,
+        id: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        deadline: Duration | datetime.datetime | None = None,
+    ) -> Operation[R]:
+        """Start another workflow as a child run and wait for its result; its error is raised here.
+
+        Giving up the wait (a timeout, a cancellation) cancels the child.
+        """
+        options = ChildOptions(
+            id=None if id is None else check_id(id, "child id"),
+            queue=None if queue is None else check_name(queue, "queue"),
+            priority=priority,
+            deadline=FAR if deadline is None else instant(deadline, self._runtime.time),
+        )
+        return cast("Operation[R]", self._runtime.call(call, options))
+
+    def now(self) -> datetime.datetime:
+        """The workflow's time: that of the last thing that happened to it; the same on replay."""
+        return _EPOCH + datetime.timedelta(microseconds=self._runtime.time)
+
+    @property
+    def random(self) -> WorkflowRandom:
+        """Random numbers that are the same on replay: `ctx.random()`, `ctx.random.choice(...)`."""
+        return self._runtime.random
+
+    def uuid(self) -> uuid.UUID:
+        """A UUID that is the same on replay; good as an idempotency key."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    @property
+    def run_id(self) -> str:
+        """The id of this run."""
+        return self._runtime.run_id
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that is silent during replay, so that each line appears once."""
+        return self._runtime.log
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -1,0 +1,130 @@
+"""What a function's annotations say about encoding its arguments and decoding its result."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from perdure.core.codec import Codec
+from perdure.core.errors import BadArguments, DecodeError
+
+
+def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The function's annotations as types. Raises `BadArguments` when a name in them cannot be found."""
+    plain = inspect.unwrap(function)
+    names = dict(local_names or {})
+    for name, cell in zip(
+        getattr(getattr(plain, "__code__", None), "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=False
+    ):
+        try:
+            names[name] = cell.cell_contents
+        except ValueError:  # assigned later in the enclosing function
+            continue
+    try:
+        return typing.get_type_hints(plain, localns=names or None, include_extras=True)
+    except NameError as error:
+        raise BadArguments(
+            f"cannot resolve an annotation of {describe(plain)}: {error}. "
+            "Define the type at module level, or before the function that uses it"
+        ) from error
+    except TypeError:  # a callable without annotations of its own, such as a builtin
+        return {}
+
+
+def describe(function: Callable[..., Any]) -> str:
+    """A function's name for an error message."""
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+
+
+@functools.lru_cache(maxsize=4096)
+def return_type(function: Callable[..., Any]) -> Any:
+    """The type that a step's or workflow's result is decoded to; `Any` where nothing is declared."""
+    hints = type_hints(function)
+    return hints.get("return", Any)
+
+
+class Signature:
+    """The parameters of a workflow function, the leading `ctx` left out."""
+
+    def __init__(self, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> None:
+        self._function = function
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise BadArguments(f"{describe(function)} must take the Context as its first parameter")
+        for parameter in parameters[1:]:
+            if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                raise BadArguments(
+                    f"{describe(function)} takes *{parameter.name}: a workflow's parameters are stored by name, so each "
+                    "needs one; use a list or a dict"
+                )
+        self._parameters = parameters[1:]
+        self._signature = inspect.Signature(self._parameters)
+        self._local_names = dict(local_names or {})
+        try:
+            self._resolved: dict[str, Any] | None = type_hints(function, self._local_names)
+        except BadArguments:
+            self._resolved = None  # may be defined further down in the module: look again when it is needed
+
+    @property
+    def _hints(self) -> dict[str, Any]:
+        if self._resolved is None:
+            self._resolved = type_hints(self._function, self._local_names)
+        return self._resolved
+
+    @property
+    def returns(self) -> Any:
+        """The declared type of the result."""
+        return self._hints.get("return", Any)
+
+    def resolve(self) -> None:
+        """Raise `BadArguments` now if an annotation cannot be resolved."""
+        _ = self._hints
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """Arguments by name. Raises `BadArguments`."""
+        try:
+            return dict(self._signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise BadArguments(f"{what}: {error}; it takes {self._signature}") from error
+
+    def encode(self, arguments: Mapping[str, Any], codec: Codec, what: str) -> str:
+        """Arguments as a JSON object, checked to come back as what they are declared to be."""
+        payload = codec.encode(dict(arguments), what)
+        try:
+            self.decode(payload, codec, what)
+        except DecodeError as error:
+            raise BadArguments(f"{error}; the arguments do not fit the declared parameters {self._signature}") from error
+        return payload
+
+    def decode(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
+        """Arguments by name from a JSON object, or from an array of positional ones. Raises `DecodeError`."""
+        raw = codec.decode(payload, dict[str, msgspec.Raw] | list[msgspec.Raw], what)
+        if isinstance(raw, list):
+            names = [parameter.name for parameter in self._parameters]
+            if len(raw) > len(names):
+                raise DecodeError(f"{what} has {len(raw)} positional arguments; it takes {self._signature}")
+            raw = dict(zip(names, raw, strict=False))
+        known = {parameter.name: parameter for parameter in self._parameters}
+        if unknown := raw.keys() - known.keys():
+            raise DecodeError(f"{what} has arguments {sorted(unknown)} that it does not take; it takes {self._signature}")
+        missing = [name for name, p in known.items() if p.default is inspect.Parameter.empty and name not in raw]
+        if missing:
+            raise DecodeError(f"{what} lacks the arguments {missing}; it takes {self._signature}")
+        return {
+            name: codec.decode(bytes(value), self._hints.get(name, Any), f"{what}, argument {name!r}")
+            for name, value in raw.items()
+        }
+
+    def call(self, context: object, arguments: dict[str, Any]) -> Any:
+        """Call the function with the context and arguments by name."""
+        bound = self._signature.bind_partial()
+        bound.arguments.update({p.name: arguments[p.name] for p in self._parameters if p.name in arguments})
+        return self._function(context, *bound.args, **bound.kwargs)
