@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from perdure.core.errors import StoreError
+from perdure.store.protocol import Change
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -61,8 +62,8 @@ class Transaction(Protocol):
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add a line to the audit trail."""
 
-    def stir(self) -> None:
-        """Say that this made a run ready, finished one or marked one."""
+    def stir(self, change: Change) -> None:
+        """Say what this changes for somebody who waits."""
 
 
 def drive(verb: Coroutine[Any, Any, T]) -> T:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perdure.core.errors import RunCancelled
 from perdure.core.model import FINISHED, Kind, NewMessage, SendOutcome, Status
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import finish
+from perdure.store.protocol import Change
 from perdure.store.rows import failure, to_json
 
 _TARGET = """
@@ -71,7 +73,7 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
     tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
     status, _, started_at, attempt = target
     if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
-        error = failure("perdure.RunCancelled", f"Run {run_id!r} was cancelled before it could go on.")
+        error = failure(RunCancelled, f"Run {run_id!r} was cancelled before it could go on.")
         await deliver(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
     return outcome
 
@@ -112,6 +114,8 @@ async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> Send
         "now": tx.now,
     }
     await tx.execute(_RAISE, change)
-    if woken or running:
-        tx.stir()
+    if woken:
+        tx.stir(Change.READY)
+    elif running:
+        tx.stir(Change.MARKED)
     return SendOutcome.ACCEPTED

@@ -44,6 +44,7 @@ class Retrying:
     """The verbs of `Store`, repeated while the database is unavailable, for `bound_seconds` at most."""
 
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0) -> None:
+        self.poll_interval = store.poll_interval
         self._store = store
         self._system = system
         self._bound = bound_seconds

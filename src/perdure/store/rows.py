@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from perdure.core.errors import StoreCorrupt
+from perdure.core.failure import Failure
 from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status, WorkerInfo, WorkerStatus
 from perdure.store.dialect import Row
 
@@ -103,9 +104,9 @@ def to_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def failure(type: str, message: str) -> str:
+def failure(kind: type[Exception], message: str) -> str:
     """A `Failure` as JSON, made by the store itself."""
-    return to_json({"type": type, "message": message})
+    return Failure(type=f"{kind.__module__}.{kind.__qualname__}", message=message).to_json()
 
 
 def _names(text: str) -> tuple[str, ...]:

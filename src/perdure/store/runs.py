@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Created, NewRun, Reason, Run, Status
 from perdure.store.dialect import Params, Transaction, placeholders
+from perdure.store.protocol import Change
 from perdure.store.rows import RUN, to_json, to_run
 
 #: How many parameters a list in a statement may have.
@@ -77,7 +78,7 @@ async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequenc
     for run_id in found:
         tx.note(run_id, "unblocked")
     if found:
-        tx.stir()
+        tx.stir(Change.READY)
     return len(found)
 
 
@@ -110,7 +111,7 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
         raise StoreUnavailable("Somebody created a run of the same id or key at the same moment; try again.")
     for new in runs:
         tx.note(new.id, "created", to_json({"type": new.type}))
-    tx.stir()
+    tx.stir(Change.READY)
 
 
 async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> dict[tuple[str, str | None], tuple[Run, str]]:

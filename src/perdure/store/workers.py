@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perdure.core.errors import Expired
 from perdure.core.model import FAR, Lease, Status, Swept, WorkerInfo
 from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
 from perdure.store.outcome import finish
+from perdure.store.protocol import Change
 from perdure.store.rows import WORKER, failure, to_json, to_worker, values
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
@@ -121,7 +123,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     await _give_back(tx, orphans, "reclaimed", orderly=False)
     late = [row[0] for row in await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})]
     for run_id in late:
-        error = failure("perdure.Expired", f"Run {run_id!r} was not finished by its deadline.")
+        error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired"))
     return Swept(
         dead_workers=dead,
@@ -166,4 +168,4 @@ async def _give_back(tx: Transaction, leases: Sequence[Lease], event: str, *, or
     for lease in leases:
         tx.note(lease.run_id, event, to_json({"token": lease.token + 1}))
     if leases:
-        tx.stir()
+        tx.stir(Change.READY)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perdure.core.errors import RunExists
 from perdure.core.model import FINISHED, Kind, NewMessage, NewRun, Status
 from perdure.store.messages import deliver
+from perdure.store.protocol import Change
 from perdure.store.rows import failure, to_json
 from perdure.store.runs import INSERT, params_of
 from perdure.store.sqlite.connection import SqliteTransaction
@@ -36,7 +38,7 @@ async def start_children(tx: SqliteTransaction, parent: str, children: Sequence[
     for child in children:
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
             tx.note(child.id, "created", to_json({"type": child.type}))
-            tx.stir()
+            tx.stir(Change.READY)
         else:
             await _adopt(tx, parent, child)
 
@@ -47,7 +49,7 @@ async def _adopt(tx: SqliteTransaction, parent: str, child: NewRun) -> None:
         text = (
             f"The id {child.id!r} belongs to another run; give the call at {child.parent_location!r} an id of its own."
         )
-        await deliver(tx, _word(parent, child, failure("perdure.RunExists", text), True, f"taken:{child.write_id}"))
+        await deliver(tx, _word(parent, child, failure(RunExists, text), True, f"taken:{child.write_id}"))
         return
     _, _, status, generation, output, error = rows[0]
     if status not in FINISHED:

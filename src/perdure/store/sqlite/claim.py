@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from operator import itemgetter
 
+from perdure.core.errors import WorkflowError
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
 from perdure.store.rows import RUN, failure, to_json, to_run
@@ -178,7 +179,7 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
 
 async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
     error = failure(
-        "perdure.Poison",
+        WorkflowError,
         f"Run {run_id!r} was claimed {claims} times in a row and each time its worker went away before anything was "
         "recorded, the last times with nothing else to do. Look at what the run does first, then unblock it.",
     )

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from perdure.core.errors import StoreCorrupt, StoreReadOnly
 from perdure.core.system import System
 from perdure.store.dialect import Dialect, Row, drive
+from perdure.store.protocol import Change
 from perdure.store.sqlite.errors import is_busy, translate
 from perdure.store.sqlite.files import CheckpointLock, check_file_system, check_version, checkpoints_need_care
 from perdure.store.url import SqliteUrl
@@ -65,7 +66,7 @@ class SqliteTransaction:
         self._render = render
         self.now = now
         self.actor = actor
-        self.stirred = False
+        self.stirred = Change.NONE
         self._notes: list[tuple[str, int, str, str, str]] = []
 
     async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
@@ -88,9 +89,9 @@ class SqliteTransaction:
         """Add a line to the audit trail."""
         self._notes.append((run_id, self.now, kind, self.actor, data))
 
-    def stir(self) -> None:
-        """Say that this made a run ready, finished one or marked one."""
-        self.stirred = True
+    def stir(self, change: Change) -> None:
+        """Say what this changes for somebody who waits."""
+        self.stirred |= change
 
     def write_notes(self) -> None:
         """Put the noted lines into the transaction."""
@@ -141,8 +142,8 @@ class SqliteConnection:
             self._lock.close()
             self._lock = None
 
-    def transact(self, verb: str, actor: str, body: Body[T]) -> tuple[T, bool]:
-        """Run a verb in a transaction of its own; its answer, and whether it stirred anything."""
+    def transact(self, verb: str, actor: str, body: Body[T]) -> tuple[T, Change]:
+        """Run a verb in a transaction of its own; its answer, and what it changed for those who wait."""
         self._system.crash_point(f"{verb}.enter")
         return self._patiently(lambda: self._attempt(verb, actor, body))
 
@@ -167,7 +168,7 @@ class SqliteConnection:
             raise sqlite3.ProgrammingError("the connection is closed")
         return self._raw
 
-    def _attempt(self, verb: str, actor: str, body: Body[T]) -> tuple[T, bool]:
+    def _attempt(self, verb: str, actor: str, body: Body[T]) -> tuple[T, Change]:
         raw = self._open()
         if self._writes:
             self._take_turns(raw)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from perdure.core.model import Again, Block, Finish, Lease, Park, Status
 from perdure.store.messages import deliver
 from perdure.store.outcome import word_to_parent
+from perdure.store.protocol import Change
 from perdure.store.rows import to_json
 from perdure.store.sqlite.connection import SqliteTransaction
 
@@ -68,7 +69,7 @@ async def park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
     if await tx.execute(PARK, change) != 1:
         return False
     if park.wake_at <= tx.now:
-        tx.stir()
+        tx.stir(Change.READY)
     return True
 
 
@@ -86,7 +87,7 @@ async def finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
     if not rows:
         return False
     tx.note(lease.run_id, outcome.status.value)
-    tx.stir()
+    tx.stir(Change.FINISHED)
     parent_id, location, generation = rows[0]
     word = word_to_parent(lease.run_id, parent_id, location, generation, outcome.payload, failed=not completed)
     await deliver(tx, word)
@@ -103,7 +104,7 @@ async def again(tx: SqliteTransaction, lease: Lease, retry: Again) -> bool:
     unread = {"run_id": lease.run_id, "read": inbox_read}
     if wake_at <= tx.now or (inbox_seq > inbox_read and await tx.fetch(_TO_BE_STOPPED, unread)):
         await tx.execute(_AT_ONCE, {"run_id": lease.run_id, "now": tx.now})
-        tx.stir()
+        tx.stir(Change.READY)
     return True
 
 
@@ -112,7 +113,7 @@ async def release(tx: SqliteTransaction, lease: Lease) -> bool:
     if await tx.execute(_RELEASE, {"now": tx.now, **_proof(lease)}) != 1:
         return False
     tx.note(lease.run_id, "released", to_json({"token": lease.token + 1}))
-    tx.stir()
+    tx.stir(Change.READY)
     return True
 
 

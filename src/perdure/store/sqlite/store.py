@@ -53,6 +53,8 @@ class SqliteStore:
     """The verbs of `Store` over one SQLite database."""
 
     def __init__(self, url: SqliteUrl, system: System, *, migrate: bool = True, inline: bool = False) -> None:
+        # Nobody else can write to a database in memory, so there is nothing to ask for.
+        self.poll_interval = 60.0 if url.path is None else 0.05
         self._url = url
         self._system = system
         self._migrate = migrate
@@ -224,7 +226,7 @@ class SqliteStore:
         if stirred:
             for listener in self._listeners:
                 try:
-                    listener()
+                    listener(stirred)
                 except Exception:
                     _log.exception("A listener of the store failed; the write itself is done.")
         return answer
