@@ -32,8 +32,6 @@ from perdure.replay.operations import ChildOperation, Operation, StepOperation, 
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
-from perdure.workflow.signature import return_type
-from perdure.workflow.steps import innermost
 
 #: How often a run that is let go may refuse to end before it is left alone.
 MAX_THROWS = 8
@@ -234,8 +232,8 @@ class Execution:
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
         """See `Runtime`."""
-        known = self._functions.setdefault(request.name, _identity(request.function))
-        if known != _identity(request.function):
+        known = self._functions.setdefault(request.name, request.spec.identity)
+        if known is not request.spec.identity and known != request.spec.identity:
             raise DuplicateName(
                 f"two different functions are steps named {request.name!r} in run {self.run_id!r} of {self._origin.type}; "
                 'give one of them a name of its own: `ctx.options(name="...").step(...)`'
@@ -312,11 +310,12 @@ class Execution:
         if not self.loop.closed:
             self._open[operation.location] = operation
             self.fresh.append(operation)
-            future.abandon = lambda: self._abandon(operation)
+            future.watcher, future.operation = self, operation
             self.loop.progressed()
         return future
 
-    def _abandon(self, operation: Operation) -> None:
+    def abandoned(self, operation: Operation) -> None:
+        """See `Watcher`."""
         if self._open.pop(operation.location, None) is not None:
             if isinstance(operation, ChildOperation):
                 self._closed_children.add(operation.location)
@@ -401,7 +400,7 @@ class Execution:
             return
         future = operation.future
         assert future is not None
-        future.abandon = None
+        future.watcher = None
         if future.done():
             return
         if record.failed:
@@ -415,7 +414,7 @@ class Execution:
 
     def _type_of(self, operation: Operation) -> Any:
         if isinstance(operation, StepOperation):
-            return return_type(innermost(operation.request.function))
+            return operation.request.spec.returns
         assert isinstance(operation, ChildOperation)
         return operation.call.returns
 
@@ -489,7 +488,7 @@ class Execution:
                 task._log_destroy_pending = False  # it is dropped on purpose
                 coroutine = task.get_coro()
                 if not task.done() and coroutine is not None:
-                    ended &= throw_through(coroutine, Evicted(), MAX_THROWS)  # type: ignore[arg-type]
+                    ended &= throw_through(coroutine, Evicted(), MAX_THROWS)
             for generator in reversed(self.loop.generators):
                 ended &= throw_through(generator, Evicted(), MAX_THROWS)
         finally:
@@ -498,11 +497,6 @@ class Execution:
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
-
-
-def _identity(function: Any) -> Any:
-    inner = innermost(function)
-    return getattr(inner, "__code__", inner)
 
 
 def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:

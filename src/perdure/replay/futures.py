@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from perdure.replay.loop import RunLoop
@@ -41,17 +41,25 @@ class RunTask(asyncio.Task[T]):
         return self._stable_hash
 
 
+class Watcher(Protocol):
+    """Whoever wants to know that the workflow gave an operation up."""
+
+    def abandoned(self, operation: Any) -> None:
+        """The workflow cancelled it."""
+
+
 class Watched(RunFuture[T]):
     """A future that knows whether anything ever waited for it, and tells when the workflow gives it up."""
 
-    __slots__ = ("abandon", "awaited", "label")
+    __slots__ = ("awaited", "label", "operation", "watcher")
 
     def __init__(self, *, loop: RunLoop, label: str) -> None:
         super().__init__(loop=loop)
         self.label = label
         self.awaited = False
-        #: Called when the workflow cancels it.
-        self.abandon: Callable[[], None] | None = None
+        #: Told when the workflow cancels it.
+        self.watcher: Watcher | None = None
+        self.operation: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
         self.awaited = True
@@ -67,6 +75,6 @@ class Watched(RunFuture[T]):
         cancelled = super().cancel(msg)
         if cancelled:
             self.awaited = True
-            if self.abandon is not None:
-                self.abandon()
+            if self.watcher is not None:
+                self.watcher.abandoned(self.operation)
         return cancelled

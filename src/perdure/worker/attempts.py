@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,7 +12,7 @@ from perdure.core.model import FAR
 from perdure.core.system import Cancellable, System
 from perdure.replay.operations import StepOperation
 from perdure.workflow.current import StepInfo, current_step
-from perdure.workflow.steps import is_async
+from perdure.workflow.runtime import StepRequest
 from perdure.worker.threads import Job, StepThreads
 
 #: How long an async step may take to end after it was cancelled, before it is left behind.
@@ -26,11 +25,16 @@ OnEnd = Callable[["Attempt", Any, BaseException | None], None]
 class Attempt:
     """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
 
-    def __init__(self, operation: StepOperation, run_id: str, system: System, on_end: OnEnd) -> None:
+    __slots__ = (
+        "_job", "_on_end", "_over", "_pending", "_run_id", "_system", "_task", "_threads", "_timed_out",
+        "number", "operation", "started_at",
+    )  # fmt: skip
+
+    def __init__(self, operation: StepOperation, run_id: str, now: int, system: System, on_end: OnEnd) -> None:
         self.operation = operation
         self.number = operation.attempts + 1
-        self.started_at = system.now()
-        self.stack: list[Cancellable] = []
+        self.started_at = now
+        self._pending: tuple[Cancellable, ...] = ()
         self._run_id = run_id
         self._system = system
         self._on_end = on_end
@@ -45,14 +49,17 @@ class Attempt:
         request = self.operation.request
         timeout = request.options.timeout if isinstance(request.options.timeout, float) else None
         due = min(run_deadline, FAR if timeout is None else self.started_at + int(timeout * 1e6))
-        info = StepInfo(self._run_id, self.operation.location, self.number, _moment(due), lambda: self._over)
-        if is_async(request.function):
-            self._spawn(_with_info(info, request.function, request.args, request.kwargs))
+        info = StepInfo(self._run_id, self.operation.location, self.number, due, self._is_over)
+        if request.spec.is_async:
+            self._spawn(_with_info(info, request))
         else:
             self._threads = threads
             self._job = threads.submit(lambda: _in_thread(info, request), self._thread_done)
         if timeout is not None:
-            self.stack.append(self._system.call_later(timeout, lambda: self._time_out(timeout)))
+            self._pending = (self._system.call_later(timeout, lambda: self._time_out(timeout)),)
+
+    def _is_over(self) -> bool:
+        return self._over
 
     def cancel(self) -> None:
         """Nobody wants the result any more."""
@@ -91,7 +98,7 @@ class Attempt:
 
     def _close(self) -> None:
         self._over = True
-        for pending in self.stack:
+        for pending in self._pending:
             pending.cancel()
 
     def _time_out(self, timeout: float) -> None:
@@ -103,7 +110,7 @@ class Attempt:
             return
         self._timed_out = error
         self._task.cancel()
-        self.stack.append(self._system.call_later(CANCEL_PATIENCE, lambda: self._end(None, error)))
+        self._pending = (self._system.call_later(CANCEL_PATIENCE, lambda: self._end(None, error)),)
 
     def _stop(self) -> None:
         if self._task is not None:
@@ -112,21 +119,15 @@ class Attempt:
             self._threads.abandon(self._job)
 
 
-async def _with_info(info: StepInfo, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+async def _with_info(info: StepInfo, request: StepRequest) -> Any:
     current_step.set(info)
-    return await function(*args, **kwargs)
+    return await request.spec.function(*request.args, **request.kwargs)
 
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _in_thread(info: StepInfo, request: Any) -> Any:
+def _in_thread(info: StepInfo, request: StepRequest) -> Any:
     current_step.set(info)
-    return request.function(*request.args, **request.kwargs)
-
-
-def _moment(due: int) -> datetime.datetime | None:
-    if due >= FAR:
-        return None
-    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=due)
+    return request.spec.function(*request.args, **request.kwargs)

@@ -337,7 +337,7 @@ class Held:
             if operation.retry_at > now or not allowed or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            attempt = Attempt(operation, self.run.id, self._crew.system, self._step_ended)
+            attempt = Attempt(operation, self.run.id, now, self._crew.system, self._step_ended)
             self._attempts[operation.location] = attempt
             attempt.start(self._crew.threads, self.run.deadline)
         self._ready = waiting

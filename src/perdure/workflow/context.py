@@ -14,11 +14,12 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from perdure.core.duration import Duration, instant, microseconds
+from perdure.core.errors import InvalidName
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import FAR
 from perdure.core.retry import Retry
 from perdure.workflow.runtime import ChildOptions, Runtime, StepRequest, WorkflowRandom
-from perdure.workflow.steps import NO_OPTIONS, StepOptions, make_options, name_of, options_of
+from perdure.workflow.steps import NO_OPTIONS, StepOptions, make_options, spec_of
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
@@ -59,9 +60,12 @@ class Context:
         Async functions run on the worker's loop, others in a thread. The workflow gets the result as it comes back from the
         database. A failed attempt is repeated as the step's retry policy says; what remains is raised here.
         """
-        options = self._options.over(options_of(function))
-        name = options.name if isinstance(options.name, str) else name_of(function)
-        return self._runtime.step(StepRequest(name, function, args, kwargs, options))
+        spec = spec_of(function)
+        options = self._options.over(spec.options)
+        name = options.name if isinstance(options.name, str) else spec.name
+        if name is None:
+            raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')
+        return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
 
     def options(
         self,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perdure.core.errors import UsageError
+from perdure.core.model import FAR
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class StepInfo:
+class StepInfo(Struct, frozen=True, gc=False):
     """The attempt that is being made."""
 
     run_id: str
@@ -19,10 +22,15 @@ class StepInfo:
     location: str
     #: From 1.
     attempt: int
-    #: When this attempt times out, or the run expires; None for never.
-    deadline: datetime.datetime | None
-    #: Whether the result is still wanted: not after a timeout, a cancellation or a lost lease.
+    #: When this attempt times out or the run expires, in microseconds; see `deadline`.
+    due: int
+    #: Whether the result is no longer wanted: after a timeout, a cancellation or a lost lease.
     is_cancelled: Callable[[], bool]
+
+    @property
+    def deadline(self) -> datetime.datetime | None:
+        """When this attempt times out, or the run expires; None for never."""
+        return None if self.due >= FAR else _EPOCH + datetime.timedelta(microseconds=self.due)
 
 
 current_step: ContextVar[StepInfo] = ContextVar("perdure_step")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from perdure.core.model import FAR
-from perdure.workflow.steps import StepOptions
+from perdure.workflow.steps import StepOptions, StepSpec
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
@@ -21,7 +20,7 @@ class StepRequest(Struct, frozen=True, gc=False):
     """A step that a workflow asks for."""
 
     name: str
-    function: Callable[..., Any]
+    spec: StepSpec
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: StepOptions

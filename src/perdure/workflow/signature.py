@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -39,13 +38,6 @@ def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | No
 def describe(function: Callable[..., Any]) -> str:
     """A function's name for an error message."""
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
-
-
-@functools.lru_cache(maxsize=4096)
-def return_type(function: Callable[..., Any]) -> Any:
-    """The type that a step's or workflow's result is decoded to; `Any` where nothing is declared."""
-    hints = type_hints(function)
-    return hints.get("return", Any)
 
 
 class Signature:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
 from perdure.core.duration import Duration, seconds
-from perdure.core.errors import InvalidName
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
+from perdure.workflow.signature import type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ATTRIBUTE = "__perdure_step__"
+_OPTIONS = "__perdure_step__"
+_SPEC = "__perdure_spec__"
 
 
 class StepOptions(Struct, frozen=True, kw_only=True):
@@ -29,6 +31,8 @@ class StepOptions(Struct, frozen=True, kw_only=True):
 
     def over(self, other: StepOptions) -> StepOptions:
         """These options, filled up from `other`."""
+        if self is NO_OPTIONS or other is NO_OPTIONS:
+            return other if self is NO_OPTIONS else self
         return StepOptions(
             **{
                 name: getattr(self, name) if getattr(self, name) is not UNSET else getattr(other, name)
@@ -63,20 +67,55 @@ def step(
     options = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral)
 
     def attach(function: F) -> F:
-        setattr(function, _ATTRIBUTE, options)
+        setattr(function, _OPTIONS, options)
         return function
 
     return attach
 
 
-def options_of(function: Callable[..., Any]) -> StepOptions:
-    """The policy that `@step` attached, found through partials and bound methods."""
-    options = getattr(innermost(function), _ATTRIBUTE, None)
-    return options if isinstance(options, StepOptions) else NO_OPTIONS
+class StepSpec(Struct, frozen=True, gc=False):
+    """What there is to know about a function as a step."""
+
+    function: Callable[..., Any]
+    #: None for a lambda, which has no name to record its result under.
+    name: str | None
+    options: StepOptions
+    #: Whether calling it gives a coroutine: such steps run on the worker's loop, others in a thread.
+    is_async: bool
+    #: What its result is decoded to.
+    returns: Any
+    #: What tells it from another function of the same name; the same for each instance of a method.
+    identity: object
+
+
+def spec_of(function: Callable[..., Any]) -> StepSpec:
+    """What there is to know about a function as a step. Raises `BadArguments` if its annotations make no sense."""
+    if not isinstance(function, FunctionType):
+        return _inspect(function)
+    known: object = getattr(function, _SPEC, None)
+    # `functools.wraps` copies attributes, so a wrapper may carry what was found out about the function inside it.
+    if isinstance(known, StepSpec) and known.function is function:
+        return known
+    spec = _inspect(function)
+    setattr(function, _SPEC, spec)
+    return spec
+
+
+def _inspect(function: Callable[..., Any]) -> StepSpec:
+    inner = innermost(function)
+    options = getattr(inner, _OPTIONS, NO_OPTIONS)
+    return StepSpec(
+        function=function,
+        name=_name_of(function),
+        options=options if isinstance(options, StepOptions) else NO_OPTIONS,
+        is_async=_is_async(function),
+        returns=type_hints(inner).get("return", Any),
+        identity=getattr(inner, "__code__", inner),
+    )
 
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind partials, bound methods and callable objects: what tells two steps apart."""
+    """The function behind partials, bound methods and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.ismethod(function):
@@ -86,19 +125,16 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """What a step is called when it is not told: function, `Class.method`, a partial's function, an object's class."""
+def _name_of(function: Callable[..., Any]) -> str | None:
+    """Function, `Class.method`, a partial's function, an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     qualified: str = getattr(function, "__qualname__", None) or type(function).__qualname__
     name = qualified.rsplit("<locals>.", 1)[-1]
-    if "<lambda>" in name:
-        raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')
-    return check_name(name, "step name")
+    return None if "<lambda>" in name else check_name(name, "step name")
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine: such steps run on the worker's loop, others in a thread."""
+def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
