@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Unpack
 from perdure.client.blocking import Blocking
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
+from perdure.client.same import check_same
 from perdure.client.watch import Watch
 from perdure.client.why import explain
 from perdure.core.codec import Codec
@@ -21,7 +22,6 @@ from perdure.core.duration import Duration, instant, seconds
 from perdure.core.errors import (
     EngineClosed,
     RunCancelled,
-    RunExists,
     RunFailed,
     RunFinished,
     RunNotFound,
@@ -51,6 +51,7 @@ from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
 from perdure.worker import Worker, WorkerOptions
 from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.signature import Signature
 
 R = TypeVar("R")
 
@@ -86,6 +87,7 @@ class Engine:
         self._actor = f"client:{self._system.entropy(4).hex()}"
         self._opening: asyncio.Lock | None = None
         self._state = "new"
+        self._workers: set[Worker] = set()
         self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
 
     def __repr__(self) -> str:
@@ -103,7 +105,9 @@ class Engine:
         await self._opened()
 
     async def close(self) -> None:
-        """Let go of the database. Workers are to be stopped before."""
+        """Stop the workers in order and let go of the database."""
+        for worker in list(self._workers):
+            await worker.stop()
         if self._state == "closed":
             return
         was_open, self._state = self._state == "open", "closed"
@@ -176,6 +180,8 @@ class Engine:
             self._new_run(call, common if ids is None else StartOptions(**common, id=ids[index]))
             for index, call in enumerate(calls)
         ]
+        if ids is not None:
+            await self._check_ids(runs, calls)
         created = await (await self._opened()).create(runs, self._actor)
         for answer, run, call in zip(created, runs, calls, strict=True):
             self._check_same(answer, run, call)
@@ -192,24 +198,20 @@ class Engine:
         return new_run(call.type, call.encode(self._codec), options, self._system)
 
     def _check_same(self, answer: Created, wanted: NewRun, call: Call[Any]) -> None:
-        if answer.created:
-            return
-        there = answer.run
-        which = f"run {there.id!r}" if there.id == wanted.id else f"idempotency key {wanted.idempotency_key!r} (run {there.id!r})"
-        if there.type != wanted.type:
-            raise RunExists(f"{which} exists with type {there.type!r}, not {wanted.type!r}; choose another id")
-        if there.input != wanted.input and not self._same_input(there.input, wanted.input, call):
-            raise RunExists(f"{which} of type {there.type!r} exists with another input; choose another id")
+        if not answer.created:
+            check_same(answer.run, wanted, self._signature(call), self._codec)
 
-    def _same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
-        """Whether two inputs say the same, though sets and dicts may have been written in another order."""
-        what = f"input of {call.type}"
-        if call.workflow is None:
-            return bool(self._codec.decode(there, Any, what) == self._codec.decode(wanted, Any, what))
-        signature = call.workflow.signature
-        return self._codec.digest(signature.decode(there, self._codec, what)) == self._codec.digest(
-            signature.decode(wanted, self._codec, what)
-        )
+    async def _check_ids(self, runs: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
+        """Refuse ids that are taken, before anything is written."""
+        there: dict[str, Run | NewRun] = {
+            run.id: run for run in await (await self._opened()).get_many([run.id for run in runs])
+        }
+        for run, call in zip(runs, calls, strict=True):
+            check_same(there.setdefault(run.id, run), run, self._signature(call), self._codec)
+
+    def _signature(self, call: Call[Any]) -> Signature | None:
+        workflow = call.workflow or self.workflows.get(call.type)
+        return None if workflow is None else workflow.signature
 
     # looking
 
@@ -347,9 +349,11 @@ class Engine:
         ) from self._errors.restore(failure)
 
     def _make_worker(self, store: Store, options: WorkerOptions) -> Worker:
-        return Worker(
+        worker = Worker(
             store, self.workflows, system=self._system, codec=self._codec, errors=self._errors, options=options
         )
+        self._workers.add(worker)
+        return worker
 
 
 class EngineWorker:

@@ -282,7 +282,7 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """What a claim got."""
 
     runs: tuple[ClaimedRun, ...]
-    #: The earliest wake-up time of any waiting run (`FAR` if none): no need to look before then for timers.
+    #: When the next run becomes ready by time alone (`FAR` if none will): no need to look before then for timers.
     next_wake: int
     #: A suspect was passed over because this worker was not alone.
     suspects: bool

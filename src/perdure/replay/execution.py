@@ -100,7 +100,7 @@ class Execution:
         self._memo = {
             record.location: record
             for record in self._earlier
-            if not record.failed and (record.kind in (Kind.STEP, Kind.CHILD) or record.location.startswith("sleep"))
+            if not record.failed and (record.kind in (Kind.STEP, Kind.CHILD) or _is_sleep(record))
         }
         self._next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
@@ -497,6 +497,11 @@ class Execution:
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
+
+
+def _is_sleep(record: Record) -> bool:
+    # A timer that cut something short is not remembered: the next attempt has its full time.
+    return record.kind is Kind.TIMER and record.location.partition("#")[0] == "sleep"
 
 
 def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:

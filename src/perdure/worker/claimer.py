@@ -25,6 +25,8 @@ logger = logging.getLogger("perdure.worker")
 #: One in so many claimed runs is taken by age alone.
 AGE_SHARE = 8
 SHORTEST_POLL = 0.005
+#: Polls that may find nothing changed before a claim is made all the same.
+UNASKED_POLLS = 20
 #: Claims between two looks at what the database says this worker holds.
 RECONCILE_EVERY = 500
 #: For how long to leave slots empty so that a suspect can be taken alone, and how long not to do that again.
@@ -92,21 +94,26 @@ class Claimer:
                 logger.error("cannot claim, trying again: %s", error)
                 wait = 1.0
                 self._claims = 0  # look at what the lost answer may have given us
-            if wait > 0 and self._task is not None and self._hint is Change.NONE:
+            if wait > 0:
                 self._waiting = True
-                rung = await self._alarm.wait(wait)
+                await self._idle(wait)
                 self._waiting = False
-                if not rung and not await self._is_changed():
-                    self._poll = min(self._poll * 1.5, self._store.poll_interval)
 
-    async def _is_changed(self) -> bool:
-        try:
-            changed = await self._store.changed()
-        except StoreError:
-            changed = True
-        if changed:
-            self._hint |= Change.ALL
-        return changed
+    async def _idle(self, longest: float) -> None:
+        """Wait until told, until another connection has written, or for `longest` seconds."""
+        until = self._system.monotonic() + longest
+        while self._task is not None and self._hint is Change.NONE:
+            left = until - self._system.monotonic()
+            if left <= 0 or await self._alarm.wait(min(left, self._poll * (0.8 + 0.4 * self._system.random()))):
+                return
+            try:
+                changed = await self._store.changed()
+            except StoreError:
+                changed = True
+            if changed:
+                self._hint |= Change.ALL
+            else:
+                self._poll = min(self._poll * 1.5, self._store.poll_interval)
 
     async def _round(self, hint: Change) -> float:
         """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
@@ -114,9 +121,10 @@ class Claimer:
             self._worker.deliver(await self._store.marked(self._worker.id))
         if self._claims % RECONCILE_EVERY == 0:
             await self._reconcile()
+        longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         if room <= 0:
-            return self._store.poll_interval
+            return longest
         claimed = await self._claim(room)
         if claimed.suspects:
             self._make_way()
@@ -124,9 +132,8 @@ class Claimer:
             self._poll = SHORTEST_POLL
             await self._take(claimed.runs)
             if len(claimed.runs) >= room:
-                return 0.0 if self._room() > 0 else self._store.poll_interval
-        until_timer = (claimed.next_wake - claimed.now) / 1e6
-        return max(0.0005, min(self._poll * (0.8 + 0.4 * self._system.random()), until_timer))
+                return 0.0 if self._room() > 0 else longest
+        return max(0.0005, min(longest, (claimed.next_wake - claimed.now) / 1e6))
 
     def _room(self) -> int:
         if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:

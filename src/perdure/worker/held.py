@@ -190,7 +190,7 @@ class Held:
     def _step_ended(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
         execution = self._execution
         operation = attempt.operation
-        if self.stage is not Stage.ACTIVE or execution is None or self._attempts.pop(operation.location, None) is None:
+        if self._attempts.pop(operation.location, None) is None or execution is None or not execution.is_open(operation):
             return
         value: Any = None
         payload: str | None = None

@@ -99,6 +99,8 @@ class _Choice:
         self.poison: dict[str, int] = {}
         self.early: dict[str, None] = {}
         self.exhausted = False
+        #: When the first run that was left to its last worker may be taken by any.
+        self.left_until = FAR
 
 
 async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> Claimed:
@@ -125,7 +127,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
             "run_id": run_id,
         }
         rows += await tx.fetch(TAKE, params)
-    answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone)
+    answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone, left_until=choice.left_until)
     for claimed in answer.runs:
         tx.note(claimed.run.id, "claimed", to_json({"token": claimed.run.token}))
     return answer
@@ -150,6 +152,7 @@ async def _pick(
             choice.early[run_id] = None
         elif home != request.worker and home in alive and wake_at + request.affinity > tx.now:
             left_to_others += 1
+            choice.left_until = min(choice.left_until, wake_at + request.affinity)
         elif claims < request.suspect_after or await tx.fetch(_PROGRESSED, (run_id,)):
             choice.taken[run_id] = None
         elif claims >= request.poison_after:
@@ -187,8 +190,9 @@ async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
     tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
 
 
-async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool) -> Claimed:
+async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> Claimed:
     # Progress is the last record's number at the claim: -1 says that there was none.
     runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)
     waiting = await tx.fetch(NEXT_WAKE, ())
-    return Claimed(runs=runs, next_wake=waiting[0][0] if waiting else FAR, suspects=suspects, now=tx.now)
+    next_wake = min(left_until, waiting[0][0] if waiting else FAR)
+    return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=tx.now)
