@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack
 from perdure.client.blocking import Blocking
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
-from perdure.client.same import check_same
+from perdure.client.same import Sameness
 from perdure.client.watch import Watch
 from perdure.client.why import explain
 from perdure.core.codec import Codec
@@ -31,7 +31,6 @@ from perdure.core.errors import (
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import (
-    Created,
     Event,
     NewMessage,
     NewRun,
@@ -51,7 +50,6 @@ from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
 from perdure.worker import Worker, WorkerOptions
 from perdure.workflow.definition import Call, Workflow
-from perdure.workflow.signature import Signature
 
 R = TypeVar("R")
 
@@ -84,6 +82,7 @@ class Engine:
         self._store: Store = (
             Retrying(open_store(url, self._system, migrate=migrate), self._system) if store is None else store
         )
+        self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"
         self._opening: asyncio.Lock | None = None
         self._state = "new"
@@ -159,7 +158,8 @@ class Engine:
         """
         run = self._new_run(call, options)
         [created] = await (await self._opened()).create([run], self._actor)
-        self._check_same(created, run, call)
+        if not created.created:
+            self._same.check(created.run, run, call)
         return Handle(self, created.run.id, call.returns)
 
     async def start_many(
@@ -181,10 +181,11 @@ class Engine:
             for index, call in enumerate(calls)
         ]
         if ids is not None:
-            await self._check_ids(runs, calls)
+            self._same.check_all(await (await self._opened()).get_many(ids), runs, calls)
         created = await (await self._opened()).create(runs, self._actor)
         for answer, run, call in zip(created, runs, calls, strict=True):
-            self._check_same(answer, run, call)
+            if not answer.created:
+                self._same.check(answer.run, run, call)
         return [Handle(self, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
 
     def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
@@ -196,22 +197,6 @@ class Engine:
                 f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
             )
         return new_run(call.type, call.encode(self._codec), options, self._system)
-
-    def _check_same(self, answer: Created, wanted: NewRun, call: Call[Any]) -> None:
-        if not answer.created:
-            check_same(answer.run, wanted, self._signature(call), self._codec)
-
-    async def _check_ids(self, runs: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
-        """Refuse ids that are taken, before anything is written."""
-        there: dict[str, Run | NewRun] = {
-            run.id: run for run in await (await self._opened()).get_many([run.id for run in runs])
-        }
-        for run, call in zip(runs, calls, strict=True):
-            check_same(there.setdefault(run.id, run), run, self._signature(call), self._codec)
-
-    def _signature(self, call: Call[Any]) -> Signature | None:
-        workflow = call.workflow or self.workflows.get(call.type)
-        return None if workflow is None else workflow.signature
 
     # looking
 

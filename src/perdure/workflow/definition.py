@@ -85,7 +85,9 @@ class Call(Generic[R_co]):
         check_name(type, "workflow type")
         if args and kwargs:
             raise BadArguments(f"{type}: give all arguments by name, or all by position; without its code they cannot be matched")
-        return Call[Any](type, args or kwargs)
+        # Not `Call[Any](...)`: before 3.12 a subscripted class cannot set `__orig_class__` on a frozen instance with slots.
+        named: Call[Any] = Call(type, args or kwargs)
+        return named
 
     def encode(self, codec: Codec) -> str:
         """The arguments as JSON. Raises `EncodeError` or `BadArguments`."""

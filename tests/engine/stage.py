@@ -1,0 +1,55 @@
+"""One database for one test: the engines on it, and what its tables hold."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from perdure import Engine, Workflow
+from perdure.host import Host
+from perdure.store import Retrying, open_store
+from perdure.store.sqlite.store import SqliteStore
+
+#: What a run's own rows are; workers come and go without changing them.
+TABLES = ("runs", "history", "messages", "events", "workers")
+
+Dump = dict[str, list[tuple[Any, ...]]]
+
+
+class Stage:
+    """Builds engines on one database. One in memory lives and dies with its engine, so it has only one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.url = "sqlite://" if path is None else f"sqlite:///{path}"
+        self.store: SqliteStore | None = None
+        self._engines: list[Engine] = []
+
+    def engine(self, *workflows: Workflow[Any, Any], **options: Any) -> Engine:
+        """An engine that is closed when the test ends."""
+        assert self.path is not None or not self._engines, "a second engine needs a database in a file"
+        system = Host()
+        self.store = open_store(self.url, system)
+        engine = Engine(self.url, workflows, system=system, store=Retrying(self.store, system), **options)
+        self._engines.append(engine)
+        return engine
+
+    async def dump(self) -> Dump:
+        """Every row of every table."""
+        if self.path is None:
+            assert self.store is not None
+            return {name: await self.store.query(f"SELECT * FROM perdure_{name}") for name in TABLES}
+        with closing(sqlite3.connect(self.path)) as connection:
+            return {name: connection.execute(f"SELECT * FROM perdure_{name}").fetchall() for name in TABLES}
+
+    async def rows(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+        """One query over the tables."""
+        assert self.store is not None
+        return await self.store.query(sql, params)
+
+    async def close(self) -> None:
+        """Close every engine."""
+        for engine in self._engines:
+            await engine.close()
