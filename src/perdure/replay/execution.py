@@ -19,34 +19,24 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.codec import Codec
-from perdure.core.errors import BadArguments, DecodeError, DuplicateName, Evicted, LoopStuck, NeverAwaited, PerdureError
+from perdure.core.errors import DuplicateName, LoopStuck
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.ids import child_id
-from perdure.core.model import FAR, Kind, Record, Status
+from perdure.core.model import FAR, Kind, Record
 from perdure.replay.divergence import digest_belongs_elsewhere, diverged
+from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask, Watched
 from perdure.replay.log import ReplayLog
-from perdure.replay.loop import RunLoop, RunTimerHandle, throw_through
+from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox
+from perdure.replay.memo import Memo
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
 
-#: How often a run that is let go may refuse to end before it is left alone.
-MAX_THROWS = 8
-
 Start = Callable[[Context], Any]
-
-
-class Outcome(Struct, frozen=True):
-    """How the workflow ended."""
-
-    status: Status
-    #: The result, or a `Failure`, as JSON.
-    payload: str | None
-    #: What it raised.
-    error: BaseException | None = None
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -91,17 +81,12 @@ class Execution:
         self.loop.on_error = self._on_stray_error
         self._origin = origin
         self._start = start
-        self._returns = returns
+        self._ending = Ending(origin.run_id, origin.type, returns, codec)
         self._codec = codec
         self._errors = errors
         self._random: WorkflowRandom | None = None
         self._history = [record for record in history if record.run_attempt == origin.attempt]
-        self._earlier = [record for record in history if record.run_attempt < origin.attempt]
-        self._memo = {
-            record.location: record
-            for record in self._earlier
-            if not record.failed and (record.kind in (Kind.STEP, Kind.CHILD) or _is_sleep(record))
-        }
+        self._memo = Memo([record for record in history if record.run_attempt < origin.attempt])
         self._next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
         self._open: dict[str, Operation] = {}
@@ -139,7 +124,8 @@ class Execution:
                 return False
         self.replaying = False
         if not history:
-            self._take_in_earlier_messages()
+            for message in self._memo.messages:
+                self.record(Kind.MESSAGE, message.location, message.payload, self.time)
         return True
 
     @property
@@ -183,12 +169,8 @@ class Execution:
 
     def recall(self, operation: Operation, now: int) -> bool:
         """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
-        if not self._memo:
-            return False
-        record = self._memo.get(operation.location)
-        if record is None or record.kind is not operation.kind:
-            return False
-        if isinstance(operation, StepOperation) and record.digest != operation.digest:
+        record = self._memo.recall(operation)
+        if record is None:
             return False
         self.record(
             record.kind, record.location, record.payload, now,
@@ -216,10 +198,7 @@ class Execution:
 
     def evict(self) -> bool:
         """Let go of the run without a trace; False if some of its code would not end."""
-        if self.loop.closed:
-            return True
-        self.loop.closed = True
-        return self._end_tasks()
+        return self.loop.closed or end_tasks(self.loop)
 
     # the workflow's side: Runtime
 
@@ -260,7 +239,7 @@ class Execution:
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """See `Runtime`."""
         location, future = self._place(call.type)
-        identity = options.id or child_id(self.run_id, self._child_location(location))
+        identity = options.id or child_id(self.run_id, self._memo.child_location(location))
         operation = ChildOperation(location, future, call, identity, options)
         self._opened(operation, future)
         early = self._early_children.pop(location, None)
@@ -343,11 +322,6 @@ class Execution:
         expired.add_done_callback(on_expired)
         asyncio.Future.add_done_callback(receiving, lambda _: expired.cancel())
 
-    def _child_location(self, location: str) -> str:
-        # A child that failed in an earlier attempt is not the one to wait for now.
-        failures = sum(1 for r in self._earlier if r.kind is Kind.CHILD and r.failed and r.location == location)
-        return f"{location}@{failures + 1}" if failures else location
-
     # applying
 
     def _apply(self, record: Record, value: object = None) -> None:
@@ -425,88 +399,22 @@ class Execution:
         """A step's result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
         return self._codec.decode(payload, self._type_of(operation), self._what(operation))
 
-    def _take_in_earlier_messages(self) -> None:
-        for record in self._earlier:
-            if record.kind is Kind.MESSAGE:
-                self.record(Kind.MESSAGE, record.location, record.payload, self.time)
-
     # draining and ending
 
     def _drain(self) -> None:
         try:
             self.loop.drain()
         except LoopStuck as error:
-            self._end(self._failed(error))
+            self._end(failed(error, self._codec))
             return
         if self.outcome is None and self._main is not None and self._main.done():
-            self._end(self._outcome_of(self._main))
-
-    def _outcome_of(self, main: RunTask[Any]) -> Outcome:
-        if main.cancelled():
-            error: BaseException = asyncio.CancelledError(*_reason(main))
-            status = Status.CANCELLED if self.cancel_requested else Status.FAILED
-            return Outcome(status, Failure.of(error, self._codec).to_json(), error)
-        raised = main.exception()
-        if raised is not None:
-            return self._failed(raised)
-        forgotten = [watched.label for watched in self._watched if not watched.awaited]
-        if forgotten:
-            return self._failed(
-                NeverAwaited(
-                    f"the workflow {self._origin.type} ended without awaiting {', '.join(forgotten)}; "
-                    "await each operation, or gather them"
-                )
-            )
-        return self._completed(main.result())
-
-    def _completed(self, result: Any) -> Outcome:
-        what = f"result of {self._origin.type} (run {self.run_id!r})"
-        try:
-            payload = self._codec.encode(result, what)
-            self._codec.decode(payload, self._returns, what)
-        except DecodeError as error:
-            return self._failed(BadArguments(f"{error}; the workflow's result is not of the type that it declares"))
-        except PerdureError as error:
-            return self._failed(error)
-        return Outcome(Status.COMPLETED, payload)
-
-    def _failed(self, error: BaseException) -> Outcome:
-        return Outcome(Status.FAILED, Failure.of(error, self._codec).to_json(), error)
+            forgotten = [watched.label for watched in self._watched if not watched.awaited]
+            self._end(outcome_of(self._main, self._ending, forgotten, cancelled=self.cancel_requested))
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._open.clear()
-        self.loop.closed = True
-        self._end_tasks()
-
-    def _end_tasks(self) -> bool:
-        ended = True
-        previous = asyncio._get_running_loop()
-        asyncio._set_running_loop(self.loop)
-        try:
-            for task in reversed(list(self.loop.tasks)):
-                task._log_destroy_pending = False  # it is dropped on purpose
-                coroutine = task.get_coro()
-                if not task.done() and coroutine is not None:
-                    ended &= throw_through(coroutine, Evicted(), MAX_THROWS)
-            for generator in reversed(self.loop.generators):
-                ended &= throw_through(generator, Evicted(), MAX_THROWS)
-        finally:
-            asyncio._set_running_loop(previous)
-        return ended
+        end_tasks(self.loop)
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
-
-
-def _is_sleep(record: Record) -> bool:
-    # A timer that cut something short is not remembered: the next attempt has its full time.
-    return record.kind is Kind.TIMER and record.location.partition("#")[0] == "sleep"
-
-
-def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:
-    try:
-        task.result()
-    except asyncio.CancelledError as error:
-        return tuple(str(argument) for argument in error.args)
-    return ()

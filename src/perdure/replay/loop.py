@@ -11,7 +11,7 @@ import asyncio
 import sys
 from asyncio import events, tasks
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextvars import Context, copy_context
 from typing import Any, NoReturn, Protocol, TypeVar
 from zlib import crc32
@@ -306,17 +306,4 @@ def _inside_as_completed() -> bool:
         if frame.f_back is None:
             return False
         frame = frame.f_back
-    return False
-
-
-def throw_through(coroutine: Coroutine[Any, Any, Any] | AsyncGenerator[Any, Any], error: BaseException, times: int) -> bool:
-    """Throw `error` into a suspended coroutine until it ends; False if it would not within `times`."""
-    thrower = coroutine.athrow(error) if isinstance(coroutine, AsyncGenerator) else coroutine
-    try:
-        if thrower is not coroutine:
-            thrower.send(None)
-        for _ in range(times):
-            thrower.throw(error)
-    except BaseException:  # whatever it raises, it has ended; that is all that is wanted of it
-        return True
     return False

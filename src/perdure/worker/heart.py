@@ -38,7 +38,8 @@ class Heart:
         self._system = system
         self._worker_id = worker_id
         self._lease = lease
-        self._stall_limit = stall_limit
+        # The main loop is asked once a beat, so with a long lease it cannot have answered within a short limit.
+        self._stall_limit = max(stall_limit, lease)
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._renewed = system.monotonic()

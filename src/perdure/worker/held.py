@@ -33,8 +33,9 @@ from perdure.core.model import (
     Verdict,
 )
 from perdure.core.system import Cancellable
-from perdure.replay.execution import Execution, Origin, Outcome
+from perdure.replay.execution import Execution, Origin
 from perdure.replay.operations import ChildOperation, Operation, StepOperation
+from perdure.replay.outcome import Outcome
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.policy import after_failed_attempt, after_failed_run

@@ -8,8 +8,8 @@ from perdure.core.duration import microseconds
 from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, UsageError
 from perdure.core.model import Again, Run
 from perdure.core.retry import Retry
-from perdure.replay.execution import Outcome
 from perdure.replay.operations import StepOperation
+from perdure.replay.outcome import Outcome
 from perdure.worker.crew import Crew
 
 

@@ -1,0 +1,46 @@
+"""What earlier attempts at a run achieved.
+
+When a workflow as a whole is tried again, it starts with an empty history, but what succeeded before is not done again: a step of the same
+place and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox. What failed is tried anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from perdure.core.model import Kind, Record
+from perdure.replay.operations import Operation, StepOperation
+
+
+class Memo:
+    """The records of earlier attempts, by location."""
+
+    def __init__(self, earlier: Sequence[Record]) -> None:
+        self.messages = tuple(record for record in earlier if record.kind is Kind.MESSAGE)
+        self._records = {record.location: record for record in earlier if _is_kept(record)}
+        self._failed_children = Counter(
+            record.location for record in earlier if record.kind is Kind.CHILD and record.failed
+        )
+
+    def recall(self, operation: Operation) -> Record | None:
+        """The result that an earlier attempt has of this operation."""
+        record = self._records.get(operation.location) if self._records else None
+        if record is None or record.kind is not operation.kind:
+            return None
+        if isinstance(operation, StepOperation) and record.digest != operation.digest:
+            return None
+        return record
+
+    def child_location(self, location: str) -> str:
+        """Where a child is started: one that failed before is not the one to wait for now."""
+        failures = self._failed_children[location]
+        return f"{location}@{failures + 1}" if failures else location
+
+
+def _is_kept(record: Record) -> bool:
+    if record.failed:
+        return False
+    # A timer that cut something short is not kept: the next attempt has its full time.
+    slept = record.kind is Kind.TIMER and record.location.partition("#")[0] == "sleep"
+    return slept or record.kind in (Kind.STEP, Kind.CHILD)

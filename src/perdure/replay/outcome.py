@@ -1,0 +1,75 @@
+"""How a workflow ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core.codec import Codec
+from perdure.core.errors import BadArguments, DecodeError, NeverAwaited, PerdureError
+from perdure.core.failure import Failure
+from perdure.core.model import Status
+
+
+class Outcome(Struct, frozen=True):
+    """The end of a run, as it is to be stored."""
+
+    status: Status
+    #: The result, or a `Failure`, as JSON.
+    payload: str | None
+    #: What it raised.
+    error: BaseException | None = None
+
+
+class Ending(Struct, frozen=True):
+    """What is needed to make an outcome of a result."""
+
+    run_id: str
+    type: str
+    returns: Any
+    codec: Codec
+
+
+def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *, cancelled: bool) -> Outcome:
+    """The outcome of a finished workflow. `forgotten` are operations that nothing awaited."""
+    if main.cancelled():
+        error = asyncio.CancelledError(*_reason(main))
+        status = Status.CANCELLED if cancelled else Status.FAILED
+        return Outcome(status, Failure.of(error, ending.codec).to_json(), error)
+    raised = main.exception()
+    if raised is not None:
+        return failed(raised, ending.codec)
+    if forgotten:
+        message = (
+            f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; await each operation, or gather them"
+        )
+        return failed(NeverAwaited(message), ending.codec)
+    return _completed(main.result(), ending)
+
+
+def failed(error: BaseException, codec: Codec) -> Outcome:
+    """An error as an outcome."""
+    return Outcome(Status.FAILED, Failure.of(error, codec).to_json(), error)
+
+
+def _completed(result: Any, ending: Ending) -> Outcome:
+    what = f"result of {ending.type} (run {ending.run_id!r})"
+    try:
+        payload = ending.codec.encode(result, what)
+        ending.codec.decode(payload, ending.returns, what)
+    except DecodeError as error:
+        wrong = BadArguments(f"{error}; the workflow's result is not of the type that it declares")
+        return failed(wrong, ending.codec)
+    except PerdureError as error:
+        return failed(error, ending.codec)
+    return Outcome(Status.COMPLETED, payload)
+
+
+def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:
+    try:
+        task.result()
+    except asyncio.CancelledError as error:
+        return tuple(str(argument) for argument in error.args)
+    return ()
