@@ -32,7 +32,9 @@ def _pending(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     alive = [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
     serving = [w for w in alive if run.type in w.types and run.queue in w.queues]
     if serving:
-        return f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+        return (
+            f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+        )
     if not alive:
         return "It is ready, but no worker is alive; start one."
     if any(run.type in w.types for w in alive):

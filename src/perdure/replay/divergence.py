@@ -10,7 +10,12 @@ from perdure.replay.operations import Operation, StepOperation
 
 
 def diverged(
-    run_id: str, record: Record, open_operations: Mapping[str, Operation], *, ended: bool = False, reordered: bool = False
+    run_id: str,
+    record: Record,
+    open_operations: Mapping[str, Operation],
+    *,
+    ended: bool = False,
+    reordered: bool = False,
 ) -> Diverged:
     """The error for a record that the code cannot account for, with the difference spelled out."""
     expected = f"{record.kind} {record.location!r}"

@@ -336,7 +336,9 @@ class Execution:
             case Kind.CANCEL:
                 self.cancel_requested = True
                 assert self._main is not None
-                self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+                self._main.cancel(
+                    record.payload and self._codec.decode(record.payload, str, "reason of a cancellation")
+                )
             case _:
                 self._complete(record, value)
         self._drain()
@@ -366,7 +368,9 @@ class Execution:
     def _check_digest(self, operation: StepOperation, record: Record) -> None:
         if digest_belongs_elsewhere(operation, self._history):
             raise diverged(self.run_id, record, self._open, reordered=True)
-        self.warnings.append(f"step {operation.location!r} was recorded with other arguments than the code gives it now")
+        self.warnings.append(
+            f"step {operation.location!r} was recorded with other arguments than the code gives it now"
+        )
 
     def _resolve(self, operation: Operation, record: Record, value: object) -> None:
         if isinstance(operation, TimerOperation) and operation.handle is not None:

@@ -68,10 +68,12 @@ class Watched(RunFuture[T]):
     __iter__ = __await__
 
     def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        """Call back when it is done; whoever asks for that waits for it."""
         self.awaited = True
         super().add_done_callback(fn, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
+        """Give the operation up."""
         cancelled = super().cancel(msg)
         if cancelled:
             self.awaited = True

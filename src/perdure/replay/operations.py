@@ -70,7 +70,9 @@ class ChildOperation(Operation):
     __slots__ = ("call", "child_id", "options")
     kind = Kind.CHILD
 
-    def __init__(self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions) -> None:
+    def __init__(
+        self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions
+    ) -> None:
         super().__init__(location, future)
         self.call = call
         self.child_id = child_id

@@ -42,9 +42,7 @@ def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *,
     if raised is not None:
         return failed(raised, ending.codec)
     if forgotten:
-        message = (
-            f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; await each operation, or gather them"
-        )
+        message = f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; await each operation, or gather them"
         return failed(NeverAwaited(message), ending.codec)
     return _completed(main.result(), ending)
 

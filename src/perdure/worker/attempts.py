@@ -11,9 +11,9 @@ from perdure.core.errors import StepTimeout
 from perdure.core.model import FAR
 from perdure.core.system import Cancellable, System
 from perdure.replay.operations import StepOperation
+from perdure.worker.threads import Job, StepThreads
 from perdure.workflow.current import StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
-from perdure.worker.threads import Job, StepThreads
 
 #: How long an async step may take to end after it was cancelled, before it is left behind.
 CANCEL_PATIENCE = 5.0

@@ -191,13 +191,19 @@ class Held:
     def _step_ended(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
         execution = self._execution
         operation = attempt.operation
-        if self._attempts.pop(operation.location, None) is None or execution is None or not execution.is_open(operation):
+        if (
+            self._attempts.pop(operation.location, None) is None
+            or execution is None
+            or not execution.is_open(operation)
+        ):
             return
         value: Any = None
         payload: str | None = None
         if error is None:
             try:
-                payload = self._crew.codec.encode(result, f"result of step {operation.location!r} of run {self.run.id!r}")
+                payload = self._crew.codec.encode(
+                    result, f"result of step {operation.location!r} of run {self.run.id!r}"
+                )
                 value = execution.decode_result(operation, payload)
             except PerdureError as refused:
                 error = refused

@@ -33,7 +33,9 @@ def after_failed_attempt(
             return None
         return again if again.retry_at < deadline else None
     if isinstance(error, UsageError):
-        return None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
+        return (
+            None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
+        )
     policy = operation.request.options.retry
     policy = policy if isinstance(policy, Retry) else crew.options.retry
     delay = policy.next_delay(number, error, crew.system.random())

@@ -159,7 +159,9 @@ class Worker:
         try:
             await self._store.retire(self.id)
         except StoreError as error:
-            logger.warning("worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error)
+            logger.warning(
+                "worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error
+            )
 
     async def run_until_signalled(self) -> None:
         """Work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""

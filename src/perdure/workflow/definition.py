@@ -84,7 +84,9 @@ class Call(Generic[R_co]):
         """Call a workflow by name alone, where its code is not installed. All positional, or all by name."""
         check_name(type, "workflow type")
         if args and kwargs:
-            raise BadArguments(f"{type}: give all arguments by name, or all by position; without its code they cannot be matched")
+            raise BadArguments(
+                f"{type}: give all arguments by name, or all by position; without its code they cannot be matched"
+            )
         # Not `Call[Any](...)`: before 3.12 a subscripted class cannot set `__orig_class__` on a frozen instance with slots.
         named: Call[Any] = Call(type, args or kwargs)
         return named

@@ -18,7 +18,9 @@ def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | No
     plain = inspect.unwrap(function)
     names = dict(local_names or {})
     for name, cell in zip(
-        getattr(getattr(plain, "__code__", None), "co_freevars", ()), getattr(plain, "__closure__", None) or (), strict=False
+        getattr(getattr(plain, "__code__", None), "co_freevars", ()),
+        getattr(plain, "__closure__", None) or (),
+        strict=False,
     ):
         try:
             names[name] = cell.cell_contents
@@ -93,7 +95,9 @@ class Signature:
         try:
             self.decode(payload, codec, what)
         except DecodeError as error:
-            raise BadArguments(f"{error}; the arguments do not fit the declared parameters {self._signature}") from error
+            raise BadArguments(
+                f"{error}; the arguments do not fit the declared parameters {self._signature}"
+            ) from error
         return payload
 
     def decode(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
@@ -106,7 +110,9 @@ class Signature:
             raw = dict(zip(names, raw, strict=False))
         known = {parameter.name: parameter for parameter in self._parameters}
         if unknown := raw.keys() - known.keys():
-            raise DecodeError(f"{what} has arguments {sorted(unknown)} that it does not take; it takes {self._signature}")
+            raise DecodeError(
+                f"{what} has arguments {sorted(unknown)} that it does not take; it takes {self._signature}"
+            )
         missing = [name for name, p in known.items() if p.default is inspect.Parameter.empty and name not in raw]
         if missing:
             raise DecodeError(f"{what} lacks the arguments {missing}; it takes {self._signature}")

@@ -26,7 +26,7 @@ class StepOptions(Struct, frozen=True, kw_only=True):
 
     name: str | UnsetType = UNSET
     retry: Retry | UnsetType = UNSET
-    timeout: float | None | UnsetType = UNSET
+    timeout: float | UnsetType = UNSET
     ephemeral: bool | UnsetType = UNSET
 
     def over(self, other: StepOptions) -> StepOptions:
@@ -45,7 +45,11 @@ NO_OPTIONS = StepOptions()
 
 
 def make_options(
-    *, name: str | None = None, retry: Retry | None = None, timeout: Duration | None = None, ephemeral: bool | None = None
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    ephemeral: bool | None = None,
 ) -> StepOptions:
     """Validated options, from what a user writes."""
     return StepOptions(
@@ -57,7 +61,11 @@ def make_options(
 
 
 def step(
-    *, name: str | None = None, retry: Retry | None = None, timeout: Duration | None = None, ephemeral: bool | None = None
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    ephemeral: bool | None = None,
 ) -> Callable[[F], F]:
     """Attach a policy to a function for when it is run as a step; the function itself stays as it is.
 
@@ -137,4 +145,4 @@ def _name_of(function: Callable[..., Any]) -> str | None:
 def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
