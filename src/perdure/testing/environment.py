@@ -1,0 +1,224 @@
+"""Workflows under test: a database in memory, a worker, and a clock that the test moves.
+
+    async with Environment([checkout, ship]) as env:
+        run = await env.start(checkout(order))
+        await env.advance("3d")
+        await env.send(run, "approval", True)
+        assert await run.result() == "receipt"
+
+Time passes only in `advance`, from one due timer to the next, and the worker does all there is to do in between. Nothing is
+waited for in real time but steps that really take some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from perdure.client.engine import Engine
+from perdure.client.handle import Handle
+from perdure.client.options import StartOptions
+from perdure.core.duration import Duration, microseconds, seconds
+from perdure.core.errors import PerdureError, UsageError
+from perdure.core.model import Status
+from perdure.core.retry import Retry
+from perdure.core.system import System
+from perdure.store import open_store
+from perdure.store.protocol import Store
+from perdure.testing.clock import VirtualClock
+from perdure.worker import Worker, WorkerOptions
+from perdure.workflow.definition import Call, Workflow
+
+R = TypeVar("R")
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+#: What a worker does by the clock, it does this rarely, so that a year passes in a moment.
+_LEASE = "365d"
+_POLL = 6 * 3600.0
+
+#: Turns of the event loop in a row in which nothing happened, after which nothing will.
+_STILL = 5
+#: Turns of the event loop before a step that goes on is given real time, and how much at once.
+_SPIN = 100
+_NAP = 0.001
+#: Runs given back or failed in one sweep.
+_SWEEP = 500
+
+
+class StillWaiting(PerdureError, TimeoutError):
+    """The run cannot finish by itself: it waits for time to pass, for a message, or for a person."""
+
+
+class WorkerSettings(TypedDict, total=False):
+    """What `Engine.worker` may be told."""
+
+    slots: int
+    queues: tuple[str, ...] | list[str]
+    lease: Duration
+    grace: Duration
+    retry: Retry | None
+    resident: int
+    poison_after: int
+    stall_limit: Duration
+
+
+class Environment:
+    """An engine with a worker on a virtual clock. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        workflows: Iterable[Workflow[Any, Any]],
+        *,
+        errors: Iterable[type[Exception]] = (),
+        start_time: datetime = START,
+        seed: int = 0,
+        patience: Duration = 1.0,
+        **worker: Unpack[WorkerSettings],
+    ) -> None:
+        """`seed` is what ids, jitter and the workflows' randomness grow from.
+
+        `patience` is for how long, in real time, `settle` waits for steps. One that takes longer is taken to wait for the clock.
+        """
+        if start_time.tzinfo is None:
+            raise UsageError("start_time needs a time zone, such as datetime.UTC")
+        self._clock = VirtualClock(start_time, seed)
+        self._store = open_store("sqlite://", self._clock, inline=True)
+        self._store.poll_interval = _POLL
+        settings = WorkerSettings(lease=_LEASE)
+        settings.update(worker)
+        self._options = WorkerOptions.of(**settings)
+        self._patience = seconds(patience)
+        self._worker: Worker | None = None
+        self._advancing = 0
+        self._engine = _CandidEngine(workflows, errors, self._clock, self._store, self._rest)
+
+    async def __aenter__(self) -> Environment:
+        self._worker = await self._engine.new_worker(self._options)
+        await self._worker.start()
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop_worker()
+        await self._engine.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, with all that it can do."""
+        return self._engine
+
+    @property
+    def now(self) -> datetime:
+        """The virtual time."""
+        return self._clock.moment()
+
+    # what a test does
+
+    async def start(self, call: Call[R], **options: Unpack[StartOptions]) -> Handle[R]:
+        """Start a run, as `Engine.start` does."""
+        return await self._engine.start(call, **options)
+
+    async def send(self, run: Handle[Any] | str, name: str, value: object = None, *, key: str | None = None) -> None:
+        """Send a message to a run."""
+        await self._engine.send(_id_of(run), name, value, key=key)
+
+    async def cancel(self, run: Handle[Any] | str, reason: str = "") -> bool:
+        """Ask a run to stop; False if it had finished already."""
+        return await self._engine.cancel(_id_of(run), reason)
+
+    async def advance(self, duration: Duration) -> None:
+        """Let time pass, from one due timer to the next, with all that follows from each."""
+        until = self._clock.now() + microseconds(duration)
+        self._advancing += 1
+        try:
+            await self.settle()
+            while (due := self._clock.next_due()) is not None and due <= until:
+                self._clock.move_to(due)
+                await self.settle()
+            self._clock.move_to(until)
+            # The worker's own sweep comes round once in a lease; what nobody serves is to expire in time all the same.
+            await self._store.sweep(_SWEEP)
+            await self.settle()
+        finally:
+            self._advancing -= 1
+
+    async def settle(self) -> None:
+        """Let happen whatever happens without time passing."""
+        await self._settle(self._patience)
+
+    async def restart(self) -> None:
+        """Replace the worker by another, which has nothing in memory and replays every run that it takes up."""
+        await self._stop_worker()
+        await self.__aenter__()
+
+    # within
+
+    async def _stop_worker(self) -> None:
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            await worker.stop(grace=0.0)
+        for _ in range(_STILL):
+            await asyncio.sleep(0)
+
+    @property
+    def _quiet(self) -> bool:
+        return self._worker is None or self._worker.quiet
+
+    async def _settle(self, patience: float | None) -> None:
+        still = spins = 0
+        loop = asyncio.get_running_loop()
+        give_up = None if patience is None else loop.time() + patience
+        while still < _STILL:
+            spins += 1
+            await asyncio.sleep(0 if spins < _SPIN else _NAP)
+            still = still + 1 if self._quiet else 0
+            if give_up is not None and spins > _SPIN and loop.time() > give_up:
+                return
+
+    async def _rest(self) -> None:
+        """Wait until nothing can happen any more without somebody else."""
+        await self._settle(None)
+        while self._advancing:
+            await asyncio.sleep(_NAP)
+            await self._settle(None)
+
+
+class _CandidEngine(Engine):
+    """An engine whose `result` says so when there will be none."""
+
+    def __init__(
+        self,
+        workflows: Iterable[Workflow[Any, Any]],
+        errors: Iterable[type[Exception]],
+        system: System,
+        store: Store,
+        rest: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__("sqlite://", workflows, errors=errors, system=system, store=store)
+        self._rest = rest
+
+    async def new_worker(self, options: WorkerOptions) -> Worker:
+        """A worker that has not been started."""
+        return self._make_worker(await self._opened(), options)
+
+    async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+        # A timeout is on the virtual clock, which stands still while the test waits here: there is nothing to time out.
+        await self._rest()
+        run = await self._run(run_id)
+        if run.status.finished:
+            return self._outcome(run, returns)
+        what_to_do = (
+            "Unblock it, or look at its error"
+            if run.status is Status.BLOCKED
+            else "Let time pass with `await env.advance(...)`, or send what it waits for with `await env.send(...)`"
+        )
+        raise StillWaiting(
+            f"run {run_id!r} ({run.type}) has no result yet. {await self.why(run_id)} {what_to_do}, first"
+        )
+
+
+def _id_of(run: Handle[Any] | str) -> str:
+    return run if isinstance(run, str) else run.id
