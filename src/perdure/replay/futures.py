@@ -54,7 +54,9 @@ class Watched(RunFuture[T]):
     __slots__ = ("awaited", "label", "operation", "watcher")
 
     def __init__(self, *, loop: RunLoop, label: str) -> None:
-        super().__init__(loop=loop)
+        # Not by way of `RunFuture`: this is made for every operation, and each level costs.
+        asyncio.Future.__init__(self, loop=loop)
+        self._stable_hash = loop.next_hash()
         self.label = label
         self.awaited = False
         #: Told when the workflow cancels it.

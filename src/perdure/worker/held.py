@@ -38,6 +38,7 @@ from perdure.replay.operations import ChildOperation, Operation, StepOperation
 from perdure.replay.outcome import Outcome
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
+from perdure.worker.offspring import new_child, stop_child
 from perdure.worker.policy import after_failed_attempt, after_failed_run
 from perdure.workflow.definition import Workflow
 
@@ -101,32 +102,34 @@ class Held:
             self._expire()
             return
         try:
-            arguments = self._workflow.signature.decode(
-                self.run.input, self._crew.codec, f"input of run {self.run.id!r} ({self.run.type})"
-            )
+            execution = self._execution = self._make_execution()
         except PerdureError as error:
             self._set_aside(Reason.UNDECODABLE, error)
             return
-        origin = Origin(
-            run_id=self.run.id,
-            type=self.run.type,
-            started_at=self.run.started_at,
-            seed=self.run.seed,
-            generation=self.run.generation,
-            attempt=self.run.attempt,
-        )
-        execution = self._execution = Execution(
-            lambda context: self._workflow.signature.call(context, arguments),
-            self._workflow.signature.returns,
-            origin,
-            self._records,
-            codec=self._crew.codec,
-            errors=self._crew.errors,
-            logger=self._crew.logger,
-        )
         self._records = ()
         execution.begin()
         self._replay()
+
+    def _make_execution(self) -> Execution:
+        run, crew, signature = self.run, self._crew, self._workflow.signature
+        arguments = signature.decode(run.input, crew.codec, f"input of run {run.id!r} ({run.type})")
+        origin = Origin(
+            run_id=run.id,
+            type=run.type,
+            started_at=run.started_at,
+            seed=run.seed,
+            generation=run.generation,
+            attempt=run.attempt,
+        )
+        return Execution(
+            lambda context: signature.call(context, arguments),
+            signature.returns,
+            origin,
+            self._records,
+            codec=crew.codec,
+            errors=crew.errors,
+            logger=crew.logger,
+        )
 
     def _replay(self) -> None:
         if self.stage is not Stage.REPLAYING or self._execution is None:
@@ -266,26 +269,28 @@ class Held:
         """Look at what the workflow asked for, and write, dispatch or wait."""
         if self.stage is not Stage.ACTIVE:
             return
+        now = self._now()
         if self._forced is None:
-            self._collect()
-            self._dispatch(self._now())
+            self._collect(now)
+            if self._ready:
+                self._dispatch(now)
         if self._committing:
             return
-        if self._must_write():
+        if self._must_write(now):
             self._crew.journal.submit(self)
         else:
-            self._arm()
+            self._arm(now)
 
-    def _collect(self) -> None:
+    def _collect(self, now: int) -> None:
         execution = self._execution
         assert execution is not None
-        for operation in execution.dropped:
-            self._give_up(operation)
-        execution.dropped.clear()
-        while execution.fresh:
+        while execution.fresh or execution.dropped:
+            dropped, execution.dropped = execution.dropped, []
+            for operation in dropped:
+                self._give_up(operation)
             fresh, execution.fresh = execution.fresh, []
             for operation in fresh:
-                if not execution.is_open(operation) or execution.recall(operation, self._now()):
+                if not execution.is_open(operation) or execution.recall(operation, now):
                     continue
                 if isinstance(operation, StepOperation):
                     self._ready.append(operation)
@@ -301,40 +306,21 @@ class Held:
             before = len(self._children)
             self._children = [child for child in self._children if child.id != operation.child_id]
             if len(self._children) == before:
-                key = f"cancel:{self.run.id}:{operation.location}"
-                reason = self._crew.codec.encode(f"its parent {self.run.id!r} no longer waits for it", "reason")
-                self._sends.append(NewMessage(run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key))
+                self._sends.append(stop_child(operation, self.run, self._crew.codec))
 
     def _start_child(self, operation: ChildOperation) -> None:
-        options = operation.options
         try:
-            encoded = operation.call.encode(self._crew.codec)
+            self._children.append(new_child(operation, self.run, self._crew.codec))
         except PerdureError as error:
             failure = Failure.of(error, self._crew.codec).to_json()
             assert self._execution is not None
             self._urgent = True
             self._execution.record(Kind.CHILD, operation.location, failure, self._now(), failed=True)
-            return
-        self._children.append(
-            NewRun(
-                id=operation.child_id,
-                type=operation.call.type,
-                input=encoded,
-                queue=options.queue or self.run.queue,
-                priority=self.run.priority if options.priority is None else options.priority,
-                deadline=min(options.deadline, self.run.deadline),
-                parent_id=self.run.id,
-                parent_location=operation.location,
-                write_id=f"{self.run.id}:{operation.location}:{self.run.attempt}",
-            )
-        )
 
     def _dispatch(self, now: int) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
         execution = self._execution
         assert execution is not None
-        if not self._ready:
-            return
         waiting: list[StepOperation] = []
         allowed = self._crew.owner.may_start_steps()
         durable = not self._committing and not execution.unsaved
@@ -351,7 +337,7 @@ class Held:
 
     # writing
 
-    def _must_write(self) -> bool:
+    def _must_write(self, now: int) -> bool:
         execution = self._execution
         if self._forced is not None or self._children or self._sends:
             return True
@@ -360,18 +346,23 @@ class Held:
             return True
         if execution.unsaved and (self._urgent or any(not operation.ephemeral for operation in self._ready)):
             return True
-        return self._may_park() or (self._crew.owner.stopping and not self._attempts)
+        return not self._attempts and (self._may_park(now) or self._crew.owner.stopping)
 
-    def _may_park(self) -> bool:
-        if self._attempts or any(op.retry_at <= self._now() for op in self._ready):
+    def _may_park(self, now: int) -> bool:
+        if any(operation.retry_at <= now for operation in self._ready):
             return False
-        return self._next_wake() - self._now() > self._crew.options.linger * 1e6
+        return self._next_wake() - now > self._crew.options.linger * 1e6
 
     def _next_wake(self) -> int:
         assert self._execution is not None
+        wake = self.run.deadline
         timer = self._execution.next_timer()
-        wake = min((operation.retry_at for operation in self._ready), default=FAR)
-        return min(wake, FAR if timer is None else timer.due, self.run.deadline)
+        if timer is not None and timer.due < wake:
+            wake = timer.due
+        for operation in self._ready:
+            if operation.retry_at < wake:
+                wake = operation.retry_at
+        return wake
 
     def make_turn(self) -> Turn | None:
         """See `Author`."""
@@ -405,7 +396,7 @@ class Held:
             return self._end_with(outcome)
         if self._attempts:
             return None
-        if self._may_park():
+        if self._may_park(self._now()):
             return Park(self._next_wake(), self._reason(), self.seen)
         return Release() if self._crew.owner.stopping else None
 
@@ -485,13 +476,16 @@ class Held:
 
     # waiting
 
-    def _arm(self) -> None:
+    def _arm(self, now: int) -> None:
         self._disarm()
-        delay = (self._next_wake() - self._now()) / 1e6
+        wake = self._next_wake()
+        if wake >= FAR:
+            return
         # A step that is due and was not begun waits for the lease to be safe again.
-        soonest = LEASE_RECHECK if any(operation.retry_at <= self._now() for operation in self._ready) else 0.0
+        soonest = LEASE_RECHECK if any(operation.retry_at <= now for operation in self._ready) else 0.0
+        delay = max(soonest, (wake - now) / 1e6)
         if delay < 86_400:
-            self._timer = self._crew.system.call_later(max(soonest, delay), self._on_timer)
+            self._timer = self._crew.system.call_later(delay, self._on_timer)
 
     def _disarm(self) -> None:
         if self._timer is not None:
