@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 
-async def eventually(
-    question: Callable[[], T | Awaitable[T]], *, within: float = 30.0, every: float = 0.01, saying: str = ""
-) -> T:
+@overload
+async def eventually(question: Callable[[], Awaitable[T]], *, within: float = ..., saying: str = ...) -> T: ...
+@overload
+async def eventually(question: Callable[[], T], *, within: float = ..., saying: str = ...) -> T: ...
+async def eventually(question: Callable[[], Any], *, within: float = 30.0, saying: str = "") -> Any:
     """The first truthy answer. Fails, showing the last one, after `within` seconds, which only a broken test ever waits."""
     loop = asyncio.get_running_loop()
     limit = loop.time() + within
@@ -26,4 +28,4 @@ async def eventually(
             raise AssertionError(
                 f"{saying or 'it'} did not become true within {within} s; the last answer was {answer!r}"
             )
-        await asyncio.sleep(every)
+        await asyncio.sleep(0.01)

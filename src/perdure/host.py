@@ -84,7 +84,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]]] = queue.SimpleQueue()
         self._threads = 0
         self._unfinished = 0
 
@@ -109,21 +109,22 @@ class _Threads:
                         self._threads -= 1
                         return
                 continue
-            try:
-                job()
-            finally:
-                del job
-                with self._lock:
-                    self._unfinished -= 1
+            deliver = job()
+            # Free before the answer is out: whoever gets it may ask again at once, and needs no further thread.
+            with self._lock:
+                self._unfinished -= 1
+            deliver()
+            # An idle thread holds on to nothing that it was given.
+            del job, deliver
 
 
-def _call(function: Callable[[], T], answer: asyncio.Future[T], loop: asyncio.AbstractEventLoop) -> None:
+def _call(function: Callable[[], T], answer: asyncio.Future[T], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     try:
         result = function()
     except BaseException as error:
-        _deliver(loop, _settle, answer, None, _raisable(error))
-    else:
-        _deliver(loop, _settle, answer, result, None)
+        failure = _raisable(error)
+        return lambda: _deliver(loop, _fail, answer, failure)
+    return lambda: _deliver(loop, _succeed, answer, result)
 
 
 def _raisable(error: BaseException) -> BaseException:
@@ -135,12 +136,13 @@ def _raisable(error: BaseException) -> BaseException:
     return substitute
 
 
-def _settle(answer: asyncio.Future[T], result: T, error: BaseException | None) -> None:
-    if answer.done():
-        return
-    if error is None:
+def _succeed(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
         answer.set_result(result)
-    else:
+
+
+def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
+    if not answer.done():
         answer.set_exception(error)
 
 

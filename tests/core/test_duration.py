@@ -55,7 +55,7 @@ def test_text_is_read_as_numbers_with_units(text: str, expected: float) -> None:
         ".5s",
         "1..5s",
         "1e3s",
-        "١s",
+        "\u0661s",
         "1h30",
         "inf",
         "nan",
@@ -149,7 +149,7 @@ def test_a_fraction_of_a_microsecond_is_rounded_for_the_database_only() -> None:
     assert microseconds("1.6us") == 2
 
 
-@given(st.datetimes(min_value=datetime(1970, 1, 2)))  # noqa: DTZ001 - Hypothesis wants a naive bound
+@given(st.datetimes(min_value=datetime(1970, 1, 2)))
 def test_an_aware_datetime_is_its_own_instant(naive: datetime) -> None:
     moment = naive.replace(tzinfo=UTC)
     assert datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant(moment, NOW)) == moment
@@ -167,8 +167,8 @@ def test_the_repeated_hour_of_autumn_is_two_instants() -> None:
 
 
 def test_a_naive_datetime_is_refused_with_the_remedy() -> None:
-    with pytest.raises(InvalidDuration, match="no time zone.*tzinfo=UTC"):
-        instant(datetime(2030, 1, 1), NOW)  # noqa: DTZ001 - that is the point
+    with pytest.raises(InvalidDuration, match=r"no time zone.*tzinfo=UTC"):
+        instant(datetime(2030, 1, 1), NOW)
 
 
 def test_a_datetime_before_the_epoch_is_refused() -> None:

@@ -49,7 +49,12 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, error: BaseException, codec: Codec) -> Failure:
         """Describe an error. Never raises, whatever the error's own methods do."""
-        return _Describer(codec).describe(error) or cls(type=_type_name(type(error)))
+        try:
+            described = _Describer(codec).describe(error)
+        except Exception as problem:
+            described = cls(message=f"<describing it raised {type(problem).__name__}>", type=_type_name(type(error)))
+        assert described is not None
+        return described
 
     def to_json(self) -> str:
         """As it is stored."""
@@ -80,9 +85,9 @@ class _Describer:
             return None
         self._seen.add(id(error))
         self._left -= 1
-        if type(error) is StepFailed and error.failure is not None:
+        if type(error) is StepFailed and isinstance(passed := getattr(error, "failure", None), Failure):
             # An error that only passed through here keeps its identity for those who know its class.
-            return error.failure
+            return passed
         members = self._members(error)
         return Failure(
             type=_type_name(type(error)),
@@ -132,12 +137,16 @@ class ErrorTypes:
 
     def restore(self, failure: Failure, *, run_id: str = "") -> Exception:
         """The exception that a failure describes, its own class if that is known, else a `StepFailed`."""
-        error = self._group(failure, run_id) or self._instance(failure)
+        return self._restore(failure, run_id, _ERRORS)
+
+    def _restore(self, failure: Failure, run_id: str, levels: int) -> Exception:
+        members = [self._restore(member, run_id, levels - 1) for member in failure.members] if levels else []
+        error = self._group(failure, members) if members else self._instance(failure)
         if error is None:
             origin = f"Run {run_id}: " if run_id else ""
             error = StepFailed(f"{origin}{failure}", failure=failure)
-        if failure.cause is not None:
-            error.__cause__ = self.restore(failure.cause, run_id=run_id)
+        if failure.cause is not None and levels:
+            error.__cause__ = self._restore(failure.cause, run_id, levels - 1)
         for note in failure.notes:
             error.add_note(note)
         if failure.traceback:
@@ -150,15 +159,13 @@ class ErrorTypes:
             if not issubclass(each, StopIteration | StopAsyncIteration):
                 self._known[_type_name(each)] = each
 
-    def _group(self, failure: Failure, run_id: str) -> Exception | None:
-        if not failure.members:
-            return None
-        members = [self.restore(member, run_id=run_id) for member in failure.members]
+    def _group(self, failure: Failure, members: list[Exception]) -> Exception:
         known = self._known.get(failure.type)
         if known is not None and issubclass(known, ExceptionGroup):
             try:
                 return known(failure.message, members)
             except Exception:
+                # A group with a constructor of its own is still caught by `except*`.
                 return ExceptionGroup(failure.message, members)
         return ExceptionGroup(failure.message, members)
 

@@ -108,7 +108,7 @@ def _fields(value: object) -> Iterator[tuple[str, object]] | None:
 
 
 def _step(key: object) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_shown(key)}]"
 
 
 def _problem(value: object) -> str | None:
@@ -131,8 +131,22 @@ def _problem(value: object) -> str | None:
             )
         case datetime() | time():
             return _offset_problem(value)
+        case msgspec.Raw():
+            return _raw_problem(value)
         case _:
             return None if isinstance(value, _FINE) else _type_problem(value)
+
+
+def _raw_problem(raw: msgspec.Raw) -> str | None:
+    try:
+        inside = msgspec.json.decode(raw)
+        same = msgspec.json.encode(inside) == bytes(raw)
+    except Exception:
+        return "is a Raw that is no JSON."
+    if not same:
+        return "is a Raw in another form than msgspec writes. Encode it with msgspec."
+    flaw = find_flaw(inside)
+    return None if flaw is None else flaw[1]
 
 
 def _type_problem(value: object) -> str:
@@ -180,13 +194,22 @@ def _key_problem(value: dict[Any, Any]) -> str | None:
         else:
             problem = _problem(key)
         if problem is not None:
-            return f"has the key {key!r}, which {problem}"
+            return f"has the key {_shown(key)}, which {problem}"
         text = _key_text(key)
         if text in seen:
-            return f"has the keys {seen[text]!r} and {key!r}, which become the same text in JSON. Use keys of one type."
+            return f"has the keys {_shown(seen[text])} and {_shown(key)}, which become the same text in JSON. Use keys of one type."
         seen[text] = key
     return None
 
 
 def _key_text(key: object) -> str:
     return next(iter(msgspec.json.decode(msgspec.json.encode({key: None}), type=dict[str, None])))
+
+
+def _shown(key: object) -> str:
+    try:
+        text = repr(key)
+    except Exception:
+        # Integers may be too long to write, and a class of the user's may do anything.
+        return f"<{type(key).__name__}>"
+    return text if len(text) <= 60 else f"{text[:60]}..."
