@@ -37,13 +37,17 @@ def diverged(
     )
 
 
-def digest_belongs_elsewhere(operation: StepOperation, history: Sequence[Record]) -> bool:
-    """Whether the arguments are those of another recorded call of the same name: the calls have changed places."""
-    name = operation.request.name
-    return any(
-        record.kind is Kind.STEP
-        and record.digest == operation.digest
-        and record.location != operation.location
-        and record.location.partition("#")[0] == name
-        for record in history
-    )
+class Digests:
+    """Where the recorded steps of a name had which arguments."""
+
+    def __init__(self, history: Sequence[Record]) -> None:
+        self._locations: dict[tuple[str, str], set[str]] = {}
+        for record in history:
+            if record.kind is Kind.STEP:
+                name = record.location.partition("#")[0]
+                self._locations.setdefault((name, record.digest), set()).add(record.location)
+
+    def belongs_elsewhere(self, operation: StepOperation) -> bool:
+        """Whether the arguments are those of another recorded call of the same name: the calls have changed places."""
+        locations = self._locations.get((operation.request.name, operation.digest), set())
+        return bool(locations - {operation.location})

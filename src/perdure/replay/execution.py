@@ -23,7 +23,7 @@ from perdure.core.errors import DuplicateName, LoopStuck
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.ids import child_id
 from perdure.core.model import FAR, Kind, Record
-from perdure.replay.divergence import digest_belongs_elsewhere, diverged
+from perdure.replay.divergence import Digests, diverged
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask, Watched
 from perdure.replay.log import ReplayLog
@@ -76,6 +76,8 @@ class Execution:
         #: Digests of arguments that are not what the history has; not a divergence by itself.
         self.warnings: list[str] = []
         self.cancel_requested = False
+        #: How many records of this attempt there were when the run was taken up.
+        self.replayed = 0
         self.log: logging.LoggerAdapter[logging.Logger] = ReplayLog(logger, self)
         self.loop = RunLoop(origin.run_id, self)
         self.loop.on_error = self._on_stray_error
@@ -91,10 +93,12 @@ class Execution:
         self._applied = 0
         self._open: dict[str, Operation] = {}
         self._closed_children: set[str] = set()
+        self._digests: Digests | None = None
         self._early_children: dict[str, Record] = {}
         self._counts: dict[str, int] = {}
         self._functions: dict[str, Any] = {}
         self._watched: list[Watched[Any]] = []
+        self._watched_limit = 1024
         self._timers: list[TimerOperation] = []
         self._timer_count = 0
         self._mailbox = Mailbox(codec, origin.run_id)
@@ -123,15 +127,12 @@ class Execution:
             if self._applied % 32 == 0 and not budget():
                 return False
         self.replaying = False
+        self.replayed = len(history)
+        self._history = []
         if not history:
             for message in self._memo.messages:
                 self.record(Kind.MESSAGE, message.location, message.payload, self.time)
         return True
-
-    @property
-    def replayed(self) -> int:
-        """How many records the history had when the run was taken up."""
-        return len(self._history)
 
     def record(
         self,
@@ -276,8 +277,9 @@ class Execution:
         future: Watched[Any] = Watched(loop=self.loop, label=label)
         if not self.loop.closed:
             self._watched.append(future)
-            if len(self._watched) > 1024:
+            if len(self._watched) >= self._watched_limit:
                 self._watched = [watched for watched in self._watched if not watched.awaited]
+                self._watched_limit = max(1024, 2 * len(self._watched))
         return future
 
     def _place(self, name: str) -> tuple[str, Watched[Any]]:
@@ -366,7 +368,9 @@ class Execution:
         self._resolve(operation, record, value)
 
     def _check_digest(self, operation: StepOperation, record: Record) -> None:
-        if digest_belongs_elsewhere(operation, self._history):
+        if self._digests is None:
+            self._digests = Digests(self._history)
+        if self._digests.belongs_elsewhere(operation):
             raise diverged(self.run_id, record, self._open, reordered=True)
         self.warnings.append(
             f"step {operation.location!r} was recorded with other arguments than the code gives it now"
