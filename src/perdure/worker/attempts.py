@@ -71,6 +71,7 @@ class Attempt:
         self._task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._task = None  # its context leads back here: without the cycle it is freed at once
         cancelled = task.cancelled()
         error = None if cancelled else task.exception()
         if self._timed_out is not None:
@@ -83,8 +84,8 @@ class Attempt:
             self._end(task.result(), None)
 
     def _thread_done(self, result: Any, error: BaseException | None) -> None:
+        self._job = None
         if error is None and inspect.isawaitable(result) and not self._over:
-            self._job = None
             self._spawn(_await(result))
         else:
             self._end(result, error)

@@ -81,6 +81,7 @@ class StepThreads:
                 job.started = True
             if not job.abandoned:
                 self._run(job)
+            del job  # else the run stays in memory until this thread gets another
 
     def _run(self, job: Job) -> None:
         result: Any = None

@@ -14,7 +14,7 @@ from perdure.core.model import FAR
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-class StepInfo(Struct, frozen=True, gc=False):
+class StepInfo(Struct, frozen=True):
     """The attempt that is being made."""
 
     run_id: str

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perdure.workflow.definition import Call
 
 
-class StepRequest(Struct, frozen=True, gc=False):
+class StepRequest(Struct, frozen=True):
     """A step that a workflow asks for."""
 
     name: str

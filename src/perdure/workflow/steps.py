@@ -81,7 +81,7 @@ def step(
     return attach
 
 
-class StepSpec(Struct, frozen=True, gc=False):
+class StepSpec(Struct, frozen=True):
     """What there is to know about a function as a step."""
 
     function: Callable[..., Any]

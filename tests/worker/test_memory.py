@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from perdure import Context, Engine, workflow
+from perdure.replay.execution import Execution
+from perdure.replay.operations import StepOperation
+from perdure.worker.attempts import Attempt
+from perdure.worker.held import Held
+from tests.helpers import eventually
+
+
+async def work(number: int) -> int:
+    return number
+
+
+def work_in_thread(number: int) -> int:
+    return number
+
+
+@workflow("memory.v1")
+async def two_steps(ctx: Context) -> int:
+    return await ctx.step(work, 1) + await ctx.step(work_in_thread, 2)
+
+
+def left_behind() -> Counter[str]:
+    gc.collect()
+    kinds = (Attempt, Held, Execution, StepOperation)
+    return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
+
+
+@pytest.mark.parametrize("runs", [20])
+async def test_a_finished_run_leaves_nothing_in_memory(tmp_path: Path, runs: int) -> None:
+    async with Engine(f"sqlite:///{tmp_path}/app.db", [two_steps]) as engine, engine.worker():
+        for handle in await engine.start_many([two_steps() for _ in range(runs)]):
+            assert await handle.result() == 3
+        await eventually(lambda: not left_behind(), within=10, saying="nothing is left behind")
