@@ -1,0 +1,214 @@
+"""An execution fed by hand: what a worker does with a run, without a worker.
+
+The test says what completes and in which order; the driver keeps the records. `settled` ends a test: it replays the history cut
+at every record, and each time the workflow must stand where it stood then, and end as it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from perdure.core.codec import Codec
+from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.model import Kind, Record, Status
+from perdure.replay.execution import Execution, Origin, Outcome
+from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.workflow.context import Context
+
+#: 2024-01-01T00:00:00Z, when every run of these tests begins.
+START = 1_704_067_200_000_000
+BEGINNING = datetime(2024, 1, 1, tzinfo=UTC)
+SECOND = 1_000_000
+
+Function = Callable[..., Any]
+
+codec = Codec()
+
+
+def work(key: object) -> Any:
+    """A step that is never called: these tests say what steps return."""
+    raise AssertionError(f"step {key!r} was called")
+
+
+def named(ctx: Context, name: str, *args: Any) -> Any:
+    """A step of that name."""
+    return ctx.options(name=name).step(work, *(args or (name,)))
+
+
+class Driver:
+    """A run of `function`, taken up with `history`."""
+
+    def __init__(
+        self,
+        function: Function,
+        *arguments: Any,
+        history: Sequence[Record] = (),
+        run_id: str = "run-1",
+        seed: str = "seed",
+        attempt: int = 1,
+        generation: int = 1,
+        returns: Any = Any,
+        errors: ErrorTypes | None = None,
+    ) -> None:
+        self.history = list(history)
+        self.positions: list[list[str]] = []
+        self._remake = lambda records: Driver(
+            function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
+            returns=returns, errors=errors,
+        )  # fmt: skip
+        origin = Origin(
+            run_id=run_id, type="test.flow.v1", started_at=START, seed=seed, generation=generation, attempt=attempt
+        )
+        self.execution = Execution(
+            lambda context: function(context, *arguments), returns, origin, history,
+            codec=codec, errors=errors or ErrorTypes(modules=[__name__]), logger=logging.getLogger("tests.replay"),
+        )  # fmt: skip
+        self.execution.begin()
+        assert self.execution.replay(lambda: True)
+        self._before = len(self.history)
+        self._save()
+
+    # what the workflow waits for
+
+    @property
+    def open(self) -> list[str]:
+        """Locations of open operations and, as `receive:name`, awaited messages."""
+        return [operation.location for operation in self.execution.open_operations()] + [
+            f"receive:{name}" for name in self.execution.awaited_messages()
+        ]
+
+    def operation(self, location: str) -> Operation:
+        """The open operation there."""
+        found = [operation for operation in self.execution.open_operations() if operation.location == location]
+        assert found, f"nothing is open at {location!r}, only {self.open}"
+        return found[0]
+
+    @property
+    def position(self) -> list[str]:
+        """All that the outside sees of where the workflow stands."""
+        described = [describe(operation) for operation in self.execution.open_operations()]
+        ended = [] if self.outcome is None else [f"{self.outcome.status} {_plain(self.outcome)}"]
+        return [*described, *(f"receive:{name}" for name in self.execution.awaited_messages()), *ended]
+
+    # what happens to it
+
+    def complete(self, location: str, value: Any = None, *, after: float = 0) -> None:
+        """A step or a child returned."""
+        operation = self.operation(location)
+        payload = codec.encode(value, "result")
+        digest = operation.digest if isinstance(operation, StepOperation) else ""
+        decoded = self.execution.decode_result(operation, payload) if isinstance(operation, StepOperation) else None
+        self._record(operation.kind, location, payload, after, digest=digest, attempts=1, value=decoded)
+
+    def fail(self, location: str, error: BaseException, *, after: float = 0) -> None:
+        """A step or a child failed for good."""
+        operation = self.operation(location)
+        digest = operation.digest if isinstance(operation, StepOperation) else ""
+        self._record(operation.kind, location, _failure(error), after, failed=True, digest=digest, attempts=1)
+
+    def stumble(self, location: str, error: BaseException, *, attempts: int = 1, retry_at: int = 0) -> None:
+        """An attempt at a step failed, and another will follow."""
+        self._record(Kind.ATTEMPT, location, _failure(error), 0, failed=True, attempts=attempts, retry_at=retry_at)
+
+    def fire(self) -> str:
+        """The next timer is due. Gives its location."""
+        timer = self.execution.next_timer()
+        assert timer is not None, f"no timer is set, only {self.open}"
+        self._record(Kind.TIMER, timer.location, None, (timer.due - self.execution.time) / SECOND)
+        return timer.location
+
+    def message(self, name: str, value: Any = None, *, after: float = 0) -> None:
+        """A message arrived."""
+        self._record(Kind.MESSAGE, name, codec.encode(value, "message"), after)
+
+    def cancel(self, reason: str = "asked to") -> None:
+        """Somebody cancelled the run."""
+        self._record(Kind.CANCEL, "", codec.encode(reason, "reason"), 0)
+
+    def feed(self, record: Record) -> None:
+        """What that record says happened."""
+        self.execution.record(
+            record.kind, record.location, record.payload, record.at, failed=record.failed, digest=record.digest,
+            attempts=record.attempts, retry_at=record.retry_at,
+        )  # fmt: skip
+        self._save()
+
+    def _record(self, kind: Kind, location: str, payload: str | None, after: float, **fields: Any) -> None:
+        now = self.execution.time + round(after * SECOND)
+        self.execution.record(kind, location, payload, now, **fields)
+        self._save()
+
+    def _save(self) -> None:
+        self.history.extend(self.execution.unsaved)
+        self.execution.unsaved.clear()
+        self.positions.append(self.position)
+
+    # how it ended
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None while it goes on."""
+        return self.execution.outcome
+
+    @property
+    def ended(self) -> Outcome:
+        """How it ended."""
+        assert self.outcome is not None, f"it still waits for {self.open}"
+        return self.outcome
+
+    @property
+    def result(self) -> Any:
+        """What the workflow returned."""
+        assert self.ended.status is Status.COMPLETED, f"it ended with {self.ended.error!r}"
+        assert self.ended.payload is not None
+        return codec.decode(self.ended.payload, Any, "result")
+
+    @property
+    def error(self) -> BaseException:
+        """What the workflow raised."""
+        assert self.ended.error is not None, f"it returned {self.ended.payload}"
+        return self.ended.error
+
+    def again(self, history: Iterable[Record] | None = None) -> Driver:
+        """The same run taken up by another worker, with all of its history or with the one given."""
+        return self._remake(tuple(self.history if history is None else history))
+
+    def settled(self) -> Driver:
+        """Replay, cut at every record and fed the rest, gives the same; see the module."""
+        assert self._before == 0, "this run was itself taken up in the middle"
+        records = self.history
+        for cut in range(len(records) + 1):
+            other = self.again(records[:cut])
+            assert other.position == self.positions[cut], f"taken up after {cut} records"
+            for record in records[cut:]:
+                other.feed(record)
+            assert other.position == self.position, f"taken up after {cut} records, and gone on"
+            assert other.history == records
+            if other.outcome is None:
+                assert other.execution.evict()
+        return self
+
+
+def describe(operation: Operation) -> str:
+    """An operation in one line, with everything that a worker uses of it."""
+    text = f"{operation.kind}:{operation.location}"
+    if isinstance(operation, StepOperation):
+        return f"{text} {operation.digest} attempts={operation.attempts} retry_at={operation.retry_at}"
+    if isinstance(operation, TimerOperation):
+        return f"{text} due={operation.due - START}"
+    assert isinstance(operation, ChildOperation)
+    return f"{text} id={operation.child_id} {operation.call.encode(codec)}"
+
+
+def _failure(error: BaseException) -> str:
+    return Failure.of(error, codec).to_json()
+
+
+def _plain(outcome: Outcome) -> str:
+    if outcome.error is None:
+        return outcome.payload or ""
+    # Tracebacks name lines of this file, which differ by how the run was driven.
+    return repr(outcome.error)

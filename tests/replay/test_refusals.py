@@ -1,0 +1,183 @@
+"""Workflow code that does I/O, spins or plays with the loop is told so at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from perdure import Context
+from perdure.core.errors import LoopStuck, NotInWorkflow
+from perdure.core.model import Status
+from perdure.replay import loop as loop_module
+from tests.replay.driver import Driver, named
+
+
+async def to_thread() -> None:
+    await asyncio.to_thread(print, "x")
+
+
+async def run_in_executor() -> None:
+    await asyncio.get_running_loop().run_in_executor(None, print, "x")
+
+
+async def open_connection() -> None:
+    await asyncio.open_connection("localhost", 1)
+
+
+async def open_unix_connection() -> None:
+    await asyncio.open_unix_connection("/nowhere")
+
+
+async def start_server() -> None:
+    await asyncio.start_server(lambda _reader, _writer: None, "localhost", 0)
+
+
+async def create_subprocess_exec() -> None:
+    await asyncio.create_subprocess_exec("true")
+
+
+async def create_subprocess_shell() -> None:
+    await asyncio.create_subprocess_shell("true")
+
+
+async def add_reader() -> None:
+    asyncio.get_running_loop().add_reader(0, print)
+
+
+async def add_signal_handler() -> None:
+    asyncio.get_running_loop().add_signal_handler(2, print)
+
+
+async def call_soon_threadsafe() -> None:
+    asyncio.get_running_loop().call_soon_threadsafe(print)
+
+
+async def getaddrinfo() -> None:
+    await asyncio.get_running_loop().getaddrinfo("localhost", 1)
+
+
+async def sock_connect() -> None:
+    with socket.socket() as sock:
+        await asyncio.get_running_loop().sock_connect(sock, ("localhost", 1))
+
+
+async def run_until_complete() -> None:
+    asyncio.get_running_loop().run_until_complete(asyncio.get_running_loop().create_future())
+
+
+async def stop() -> None:
+    asyncio.get_running_loop().stop()
+
+
+REFUSED = [
+    to_thread, run_in_executor, open_connection, open_unix_connection, start_server, create_subprocess_exec,
+    create_subprocess_shell, add_reader, add_signal_handler, call_soon_threadsafe, getaddrinfo, sock_connect,
+    run_until_complete, stop,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", REFUSED, ids=lambda attempt: attempt.__name__)
+def test_io_is_refused_and_the_message_says_what_to_do(attempt: Callable[[], Awaitable[None]]) -> None:
+    async def flow(ctx: Context) -> None:
+        await attempt()
+
+    run = Driver(flow)
+    assert run.ended.status is Status.FAILED
+    assert isinstance(run.error, NotInWorkflow)
+    assert "ctx.step" in str(run.error)
+
+
+@pytest.mark.parametrize(
+    "runner", [asyncio.run, lambda coroutine: asyncio.Runner().run(coroutine)], ids=["run", "Runner"]
+)
+def test_another_event_loop_is_refused(runner: Callable[[Any], Any]) -> None:
+    async def flow(ctx: Context) -> None:
+        coroutine = asyncio.sleep(0)
+        try:
+            runner(coroutine)
+        finally:
+            coroutine.close()
+
+    run = Driver(flow)
+    assert isinstance(run.error, RuntimeError)
+    assert "running event loop" in str(run.error)
+
+
+def test_every_method_of_an_event_loop_is_either_ours_or_refused() -> None:
+    inherited = [
+        name
+        for name, value in vars(asyncio.AbstractEventLoop).items()
+        if callable(value) and not name.startswith("__") and name not in vars(loop_module.RunLoop)
+    ]
+    assert inherited == [], "asyncio would raise NotImplementedError for these, which says nothing to a user"
+
+
+def test_a_run_that_spins_is_stopped_and_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "STUCK_AFTER", 500)
+
+    async def flow(ctx: Context) -> None:
+        await named(ctx, "a")
+        while True:
+            await asyncio.sleep(0)
+
+    run = Driver(flow)
+    run.complete("a")
+    assert isinstance(run.error, LoopStuck)
+    assert "ctx.sleep" in str(run.error)
+    assert run.open == []
+    assert run.settled().ended.status is Status.FAILED
+
+
+def test_a_run_that_asks_for_much_is_not_taken_to_be_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "STUCK_AFTER", 50)
+
+    async def branch(ctx: Context, number: int) -> None:
+        await ctx.options(name="s").step(abs, number)
+
+    async def flow(ctx: Context) -> None:
+        await asyncio.gather(*(branch(ctx, number) for number in range(500)))
+
+    run = Driver(flow)
+    assert len(run.open) == 500
+    assert run.execution.evict()
+
+
+def test_an_error_in_a_callback_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def flow(ctx: Context) -> str:
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await named(ctx, "a")
+        asyncio.get_running_loop().call_soon(lambda: {}["missing"])
+        return await named(ctx, "b")
+
+    run = Driver(flow)
+    run.complete("a")
+    run.complete("b", "end")
+    assert run.result == "end"
+    assert "error in a callback of the workflow in run run-1" in caplog.text
+    assert "KeyError: 'missing'" in caplog.text
+
+
+def test_a_drain_leaves_the_thread_as_it_found_it() -> None:
+    async def flow(ctx: Context) -> bool:
+        inside = asyncio.get_running_loop()
+        await named(ctx, "a")
+        return asyncio.get_running_loop() is inside
+
+    async def main() -> None:
+        mine, hooks = asyncio.get_running_loop(), sys.get_asyncgen_hooks()
+        run = Driver(flow)
+        run.complete("a")
+        assert run.result is True
+        assert asyncio.get_running_loop() is mine
+        assert sys.get_asyncgen_hooks() == hooks
+
+    asyncio.run(main())
+    run = Driver(flow)
+    run.complete("a")
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
