@@ -21,8 +21,6 @@ from perdure.core.model import (
     Finish,
     Kind,
     Message,
-    NewMessage,
-    NewRun,
     Next,
     Park,
     Reason,
@@ -38,8 +36,9 @@ from perdure.replay.operations import ChildOperation, Operation, StepOperation
 from perdure.replay.outcome import Outcome
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
-from perdure.worker.offspring import new_child, stop_child
-from perdure.worker.policy import after_failed_attempt, after_failed_run
+from perdure.worker.draft import Draft
+from perdure.worker.policy import after_failed_run, reason_to_wait
+from perdure.worker.recording import record_failure, record_result
 from perdure.workflow.definition import Workflow
 
 logger = logging.getLogger("perdure.worker")
@@ -76,13 +75,10 @@ class Held:
         self._execution: Execution | None = None
         self._attempts: dict[str, Attempt] = {}
         self._ready: list[StepOperation] = []
-        self._children: list[NewRun] = []
-        self._sends: list[NewMessage] = []
+        self._draft = Draft(crew.codec)
         self._backlog: list[Message] = []
         self._verdict_next: Next | None = None
         self._committing = False
-        #: Whether a record waits to be saved that is not an ephemeral step's.
-        self._urgent = False
         self._forced: Next | None = None
         self._timer: Cancellable | None = None
 
@@ -181,7 +177,7 @@ class Held:
             for message in messages:
                 if message.seq > self.seen and self._execution.outcome is None:
                     self.seen = message.seq
-                    self._urgent = True
+                    self._draft.urgent = True
                     self._execution.record(
                         message.kind, message.name, message.payload, self._now(),
                         failed=message.failed, inbox_seq=message.seq,
@@ -192,49 +188,18 @@ class Held:
         self.settle()
 
     def _step_ended(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
-        execution = self._execution
-        operation = attempt.operation
-        if (
-            self._attempts.pop(operation.location, None) is None
-            or execution is None
-            or not execution.is_open(operation)
-        ):
+        execution, operation = self._execution, attempt.operation
+        ended = self._attempts.pop(operation.location, None)
+        if ended is None or execution is None or not execution.is_open(operation):
             return
-        value: Any = None
-        payload: str | None = None
-        if error is None:
-            try:
-                payload = self._crew.codec.encode(
-                    result, f"result of step {operation.location!r} of run {self.run.id!r}"
-                )
-                value = execution.decode_result(operation, payload)
-            except PerdureError as refused:
-                error = refused
-        self._urgent = self._urgent or error is not None or not operation.ephemeral
-        if error is None:
-            execution.record(
-                Kind.STEP, operation.location, payload, self._now(), value=value,
-                started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
-            )  # fmt: skip
-        else:
-            self._step_failed(execution, attempt, error)
+        failed = error
+        if failed is None:
+            failed = record_result(execution, attempt, result, self.run, self._crew)
+        if failed is not None and record_failure(execution, attempt, failed, self.run, self._crew):
+            self._ready.append(operation)
+        if failed is not None or not operation.ephemeral:
+            self._draft.urgent = True
         self.settle()
-
-    def _step_failed(self, execution: Execution, attempt: Attempt, error: BaseException) -> None:
-        operation = attempt.operation
-        failure = Failure.of(error, self._crew.codec).to_json()
-        decision = after_failed_attempt(operation, attempt.number, error, self._crew, self.run.deadline)
-        if decision is None:
-            execution.record(
-                Kind.STEP, operation.location, failure, self._now(), failed=True,
-                started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
-            )  # fmt: skip
-            return
-        execution.record(
-            Kind.ATTEMPT, operation.location, failure, self._now(), failed=True, started_at=attempt.started_at,
-            digest=operation.digest, attempts=decision.attempts, retry_at=decision.retry_at,
-        )  # fmt: skip
-        self._ready.append(operation)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -245,7 +210,7 @@ class Held:
             self._expire()
             return
         while (timer := execution.next_timer()) is not None and timer.due <= self._now():
-            self._urgent = True
+            self._draft.urgent = True
             execution.record(Kind.TIMER, timer.location, None, self._now())
         self.settle()
 
@@ -303,18 +268,15 @@ class Held:
             if attempt is not None:
                 attempt.cancel()
         elif isinstance(operation, ChildOperation):
-            before = len(self._children)
-            self._children = [child for child in self._children if child.id != operation.child_id]
-            if len(self._children) == before:
-                self._sends.append(stop_child(operation, self.run, self._crew.codec))
+            self._draft.stop_child(operation, self.run)
 
     def _start_child(self, operation: ChildOperation) -> None:
         try:
-            self._children.append(new_child(operation, self.run, self._crew.codec))
+            self._draft.start_child(operation, self.run)
         except PerdureError as error:
             failure = Failure.of(error, self._crew.codec).to_json()
             assert self._execution is not None
-            self._urgent = True
+            self._draft.urgent = True
             self._execution.record(Kind.CHILD, operation.location, failure, self._now(), failed=True)
 
     def _dispatch(self, now: int) -> None:
@@ -339,12 +301,12 @@ class Held:
 
     def _must_write(self, now: int) -> bool:
         execution = self._execution
-        if self._forced is not None or self._children or self._sends:
+        if self._forced is not None or not self._draft.is_empty:
             return True
         assert execution is not None
         if execution.outcome is not None:
             return True
-        if execution.unsaved and (self._urgent or any(not operation.ephemeral for operation in self._ready)):
+        if execution.unsaved and (self._draft.urgent or any(not operation.ephemeral for operation in self._ready)):
             return True
         return not self._attempts and (self._may_park(now) or self._crew.owner.stopping)
 
@@ -366,27 +328,15 @@ class Held:
 
     def make_turn(self) -> Turn | None:
         """See `Author`."""
-        if self.stage is not Stage.ACTIVE and self._forced is None:
+        if self.stage is not Stage.ACTIVE:
             return None
-        execution = self._execution
-        records = () if execution is None else tuple(execution.unsaved)
+        records: tuple[Record, ...] = ()
         self._verdict_next = self._next_state()
-        turn = Turn(
-            lease=self.lease,
-            records=records,
-            read=max((record.inbox_seq for record in records), default=0),
-            children=tuple(self._children),
-            sends=tuple(self._sends),
-            next=self._verdict_next,
-        )
-        if execution is not None:
-            execution.unsaved = []
-        self._children = []
-        self._sends = []
-        self._urgent = False
+        if self._execution is not None:
+            records, self._execution.unsaved = tuple(self._execution.unsaved), []
         self._committing = True
         self._disarm()
-        return turn
+        return self._draft.turn(self.lease, records, self._verdict_next)
 
     def _next_state(self) -> Next | None:
         outcome = None if self._execution is None else self._execution.outcome
@@ -397,28 +347,18 @@ class Held:
         if self._attempts:
             return None
         if self._may_park(self._now()):
-            return Park(self._next_wake(), self._reason(), self.seen)
+            assert self._execution is not None
+            return Park(self._next_wake(), reason_to_wait(self._execution), self.seen)
         return Release() if self._crew.owner.stopping else None
 
     def _end_with(self, outcome: Outcome) -> Next:
         self._cancel_attempts()
-        if outcome.status is Status.FAILED and not self._execution_cancelled():
+        assert self._execution is not None
+        if outcome.status is Status.FAILED and not self._execution.cancel_requested:
             again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew)
             if again is not None:
                 return again
         return Finish(outcome.status, outcome.payload)
-
-    def _execution_cancelled(self) -> bool:
-        return self._execution is not None and self._execution.cancel_requested
-
-    def _reason(self) -> Reason:
-        assert self._execution is not None
-        if self._execution.awaited_messages():
-            return Reason.MESSAGE
-        kinds = {operation.kind for operation in self._execution.open_operations()}
-        if Kind.CHILD in kinds:
-            return Reason.CHILD
-        return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER
 
     def landed(self, verdict: Verdict) -> None:
         """See `Author`."""
@@ -463,8 +403,7 @@ class Held:
         self._forced = state
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
-            self._children.clear()
-            self._sends.clear()
+            self._draft.clear()
         self.stage = Stage.ACTIVE
         if not self._committing:
             self._crew.journal.submit(self)

@@ -1,4 +1,4 @@
-"""What follows from a failure: another attempt, or the end."""
+"""What follows: from a failure another attempt or the end, from open operations what to wait for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from perdure.core.duration import microseconds
 from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, UsageError
-from perdure.core.model import Again, Run
+from perdure.core.model import Again, Kind, Reason, Run
 from perdure.core.retry import Retry
+from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.replay.outcome import Outcome
 from perdure.worker.crew import Crew
@@ -55,3 +56,13 @@ def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Cre
         return None
     wake_at = crew.system.now() + int(delay * 1e6)
     return Again(wake_at, outcome.payload or "{}") if wake_at < run.deadline else None
+
+
+def reason_to_wait(execution: Execution) -> Reason:
+    """What a run with nothing under way waits for, named by what a person would ask about first."""
+    if execution.awaited_messages():
+        return Reason.MESSAGE
+    kinds = {operation.kind for operation in execution.open_operations()}
+    if Kind.CHILD in kinds:
+        return Reason.CHILD
+    return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER

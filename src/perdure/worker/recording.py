@@ -1,0 +1,46 @@
+"""What a step's attempt leaves in the history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.errors import PerdureError
+from perdure.core.failure import Failure
+from perdure.core.model import Kind, Run
+from perdure.replay.execution import Execution
+from perdure.worker.attempts import Attempt
+from perdure.worker.crew import Crew
+from perdure.worker.policy import after_failed_attempt
+
+
+def record_result(execution: Execution, attempt: Attempt, result: Any, run: Run, crew: Crew) -> PerdureError | None:
+    """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
+    operation = attempt.operation
+    try:
+        payload = crew.codec.encode(result, f"result of step {operation.location!r} of run {run.id!r}")
+        value = execution.decode_result(operation, payload)
+    except PerdureError as error:
+        return error
+    execution.record(
+        Kind.STEP, operation.location, payload, crew.system.now(), value=value,
+        started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
+    )  # fmt: skip
+    return None
+
+
+def record_failure(execution: Execution, attempt: Attempt, error: BaseException, run: Run, crew: Crew) -> bool:
+    """Record that an attempt failed; whether another follows."""
+    operation = attempt.operation
+    failure = Failure.of(error, crew.codec).to_json()
+    another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline)
+    if another is None:
+        execution.record(
+            Kind.STEP, operation.location, failure, crew.system.now(), failed=True,
+            started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
+        )  # fmt: skip
+        return False
+    execution.record(
+        Kind.ATTEMPT, operation.location, failure, crew.system.now(), failed=True, started_at=attempt.started_at,
+        digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
+    )  # fmt: skip
+    return True
