@@ -7,10 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Workflow
+from perdure import Engine, Handle, Status, Workflow
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.sqlite.store import SqliteStore
+from tests.helpers import eventually
 
 #: What a run's own rows are; workers come and go without changing them.
 TABLES = ("runs", "history", "messages", "events", "workers")
@@ -53,3 +54,21 @@ class Stage:
         """Close every engine."""
         for engine in self._engines:
             await engine.close()
+
+
+async def until(run: Handle[Any], status: Status) -> None:
+    """Wait until a run stands there."""
+
+    async def there() -> bool:
+        return await run.status() is status
+
+    await eventually(there, saying=f"the status of {run!r} being {status}")
+
+
+async def until_recorded(run: Handle[Any], count: int = 1) -> None:
+    """Wait until a run's history has so many records."""
+
+    async def there() -> bool:
+        return len(await run.history()) >= count
+
+    await eventually(there, saying=f"the history of {run!r} having {count} records")

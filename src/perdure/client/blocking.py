@@ -7,7 +7,7 @@ import builtins
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -54,7 +54,13 @@ class Blocking:
         handles = self._wait(self._engine.start_many(calls, **options))
         return [BlockingHandle(self, handle) for handle in handles]
 
-    def get(self, run_id: str, workflow: Workflow[..., R] | None = None) -> BlockingHandle[R]:
+    @overload
+    def get(self, run_id: str, workflow: None = None) -> BlockingHandle[Any]: ...
+
+    @overload
+    def get(self, run_id: str, workflow: Workflow[..., R]) -> BlockingHandle[R]: ...
+
+    def get(self, run_id: str, workflow: Workflow[..., Any] | None = None) -> BlockingHandle[Any]:
         """See `Engine.get`."""
         return BlockingHandle(self, self._wait(self._engine.get(run_id, workflow)))
 

@@ -9,7 +9,7 @@ import asyncio
 import builtins
 import datetime
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.blocking import Blocking
 from perdure.client.handle import Handle
@@ -200,7 +200,13 @@ class Engine:
 
     # looking
 
-    async def get(self, run_id: str, workflow: Workflow[..., R] | None = None) -> Handle[R]:
+    @overload
+    async def get(self, run_id: str, workflow: None = None) -> Handle[Any]: ...
+
+    @overload
+    async def get(self, run_id: str, workflow: Workflow[..., R]) -> Handle[R]: ...
+
+    async def get(self, run_id: str, workflow: Workflow[..., Any] | None = None) -> Handle[Any]:
         """A handle on a run that exists. Raises `RunNotFound`. Name the workflow for a typed result."""
         run = await self._run(run_id)
         known = self.workflows.get(run.type) if workflow is None else workflow
@@ -327,7 +333,7 @@ class Engine:
             return self._codec.decode(run.output or "null", returns, f"result of run {run.id!r} ({run.type})")
         failure = Failure.from_json(run.error or "{}")
         if run.status is Status.CANCELLED:
-            raise RunCancelled(f"run {run.id!r} ({run.type}) was cancelled: {failure.message}", run_id=run.id)
+            raise RunCancelled(failure.message, run_id=run.id)
         name = failure.type.rpartition(".")[2]
         raise RunFailed(
             f"run {run.id!r} ({run.type}) failed with {name}: {failure.message}", run_id=run.id, failure=failure

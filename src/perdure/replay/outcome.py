@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.codec import Codec
-from perdure.core.errors import BadArguments, DecodeError, NeverAwaited, PerdureError
+from perdure.core.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
 from perdure.core.failure import Failure
 from perdure.core.model import Status
 
@@ -35,9 +35,13 @@ class Ending(Struct, frozen=True):
 def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *, cancelled: bool) -> Outcome:
     """The outcome of a finished workflow. `forgotten` are operations that nothing awaited."""
     if main.cancelled():
-        error = asyncio.CancelledError(*_reason(main))
-        status = Status.CANCELLED if cancelled else Status.FAILED
-        return Outcome(status, Failure.of(error, ending.codec).to_json(), error)
+        reason = _reason(main)
+        if not cancelled:
+            return failed(asyncio.CancelledError(*reason), ending.codec)
+        # An error of ours, because a parent gets it too, and a CancelledError would say that the parent is to stop.
+        because = f": {reason[0]}" if reason and reason[0] else ""
+        error = RunCancelled(f"run {ending.run_id!r} ({ending.type}) was cancelled{because}", run_id=ending.run_id)
+        return Outcome(Status.CANCELLED, Failure.of(error, ending.codec).to_json(), error)
     raised = main.exception()
     if raised is not None:
         return failed(raised, ending.codec)

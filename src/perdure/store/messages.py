@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from perdure.core.errors import RunCancelled
 from perdure.core.model import FINISHED, Kind, NewMessage, SendOutcome, Status
 from perdure.store.dialect import Row, Transaction
@@ -73,7 +75,9 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
     tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
     status, _, started_at, attempt = target
     if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
-        error = failure(RunCancelled, f"Run {run_id!r} was cancelled before it could go on.")
+        reason = msgspec.json.decode(request.payload or "null")
+        because = f": {reason}" if reason else ""
+        error = failure(RunCancelled, f"run {run_id!r} was cancelled before it could go on{because}")
         await deliver(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
     return outcome
 
