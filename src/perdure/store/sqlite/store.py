@@ -34,10 +34,12 @@ from perdure.core.model import (
     WorkerInfo,
 )
 from perdure.core.system import System
-from perdure.store import messages, migrations, reads, runs, workers
+from perdure.store import migrations, reads, workers
 from perdure.store.dialect import Row
+from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
 from perdure.store.protocol import Listener
+from perdure.store.runs import create, unblock
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
 from perdure.store.sqlite.connection import SQLITE, Body, Clock, SqliteConnection, SqliteTransaction, Trace
@@ -106,9 +108,9 @@ class SqliteStore:
         self._check_open()
         return self._clock.now()
 
-    async def create(self, new: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
         """Create runs; one whose id or idempotency key is taken yields the run that is there."""
-        return await self._write("create", actor, lambda tx: runs.create(tx, new))
+        return await self._write("create", actor, lambda tx: create(tx, runs))
 
     async def get(self, run_id: str) -> Run | None:
         """One run."""
@@ -134,19 +136,19 @@ class SqliteStore:
         """The audit trail of a run."""
         return await self._read("events", lambda tx: reads.events(tx, run_id))
 
-    async def send(self, new: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes, wake who waits and mark who runs."""
-        return await self._write("send", actor, lambda tx: messages.send(tx, new))
+        return await self._write("send", actor, lambda tx: send(tx, messages))
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Ask a run to stop."""
-        return await self._write("cancel", actor, lambda tx: messages.cancel(tx, run_id, reason, key))
+        return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
     ) -> int:
         """Make blocked runs pending again."""
-        return await self._write("unblock", actor, lambda tx: runs.unblock(tx, run_ids, types, reasons))
+        return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
 
     async def register(self, worker: WorkerInfo) -> None:
         """Begin a life."""

@@ -1,0 +1,48 @@
+"""What every store must do, as a suite of tests that reads as a specification.
+
+Subclass each class in a test module that provides the fixtures `store` and `harness` (see `harness.Harness`).
+"""
+
+from __future__ import annotations
+
+from perdure.testing.conformance.children import Children
+from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Order, Suspects, Timers
+from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
+from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
+from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
+from perdure.testing.conformance.reads import Listing, Loading, Watching
+from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
+from perdure.testing.conformance.turns import Fencing, Turns
+from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
+
+__all__ = [
+    "Affinity",
+    "Blocked",
+    "Cancelling",
+    "Children",
+    "Claims",
+    "Closing",
+    "Deadlines",
+    "Fencing",
+    "Harness",
+    "Inbox",
+    "Leaving",
+    "Listing",
+    "Loading",
+    "LostClaims",
+    "LostVerdicts",
+    "ManualSystem",
+    "Order",
+    "Parking",
+    "PlainSql",
+    "Points",
+    "Repeating",
+    "Runs",
+    "Suspects",
+    "Sweeping",
+    "Timers",
+    "Turns",
+    "Unshared",
+    "Watching",
+    "Workers",
+]

@@ -1,0 +1,158 @@
+"""Children: started once, and their outcomes never slept through."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from perdure.core.errors import RunCancelled
+from perdure.core.failure import Failure
+from perdure.core.model import (
+    Again,
+    Finish,
+    Kind,
+    Lease,
+    Reason,
+    Status,
+    Turn,
+    Verdict,
+)
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    SECOND,
+    START,
+    Harness,
+    a_child,
+    a_message,
+    a_park,
+    a_record,
+    a_run,
+    claim,
+    claim_ids,
+    commit,
+    held,
+    lease_of,
+)
+from perdure.testing.conformance.inbox import taken
+
+
+class Children:
+    """A parent learns of its children's outcomes by its inbox, in the same commit."""
+
+    async def family(self, store: Store, *names: str) -> dict[str, Lease]:
+        parent = await held(store, "parent")
+        children = tuple(a_child(name) for name in names)
+        assert await commit(store, parent, children=children) is Verdict.APPLIED
+        got = await claim(store, nonce="children")
+        return {"parent": parent, **{claimed.run.id: claimed.lease for claimed in got.runs}}
+
+    async def test_a_turn_starts_children(self, store: Store) -> None:
+        await self.family(store, "a", "b")
+        runs = {run.id: run for run in await store.get_many(["a", "b"])}
+        assert {(run.parent_id, run.parent_location) for run in runs.values()} == {
+            ("parent", "call-a"),
+            ("parent", "call-b"),
+        }
+        assert [event.kind for event in await store.events("a")] == ["created", "claimed"]
+
+    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.CANCELLED])
+    async def test_the_outcome_is_put_into_the_inbox_of_a_running_parent(self, store: Store, status: Status) -> None:
+        leases = await self.family(store, "a")
+        await commit(store, leases["a"], next=Finish(status, '{"type": "x"}'))
+        [word] = await store.marked("w1")
+        assert (word.run_id, word.kind, word.name, word.payload) == ("parent", Kind.CHILD, "call-a", '{"type": "x"}')
+        assert word.failed is (status is not Status.COMPLETED)
+
+    async def test_the_outcome_wakes_a_waiting_parent(self, store: Store) -> None:
+        leases = await self.family(store, "a")
+        await commit(store, leases["parent"], next=a_park(reason=Reason.CHILD))
+        await commit(store, leases["a"], next=Finish(Status.COMPLETED, "1"))
+        assert await claim_ids(store, nonce="woken") == ["parent"]
+
+    @pytest.mark.parametrize("order", list(permutations(("parent", "a", "b"))), ids="-".join)
+    async def test_children_that_finish_while_the_parent_parks_keep_it_awake(
+        self, store: Store, order: tuple[str, ...]
+    ) -> None:
+        leases = await self.family(store, "a", "b")
+        turns = {
+            "parent": Turn(lease=leases["parent"], next=a_park(reason=Reason.CHILD)),
+            "a": Turn(lease=leases["a"], records=(a_record(0),), next=Finish(Status.COMPLETED, "1")),
+            "b": Turn(lease=leases["b"], next=Finish(Status.FAILED, "{}")),
+        }
+        verdicts = dict(zip(order, await store.commit([turns[name] for name in order], ACTOR), strict=True))
+        assert verdicts == {"parent": Verdict.AWAKE, "a": Verdict.APPLIED, "b": Verdict.APPLIED}
+        assert {word.name for word in await store.marked("w1")} == {"call-a", "call-b"}
+        run = await store.get("parent")
+        assert run is not None
+        assert (run.status, run.inbox_seq) == (Status.RUNNING, 2)
+
+    @pytest.mark.parametrize("order", list(permutations(("parent", "a", "b"))), ids="-".join)
+    async def test_separate_commits_in_any_order_lose_no_wake_up(self, store: Store, order: tuple[str, ...]) -> None:
+        leases = await self.family(store, "a", "b")
+        for name in order:
+            next = a_park(reason=Reason.CHILD) if name == "parent" else Finish(Status.COMPLETED, "1")
+            await commit(store, leases[name], next=next)
+        run = await store.get("parent")
+        assert run is not None
+        assert run.inbox_seq == 2
+        assert run.status in (Status.RUNNING, Status.PENDING)
+
+    async def test_a_child_that_is_there_already_is_taken_up(self, store: Store) -> None:
+        leases = await self.family(store, "a")
+        assert await commit(store, leases["parent"], children=(a_child("a", write_id="again"),)) is Verdict.APPLIED
+        assert await store.inbox("parent", 0) == []
+        assert [event.kind for event in await store.events("a")] == ["created", "claimed"]
+
+    async def test_an_id_that_belongs_to_somebody_else_fails_the_call(self, store: Store) -> None:
+        await store.create([a_run("a", input="[1]")], ACTOR)
+        parent = await held(store, "parent")
+        assert await commit(store, parent, children=(a_child("a"),)) is Verdict.APPLIED
+        [word] = await store.inbox("parent", 0)
+        assert (word.kind, word.name, word.failed) == (Kind.CHILD, "call-a", True)
+        assert word.payload is not None
+        assert "'a'" in Failure.from_json(word.payload).message
+        run = await store.get("a")
+        assert run is not None
+        assert (run.parent_id, run.input) == (None, "[1]")
+
+    async def test_a_later_attempt_at_the_parent_is_told_again(self, store: Store) -> None:
+        leases = await self.family(store, "a")
+        await commit(store, leases["a"], next=Finish(Status.COMPLETED, "42"))
+        took = taken(0, 1, "call-a", Kind.CHILD)
+        await commit(store, leases["parent"], took, read=1, next=Again(START, "{}"))
+        again = await lease_of(store, "parent", nonce="second attempt")
+        assert await commit(store, again, children=(a_child("a", write_id="second"),)) is Verdict.APPLIED
+        [word] = await store.inbox("parent", 1)
+        assert (word.name, word.payload, word.failed) == ("call-a", "42", False)
+        assert await commit(store, again, children=(a_child("a", write_id="third"),)) is Verdict.APPLIED
+        assert len(await store.inbox("parent", 1)) == 1
+
+    async def test_a_cancelled_child_that_never_started_tells_its_parent(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("a"),), next=a_park(reason=Reason.CHILD))
+        await store.cancel("a", "enough", "c1", ACTOR)
+        [word] = await store.inbox("parent", 0)
+        assert word.failed
+        assert word.payload is not None
+        assert Failure.from_json(word.payload).type.endswith(RunCancelled.__qualname__)
+        run = await store.get("parent")
+        assert run is not None
+        assert run.status is Status.PENDING
+
+    async def test_a_parent_that_is_finished_takes_no_word(self, store: Store, harness: Harness) -> None:
+        leases = await self.family(store, "a")
+        await commit(store, leases["parent"], next=Finish(Status.COMPLETED, "1"))
+        assert await commit(store, leases["a"], next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        assert await harness.query("SELECT run_id FROM perdure_messages") == []
+
+    async def test_a_turn_sends_messages_and_cancellations(self, store: Store) -> None:
+        await store.create([a_run("other"), a_run("unstarted", wake_at=START + SECOND)], ACTOR)
+        lease = await held(store, "r1")
+        sends = (a_message("other"), a_message("unstarted", kind=Kind.CANCEL, payload='"enough"', key="stop"))
+        assert await commit(store, lease, a_record(0), sends=sends) is Verdict.APPLIED
+        assert [message.key for message in await store.inbox("other", 0)] == ["k1"]
+        run = await store.get("unstarted")
+        assert run is not None
+        assert run.status is Status.CANCELLED

@@ -1,0 +1,294 @@
+"""What must be true of a database at every moment, whatever crashed, stalled or lost its answer.
+
+`scan` asks for rows that break a promise and describes each. It reads only committed data, so it may run beside live workers.
+The promises: a history without holes, in which each operation has one result, and which no former owner has touched; one
+outcome a run; no run that waits for what has already come; messages taken in once and in order; nothing acknowledged and lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core.model import FAR
+
+Query = Callable[[str], Iterable[tuple[Any, ...]]]
+AsyncQuery = Callable[[str], Awaitable[Iterable[tuple[Any, ...]]]]
+
+_FINISHED = "('completed', 'failed', 'cancelled')"
+
+
+class Rule(Struct, frozen=True):
+    """A promise, as a query for the rows that break it; the first column names the run."""
+
+    promise: str
+    broken_by: str
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What a test knows from outside the database."""
+
+    #: Ids of runs whose start was acknowledged.
+    starts: frozenset[str] = frozenset()
+    #: Run id and key of messages whose send was acknowledged.
+    sends: frozenset[tuple[str, str]] = frozenset()
+    #: Run id and location of a step, once for every time that its function was executed; None: not observed.
+    effects: tuple[tuple[str, str], ...] | None = None
+    #: How many executions beyond the first the faults of the test can explain.
+    repeats: int = 0
+    #: By run id and location, a result that some worker has seen.
+    results: Mapping[tuple[str, str], str | None] = {}
+
+
+HISTORY = (
+    Rule(
+        "the history has neither holes nor repeated numbers (I1)",
+        """
+        SELECT run_id, COUNT(*), MIN(seq), MAX(seq) FROM perdure_history
+        GROUP BY run_id HAVING MIN(seq) <> 0 OR COUNT(*) <> MAX(seq) + 1
+        """,
+    ),
+    Rule(
+        "an operation has one result per attempt at the run (I1)",
+        """
+        SELECT run_id, run_attempt, kind, location, COUNT(*) FROM perdure_history
+        WHERE kind IN ('step', 'timer', 'child')
+        GROUP BY run_id, run_attempt, kind, location HAVING COUNT(*) > 1
+        """,
+    ),
+    Rule(
+        "no record was written by a former owner of the run (I4)",
+        """
+        SELECT run_id, seq, token, before FROM (
+          SELECT run_id, seq, token, LAG(token) OVER (PARTITION BY run_id ORDER BY seq) AS before FROM perdure_history
+        ) AS steps WHERE token < before
+        """,
+    ),
+    Rule(
+        "no record has a token that the run never had (I4)",
+        """
+        SELECT h.run_id, h.seq, h.token, r.token FROM perdure_history h
+        JOIN perdure_runs r ON r.id = h.run_id WHERE h.token > r.token
+        """,
+    ),
+    Rule(
+        "time and attempts in the history never go back (I9)",
+        """
+        SELECT run_id, seq, at, before, run_attempt, attempt_before FROM (
+          SELECT run_id, seq, at, run_attempt, LAG(at) OVER (PARTITION BY run_id ORDER BY seq) AS before,
+            LAG(run_attempt) OVER (PARTITION BY run_id ORDER BY seq) AS attempt_before FROM perdure_history
+        ) AS steps WHERE run_attempt < attempt_before OR at < before
+        """,
+    ),
+    Rule(
+        "records, messages and events belong to a run",
+        """
+        SELECT t.run_id, t.what FROM (
+          SELECT run_id, 'history' AS what FROM perdure_history
+          UNION SELECT run_id, 'message' FROM perdure_messages
+          UNION SELECT run_id, 'event' FROM perdure_events
+        ) AS t LEFT JOIN perdure_runs r ON r.id = t.run_id WHERE r.id IS NULL
+        """,
+    ),
+)
+
+STATES = (
+    Rule(
+        "a finished run has exactly one outcome, the time of it, and no worker (I3)",
+        f"""
+        SELECT id, status, output, error, finished_at, worker FROM perdure_runs WHERE status IN {_FINISHED} AND (
+          finished_at = 0 OR worker IS NOT NULL OR reason IS NOT NULL OR marked <> 0
+          OR (status = 'completed' AND (error IS NOT NULL OR output IS NULL))
+          OR (status <> 'completed' AND (error IS NULL OR output IS NOT NULL)))
+        """,
+    ),
+    Rule(
+        "an unfinished run has no outcome (I3)",
+        f"""
+        SELECT id, status, output, finished_at FROM perdure_runs
+        WHERE status NOT IN {_FINISHED} AND (finished_at <> 0 OR output IS NOT NULL)
+        """,
+    ),
+    Rule(
+        "each generation has exactly one final event (I3)",
+        f"""
+        SELECT r.id, r.status, r.generation, COUNT(e.id) FROM perdure_runs r
+        LEFT JOIN perdure_events e ON e.run_id = r.id AND e.kind IN ('completed', 'failed', 'cancelled', 'expired')
+        GROUP BY r.id, r.status, r.generation
+        HAVING COUNT(e.id) <> CASE WHEN r.status IN {_FINISHED} THEN r.generation ELSE r.generation - 1 END
+        """,
+    ),
+    Rule(
+        "a running run has a worker that is known, a nonce and a token; no other run has a worker (I8)",
+        """
+        SELECT r.id, r.status, r.worker, r.nonce, r.token FROM perdure_runs r
+        LEFT JOIN perdure_workers w ON w.id = r.worker
+        WHERE (r.status = 'running' AND (w.id IS NULL OR r.nonce = '' OR r.token < 1 OR r.started_at = 0 OR r.seed = ''))
+           OR (r.status <> 'running' AND (r.worker IS NOT NULL OR r.marked <> 0))
+        """,
+    ),
+    Rule(
+        "a running run with something unread is marked, and no other (I8)",
+        """
+        SELECT id, inbox_seq, inbox_read, marked FROM perdure_runs
+        WHERE status = 'running' AND marked <> CASE WHEN inbox_seq > inbox_read THEN 1 ELSE 0 END
+        """,
+    ),
+    Rule(
+        "a waiting run says what for, and something can end its waiting (I8)",
+        f"""
+        SELECT id, reason, wake_at FROM perdure_runs WHERE status = 'waiting' AND (
+          reason IS NULL OR reason IN ('diverged', 'poison', 'undecodable')
+          OR (wake_at >= {FAR} AND reason NOT IN ('message', 'child')))
+        """,
+    ),
+    Rule(
+        "no run waits with something unread (I8)",
+        """
+        SELECT id, reason, inbox_seq, inbox_read FROM perdure_runs
+        WHERE status = 'waiting' AND started_at <> 0 AND inbox_seq > inbox_read
+        """,
+    ),
+    Rule(
+        "a pending run waits for nothing, and a blocked one says why it is blocked (I8, I13)",
+        """
+        SELECT id, status, reason, error FROM perdure_runs
+        WHERE (status = 'pending' AND reason IS NOT NULL) OR (status = 'blocked' AND (error IS NULL OR reason IS NULL
+          OR reason NOT IN ('diverged', 'poison', 'undecodable')))
+        """,
+    ),
+    Rule(
+        "an idempotency key has one run (I6)",
+        """
+        SELECT MIN(id), idempotency_key, COUNT(*) FROM perdure_runs
+        WHERE idempotency_key IS NOT NULL GROUP BY idempotency_key HAVING COUNT(*) > 1
+        """,
+    ),
+    Rule(
+        "a run is created once",
+        """
+        SELECT run_id, COUNT(*) FROM perdure_events WHERE kind = 'created' GROUP BY run_id HAVING COUNT(*) > 1
+        """,
+    ),
+)
+
+INBOXES = (
+    Rule(
+        "an inbox has neither holes nor more than its counter says (I5)",
+        """
+        SELECT r.id, r.inbox_seq, COUNT(m.seq), MAX(m.seq) FROM perdure_runs r
+        LEFT JOIN perdure_messages m ON m.run_id = r.id GROUP BY r.id, r.inbox_seq, r.inbox_read
+        HAVING COUNT(m.seq) <> r.inbox_seq OR COALESCE(MAX(m.seq), 0) <> r.inbox_seq OR r.inbox_read > r.inbox_seq
+        """,
+    ),
+    Rule(
+        "what was read is consumed, and nothing else (I5)",
+        """
+        SELECT m.run_id, m.seq, m.consumed, r.inbox_read FROM perdure_messages m JOIN perdure_runs r ON r.id = m.run_id
+        WHERE m.consumed <> CASE WHEN m.seq <= r.inbox_read THEN 1 ELSE 0 END
+        """,
+    ),
+    Rule(
+        "what was consumed is in the history once, as what it was (I5)",
+        """
+        SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
+        LEFT JOIN perdure_history h ON h.run_id = m.run_id AND h.inbox_seq = m.seq
+        WHERE m.consumed = 1 GROUP BY m.run_id, m.seq, m.kind HAVING COUNT(h.seq) <> 1 OR MIN(h.kind) <> m.kind
+        """,
+    ),
+    Rule(
+        "what the history took in had been sent and is consumed (I5)",
+        """
+        SELECT h.run_id, h.seq, h.inbox_seq FROM perdure_history h
+        LEFT JOIN perdure_messages m ON m.run_id = h.run_id AND m.seq = h.inbox_seq AND m.consumed = 1
+        WHERE m.seq IS NULL AND (h.inbox_seq > 0 OR h.kind IN ('message', 'cancel', 'child'))
+        """,
+    ),
+    Rule(
+        "messages are taken in in the order in which they were sent (I5)",
+        """
+        SELECT run_id, seq, inbox_seq, before FROM (
+          SELECT run_id, seq, inbox_seq, LAG(inbox_seq) OVER (PARTITION BY run_id ORDER BY seq) AS before
+          FROM perdure_history WHERE inbox_seq > 0
+        ) AS taken WHERE inbox_seq <= before
+        """,
+    ),
+    Rule(
+        "a child has a parent, and knows its place there (I11)",
+        """
+        SELECT c.id, c.parent_id, c.parent_location FROM perdure_runs c
+        LEFT JOIN perdure_runs p ON p.id = c.parent_id
+        WHERE c.parent_id IS NOT NULL AND (p.id IS NULL OR c.parent_location IS NULL)
+        """,
+    ),
+    Rule(
+        "an unfinished parent has been told of every child that is finished (I8)",
+        f"""
+        SELECT p.id, p.status, c.id, c.parent_location FROM perdure_runs c JOIN perdure_runs p ON p.id = c.parent_id
+        WHERE c.status IN {_FINISHED} AND p.status NOT IN {_FINISHED} AND NOT EXISTS (
+          SELECT 1 FROM perdure_messages m WHERE m.run_id = p.id AND m.kind = 'child' AND m.name = c.parent_location)
+        """,
+    ),
+)
+
+RULES = HISTORY + STATES + INBOXES
+
+_RUNS = "SELECT id FROM perdure_runs"
+_STEPS = "SELECT run_id, location, payload, failed FROM perdure_history WHERE kind = 'step'"
+_MESSAGES = "SELECT run_id, message_key FROM perdure_messages"
+
+
+def scan(query: Query, known: Known | None = None, *, prefix: str = "perdure_") -> list[str]:
+    """Every broken promise, as a sentence; an empty list is what a test wants.
+
+    `query` runs a SELECT and yields its rows.
+    """
+
+    def ask(sql: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in query(sql.replace("perdure_", prefix))]
+
+    broken = [
+        f"Run {row[0]!r}: not true that {rule.promise}; the database has {row[1:]}"
+        for rule in RULES
+        for row in ask(rule.broken_by)
+    ]
+    if known is not None:
+        broken += _compare(ask, known)
+    return broken
+
+
+async def scan_store(query: AsyncQuery, known: Known | None = None) -> list[str]:
+    """The same, through the `query` of an open store, which knows its own prefix."""
+    statements = [*(rule.broken_by for rule in RULES), _RUNS, _STEPS, _MESSAGES]
+    answers = {sql: await query(sql) for sql in statements}
+    return scan(answers.__getitem__, known)
+
+
+def _compare(ask: Query, known: Known) -> Iterator[str]:
+    runs = {row[0] for row in ask(_RUNS)}
+    for run_id in sorted(known.starts - runs):
+        yield f"Run {run_id!r}: its start was acknowledged, and it is not there (I6)"
+    messages = {(row[0], row[1]) for row in ask(_MESSAGES)}
+    for run_id, key in sorted(known.sends - messages):
+        yield f"Run {run_id!r}: message {key!r} was acknowledged, and it is not there (I5)"
+    steps = list(ask(_STEPS))
+    stored = {(run_id, location): payload for run_id, location, payload, _ in steps}
+    for (run_id, location), payload in known.results.items():
+        if stored.get((run_id, location)) != payload:
+            yield f"Run {run_id!r}: the result at {location!r} was {payload!r} and is {stored.get((run_id, location))!r} (I2)"
+    if known.effects is not None:
+        yield from _compare_effects(steps, known)
+
+
+def _compare_effects(steps: Iterable[tuple[Any, ...]], known: Known) -> Iterator[str]:
+    executed = Counter(known.effects)
+    for run_id, location, _, failed in steps:
+        if not failed and not executed[run_id, location]:
+            yield f"Run {run_id!r}: {location!r} has a result, and was never executed (I7)"
+    extra = sum(executed.values()) - len(executed)
+    if extra > known.repeats:
+        often = [where for where, times in executed.items() if times > 1]
+        yield f"{extra} executions too many, where faults explain {known.repeats}; repeated were {often} (I7)"

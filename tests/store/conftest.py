@@ -1,0 +1,79 @@
+"""SQLite for the conformance suite: in a file and in memory, with its threads and inline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.register_assert_rewrite("perdure.testing.conformance")
+
+from perdure.store import open_store  # noqa: E402
+from perdure.store.sqlite.store import SqliteStore  # noqa: E402
+from perdure.testing.conformance.harness import ManualSystem, Unshared  # noqa: E402
+from perdure.testing.invariants import scan_store  # noqa: E402
+
+
+class SqliteHarness:
+    """One SQLite database."""
+
+    def __init__(self, url: str, path: Path | None, *, inline: bool) -> None:
+        self.system = ManualSystem()
+        self.url = url
+        self.path = path
+        self.inline = inline
+        self.stores: list[SqliteStore] = []
+
+    async def open(self) -> SqliteStore:
+        if self.path is None and self.stores:
+            raise Unshared
+        store = open_store(self.url, self.system, inline=self.inline)
+        await store.open()
+        self.stores.append(store)
+        return store
+
+    async def query(self, sql: str) -> list[tuple[Any, ...]]:
+        return await self.stores[0].query(sql)
+
+    async def execute(self, sql: str) -> None:
+        if self.path is None:
+            await self.stores[0].query(sql)
+        else:
+            await asyncio.to_thread(self._execute, self.path, sql)
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()
+
+    def _execute(self, path: Path, sql: str) -> None:
+        connection = sqlite3.connect(path)
+        with connection:
+            connection.execute(sql)
+        connection.close()
+
+
+#: As workers use it, and as simulations do; `make prove` adds the rest.
+VARIANTS = ["file", "memory-inline", *(["file-inline", "memory"] if os.environ.get("PERDURE_PROVE") else [])]
+
+
+@pytest.fixture(params=VARIANTS)
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteHarness]:
+    path = tmp_path / "suite.db" if request.param.startswith("file") else None
+    # The suite does not cut the power, and waiting for the disk is most of what it would do.
+    url = f"sqlite:///{path}?synchronous=NORMAL" if path else "sqlite://"
+    harness = SqliteHarness(url, path, inline=request.param.endswith("inline"))
+    yield harness
+    await harness.close()
+
+
+@pytest.fixture
+async def store(harness: SqliteHarness) -> AsyncIterator[SqliteStore]:
+    store = await harness.open()
+    yield store
+    harness.system.on_crash_point = lambda _: None
+    assert await scan_store(store.query) == []

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from perdure.testing import conformance
+
+
+class TestAffinity(conformance.Affinity): ...
+
+
+class TestClaims(conformance.Claims): ...
+
+
+class TestLostClaims(conformance.LostClaims): ...
+
+
+class TestOrder(conformance.Order): ...
+
+
+class TestSuspects(conformance.Suspects): ...
+
+
+class TestTimers(conformance.Timers): ...
