@@ -67,10 +67,13 @@ class Store(Protocol):
         """Let go of every connection; afterwards each verb raises `EngineClosed`."""
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Be told of changes made through this object; the answer ends it. A hint only: polling alone is correct."""
+        """Be told of changes made through this object or found by `changed`; the answer ends it. A hint: polling is correct."""
 
     async def changed(self) -> bool:
-        """Whether another connection may have written since the last call. Nearly free; True where it cannot be known."""
+        """Whether another connection may have written since anybody last asked; if so, all listeners are told.
+
+        Nearly free; True where it cannot be known.
+        """
 
     async def now(self) -> int:
         """The database's time."""

@@ -38,7 +38,7 @@ from perdure.store import migrations, reads, workers
 from perdure.store.dialect import Row
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
-from perdure.store.protocol import Listener
+from perdure.store.protocol import Change, Listener
 from perdure.store.runs import create, unblock
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
@@ -101,7 +101,7 @@ class SqliteStore:
     async def changed(self) -> bool:
         """Whether another connection may have written since the last call."""
         self._check_open()
-        return await self._writing.run(self._writer.changed)
+        return await self._writing.run(self._noticed)
 
     async def now(self) -> int:
         """The database's time."""
@@ -226,12 +226,22 @@ class SqliteStore:
     def _run(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
         answer, stirred = connection.transact(verb, actor, body)
         if stirred:
-            for listener in self._listeners:
-                try:
-                    listener(stirred)
-                except Exception:
-                    _log.exception("A listener of the store failed; the write itself is done.")
+            self._tell(stirred)
         return answer
+
+    def _noticed(self) -> bool:
+        # Whoever asks takes the news away from everybody else who would have asked, so all are told.
+        changed = self._writer.changed()
+        if changed:
+            self._tell(Change.ALL)
+        return changed
+
+    def _tell(self, change: Change) -> None:
+        for listener in self._listeners:
+            try:
+                listener(change)
+            except Exception:
+                _log.exception("A listener of the store failed; the write itself is done.")
 
     def _check_open(self) -> None:
         if self._process == os.getpid():
