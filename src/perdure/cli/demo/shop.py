@@ -1,0 +1,106 @@
+"""The shop of `perdure demo`: a module such as a user would write, served by `perdure worker perdure.cli.demo.shop:engine`.
+
+Its steps pretend to work for a while. Each leaves a trace in the working directory: a line in `activity.jsonl` when an attempt
+begins, fails or is done, and a line in `effects.log` (step, pid) when it has had its effect on the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.client.engine import Engine
+from perdure.core.retry import Retry
+from perdure.workflow.context import Context
+from perdure.workflow.current import StepInfo, step_info
+from perdure.workflow.definition import workflow
+from perdure.workflow.steps import step
+
+
+@dataclass
+class Order:
+    """What a customer wants."""
+
+    id: str
+    item: str
+    cents: int
+
+
+@step(retry=Retry(attempts=5, initial="300ms", factor=1, jitter=0))
+def charge(order: Order) -> str:
+    """Fails twice, so that there is something to retry."""
+    with _work(0.4) as info:
+        if info.attempt <= 2:
+            raise ConnectionError("the card network is down")
+    return f"receipt-{order.id}"
+
+
+def reserve(item: str) -> str:
+    """Take the item from the shelf."""
+    with _work(0.3):
+        return f"shelf 7, {item}"
+
+
+def print_label(order: Order) -> str:
+    """Slow enough to be under way when its worker is killed."""
+    with _work(1.5):
+        return f"label-{order.id}"
+
+
+def ship(order: Order, label: str) -> str:
+    """Hand the parcel over."""
+    with _work(0.6):
+        return f"parcel-{order.id}"
+
+
+def notify(order: Order, parcel: str) -> None:
+    """Write to the customer."""
+    with _work(0.3):
+        return
+
+
+@workflow("demo.checkout.v1")
+async def checkout(ctx: Context, order: Order) -> str:
+    """An order from payment to delivery."""
+    _, _, label = await asyncio.gather(
+        ctx.step(charge, order), ctx.step(reserve, order.item), ctx.step(print_label, order)
+    )
+    if not await ctx.receive("approval", bool):
+        return "refused"
+    await ctx.sleep("1500ms")
+    parcel = await ctx.step(ship, order, label)
+    await ctx.step(notify, order, parcel)
+    return parcel
+
+
+engine = Engine("sqlite:///shop.db", [checkout])
+
+
+@contextmanager
+def _work(seconds: float) -> Iterator[StepInfo]:
+    info = step_info()
+    _trace(info, "begins")
+    time.sleep(seconds)
+    try:
+        yield info
+    except Exception as error:
+        _trace(info, f"fails: {error}")
+        raise
+    _append("effects.log", f"{info.location} {os.getpid()}")
+    _trace(info, "is done")
+
+
+def _trace(info: StepInfo, what: str) -> None:
+    line = {"step": info.location, "attempt": info.attempt, "pid": os.getpid(), "what": what}
+    _append("activity.jsonl", json.dumps(line))
+
+
+def _append(name: str, line: str) -> None:
+    with Path(name).open("ab", buffering=0) as file:
+        file.write(f"{line}\n".encode())

@@ -1,0 +1,114 @@
+"""Values as JSON documents for programs. Their keys are stable: they are added to, never renamed or removed.
+
+Times are ISO 8601 in UTC, null where there is none. Payloads appear as the JSON that they are. What proves a lease (token,
+nonce) stays inside.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import msgspec
+
+from perdure.core.errors import DecodeError
+from perdure.core.failure import Failure
+from perdure.core.model import FAR, Event, Record, Run
+
+Document = dict[str, Any]
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def moment(time: int) -> str | None:
+    """A time; None for "never" and for "not yet"."""
+    if time <= 0 or time >= FAR:
+        return None
+    at = _EPOCH + datetime.timedelta(microseconds=time)
+    return f"{at.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def payload(text: str | None) -> Any:
+    """The JSON value that a payload is; its text where somebody else wrote it and it is none."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def failure(text: str | None) -> Document | None:
+    """A stored error."""
+    if text is None:
+        return None
+    try:
+        return _failure(Failure.from_json(text))
+    except DecodeError:
+        return _failure(Failure(type="", message=text))
+
+
+def _failure(error: Failure) -> Document:
+    return {
+        "type": error.type,
+        "message": error.message,
+        "notes": list(error.notes),
+        "traceback": error.traceback,
+        "cause": None if error.cause is None else _failure(error.cause),
+        "members": [_failure(member) for member in error.members],
+    }
+
+
+def run_document(run: Run) -> Document:
+    """A run."""
+    return {
+        "id": run.id,
+        "type": run.type,
+        "status": run.status.value,
+        "reason": None if run.reason is None else run.reason.value,
+        "queue": run.queue,
+        "priority": run.priority,
+        "input": payload(run.input),
+        "output": payload(run.output),
+        "error": failure(run.error),
+        "attempt": run.attempt,
+        "generation": run.generation,
+        "claims": run.claims,
+        "worker": run.worker,
+        "created_at": moment(run.created_at),
+        "started_at": moment(run.started_at),
+        "finished_at": moment(run.finished_at),
+        "wake_at": None if run.status.finished else moment(run.wake_at),
+        "deadline": moment(run.deadline),
+        "parent_id": run.parent_id,
+        "parent_location": run.parent_location,
+        "idempotency_key": run.idempotency_key,
+    }
+
+
+def record_document(record: Record) -> Document:
+    """A line of a history."""
+    return {
+        "seq": record.seq,
+        "kind": record.kind.value,
+        "location": record.location,
+        "failed": record.failed,
+        "result": None if record.failed else payload(record.payload),
+        "error": failure(record.payload) if record.failed else None,
+        "at": moment(record.at),
+        "started_at": moment(record.started_at),
+        "attempts": record.attempts,
+        "retry_at": moment(record.retry_at),
+        "run_attempt": record.run_attempt,
+    }
+
+
+def event_document(event: Event) -> Document:
+    """A line of an audit trail."""
+    return {
+        "id": event.id,
+        "at": moment(event.at),
+        "kind": event.kind,
+        "actor": event.actor,
+        "data": payload(event.data),
+    }

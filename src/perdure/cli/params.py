@@ -1,0 +1,99 @@
+"""What every command shares: its target, `--json` and `--debug`, and the kinds of values that options take."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from perdure.cli.output import Output
+from perdure.core.duration import microseconds
+from perdure.core.errors import InvalidDuration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    # Generic in the newest releases of click only.
+    ParamType = click.ParamType
+
+ENVIRONMENT = "PERDURE_URL"
+
+
+def _one_target(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str:
+    if len(value) > 1:
+        raise click.UsageError(f"Got unexpected extra argument ({value[1]})", ctx)
+    target = value[0] if value else os.environ.get(ENVIRONMENT, "")
+    if not target:
+        raise click.UsageError(
+            f"Say which TARGET: an engine such as shop:engine, or a database such as sqlite:///shop.db. "
+            f"It may also be set in {ENVIRONMENT}.",
+            ctx,
+        )
+    if "://" not in target and not all(target.partition(":")):
+        raise click.BadParameter(
+            f"{target!r} is neither an engine such as shop:engine nor a database such as sqlite:///shop.db.", ctx, param
+        )
+    return target
+
+
+def with_target(function: F) -> F:
+    """Give a command its leading TARGET, which may be left out where the environment names one."""
+    # A variadic argument takes what the ones behind it leave over, which makes the first of them optional.
+    return click.argument("target", nargs=-1, callback=_one_target, metavar="[TARGET]")(function)
+
+
+def with_output(function: F) -> F:
+    """Give a command `--json` and `--debug`; it gets its `Output`."""
+    function = click.option(
+        "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+    )(function)  # fmt: skip
+    return click.option(
+        "--json",
+        "output",
+        is_flag=True,
+        callback=lambda ctx, param, value: Output(json=value),
+        help="Print JSON, for programs.",
+    )(function)
+
+
+class Json(ParamType):
+    """A JSON value, given as it is decoded."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        try:
+            return msgspec.json.decode(value)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{value!r} is not JSON: {error}. Text needs quotes of its own: '\"text\"'.", param, ctx)
+
+
+class Moment(ParamType):
+    """A point in time with its offset from UTC, or a duration: `2030-01-31T09:00+01:00`, `2030-01-31T08:00Z`, `1h30m`."""
+
+    name = "moment"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime.datetime | datetime.timedelta:
+        """Read it."""
+        try:
+            return datetime.timedelta(microseconds=microseconds(str(value)))
+        except InvalidDuration:
+            pass
+        try:
+            moment = datetime.datetime.fromisoformat(str(value))
+        except ValueError:
+            self.fail(
+                f"{value!r} is neither a duration such as 1h30m nor a time such as 2030-01-31T09:00Z.", param, ctx
+            )
+        if moment.utcoffset() is None:
+            self.fail(f"{value!r} has no offset from UTC: end it with Z, or with one such as +01:00.", param, ctx)
+        return moment

@@ -1,0 +1,60 @@
+"""`perdure runs`: which runs there are."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from typing import Any
+
+import click
+
+from perdure.cli.describe import status, status_style, when
+from perdure.cli.document import run_document
+from perdure.cli.output import Output
+from perdure.cli.params import Moment, with_output, with_target
+from perdure.cli.target import engine_at
+from perdure.core.model import Page, Status
+
+
+@click.command("runs")
+@with_target
+@click.option("--status", multiple=True, type=click.Choice([one.value for one in Status]), help="In this status.")
+@click.option("--type", help="Of this workflow type.")
+@click.option("--queue", help="In this queue.")
+@click.option("--parent", metavar="RUN", help="Children of this run.")
+@click.option("--since", "created_after", type=Moment(), help="Created after this time, or within this duration.")
+@click.option("--until", "created_before", type=Moment(), help="Created before this time, or longer ago than this.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@click.option("--cursor", help="Go on where an earlier listing ended.")
+@with_output
+def command(target: str, output: Output, **filters: Any) -> None:
+    """List runs, newest first."""
+    for name in ("created_after", "created_before"):
+        filters[name] = _in_the_past(filters[name])
+    filters["status"] = [Status(one) for one in filters["status"]] or None
+    page = asyncio.run(_list(target, filters))
+    if output.json:
+        output.document({"runs": [run_document(run) for run in page.runs], "cursor": page.cursor})
+    else:
+        _show(output, page)
+
+
+async def _list(target: str, filters: dict[str, Any]) -> Page:
+    async with engine_at(target) as engine:
+        return await engine.list(**filters)
+
+
+def _in_the_past(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
+    return datetime.datetime.now(datetime.UTC) - value if isinstance(value, datetime.timedelta) else value
+
+
+def _show(output: Output, page: Page) -> None:
+    if not page.runs:
+        output.hint("No runs.")
+        return
+    rows = [
+        (run.id, run.type, status(run), run.queue, when(run.created_at), when(run.finished_at)) for run in page.runs
+    ]
+    output.table(("id", "type", "status", "queue", "created", "finished"), rows, lambda row: status_style(row[2]))
+    if page.cursor is not None:
+        output.hint(f"There are more: --cursor {page.cursor}")

@@ -1,0 +1,129 @@
+"""`perdure show`: everything about one run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+from msgspec import Struct
+
+from perdure.cli import describe
+from perdure.cli.describe import short, span, status, status_style, when
+from perdure.cli.document import Document, event_document, failure, record_document, run_document
+from perdure.cli.output import Output, harmless_lines
+from perdure.cli.params import with_output, with_target
+from perdure.cli.target import engine_at
+from perdure.core.model import Event, Page, Record, Run
+
+#: Children shown; `perdure runs --parent` lists them all.
+_CHILDREN = 100
+
+
+class Everything(Struct, frozen=True, kw_only=True):
+    """What the database knows of a run."""
+
+    run: Run
+    why: str
+    history: list[Record]
+    events: list[Event]
+    children: Page
+
+
+@click.command("show")
+@with_target
+@click.argument("run")
+@with_output
+def command(target: str, run: str, output: Output) -> None:
+    """Show a run: its state, its history with every attempt, its children and its audit trail."""
+    known = asyncio.run(_look(target, run))
+    if output.json:
+        output.document(_document(known))
+        return
+    _show_run(output, known)
+    _show_history(output, known)
+    _show_children(output, known)
+    _show_events(output, known)
+
+
+async def _look(target: str, run_id: str) -> Everything:
+    async with engine_at(target) as engine:
+        handle = await engine.get(run_id)
+        return Everything(
+            run=await handle.run(),
+            why=await handle.why(),
+            history=await handle.history(),
+            events=await handle.events(),
+            children=await engine.list(parent=run_id, limit=_CHILDREN),
+        )
+
+
+def _document(known: Everything) -> Document:
+    return {
+        "run": run_document(known.run),
+        "why": known.why,
+        "history": [record_document(record) for record in known.history],
+        "children": [run_document(child) for child in known.children.runs],
+        "events": [event_document(event) for event in known.events],
+    }
+
+
+def _show_run(output: Output, known: Everything) -> None:
+    run = known.run
+    output.line(f"{run.id}  {status(run)}", status_style(run.status.value))
+    output.fields(
+        [
+            ("why", known.why),
+            ("type", run.type),
+            ("queue", f"{run.queue}, priority {run.priority}"),
+            ("input", short(run.input)),
+            ("output", short(run.output)),
+            ("error", describe.error(run.error)),
+            ("attempt", str(run.attempt) if run.attempt > 1 else ""),
+            ("created", when(run.created_at)),
+            ("started", when(run.started_at)),
+            ("finished", when(run.finished_at)),
+            ("deadline", when(run.deadline)),
+            ("worker", run.worker or ""),
+            ("parent", f"{run.parent_id} at {run.parent_location}" if run.parent_id else ""),
+            ("key", run.idempotency_key or ""),
+        ]
+    )
+    error = failure(run.error)
+    if error is not None and error["traceback"]:
+        for line in harmless_lines(error["traceback"].rstrip("\n")):
+            output.line(f"    {line}")
+
+
+def _show_history(output: Output, known: Everything) -> None:
+    output.heading("History")
+    if not known.history:
+        output.line("  nothing yet")
+        return
+    rows = [
+        (
+            str(record.seq),
+            f"+{span(record.at - known.run.started_at)}",
+            record.kind.value,
+            record.location,
+            span(record.at - record.started_at) if record.started_at else "",
+            describe.outcome(record),
+        )
+        for record in known.history
+    ]
+    failed = {str(record.seq) for record in known.history if record.failed}
+    output.table(("seq", "at", "kind", "location", "took", "outcome"), rows, lambda row: "red" * (row[0] in failed))
+
+
+def _show_children(output: Output, known: Everything) -> None:
+    if known.children.runs:
+        output.heading("Children")
+        rows = [(child.id, child.type, status(child)) for child in known.children.runs]
+        output.table(("id", "type", "status"), rows, lambda row: status_style(row[2]))
+        if known.children.cursor is not None:
+            output.hint(f"There are more: perdure runs --parent {known.run.id}")
+
+
+def _show_events(output: Output, known: Everything) -> None:
+    output.heading("Events")
+    rows = [(when(event.at), event.kind, event.actor, short(event.data)) for event in known.events]
+    output.table(("at", "kind", "by", "data"), rows)

@@ -1,0 +1,75 @@
+"""`perdure worker`: a process that works until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from perdure.cli import logs
+from perdure.cli.output import Output
+from perdure.cli.params import with_output, with_target
+from perdure.cli.target import is_url, load_engine
+from perdure.client.engine import Engine
+
+
+@click.command("worker")
+@with_target
+@click.option("--slots", type=int, default=100, show_default=True, help="Runs worked on at the same time.")
+@click.option("--queue", "queues", multiple=True, default=("default",), show_default=True, help="A queue to take from.")
+@click.option("--lease", default="15s", show_default=True, help="Without a sign of life for so long, others take over.")
+@click.option("--grace", default="10s", show_default=True, help="How long steps may go on once asked to stop.")
+@click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--stop-at-eof", is_flag=True, help="Stop too when standard input ends, as it does when a parent dies.")
+@with_output
+def command(target: str, log_level: str, stop_at_eof: bool, output: Output, **options: Any) -> None:
+    """Work on the runs of an engine until SIGTERM or SIGINT.
+
+    The first signal lets steps finish for the grace period; a second one does not wait for them.
+    """
+    if is_url(target):
+        raise click.UsageError(f"A worker needs code: give an engine such as shop:engine instead of {target}.")
+    logs.configure(log_level, json=output.json)
+    engine = load_engine(target)
+    if stop_at_eof:
+        threading.Thread(target=_stop_at_eof, name="perdure stdin", daemon=True).start()
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(_work(engine, options, output))
+
+
+async def _work(engine: Engine, options: dict[str, Any], output: Output) -> None:
+    worker = engine.worker(**options)
+    async with engine:
+        _say(output, "working", engine)
+        await worker.run()
+    _say(output, "stopped", engine)
+
+
+def _say(output: Output, event: str, engine: Engine) -> None:
+    if output.json:
+        types = sorted(engine.workflows)
+        output.document({"event": event, "pid": os.getpid(), "url": engine.url, "types": types})
+    else:
+        output.line(f"{event} on {engine.url} as process {os.getpid()}: {', '.join(sorted(engine.workflows))}")
+
+
+def _stop_at_eof() -> None:
+    while sys.stdin.buffer.read(4096):
+        continue
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The loop of the extra `fast`, where it is installed."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
