@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.duration import microseconds
-from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, UsageError
+from perdure.core.errors import Fatal, UsageError
 from perdure.core.model import Again, Kind, Reason, Run
-from perdure.core.retry import Retry
+from perdure.core.retry import Retry, requested_delay
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.replay.outcome import Outcome
@@ -27,11 +26,9 @@ def after_failed_attempt(
 ) -> Another | None:
     """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
     now = crew.system.now()
-    if isinstance(error, RetryAfter):
-        try:
-            again = Another(number - 1, now + microseconds(error.delay))  # type: ignore[arg-type]  # checked right there
-        except InvalidDuration:
-            return None
+    requested = requested_delay(error)
+    if requested is not None:
+        again = Another(number - 1, now + int(requested * 1e6))
         return again if again.retry_at < deadline else None
     if isinstance(error, UsageError):
         return (
