@@ -1,0 +1,162 @@
+"""The workflows that the fault tests kill, freeze and resume, and the ledger in which their steps write what they really did.
+
+Every execution of a step returns a value that no other execution returns, so a result that was recorded and then replaced by another
+one cannot go unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from perdure import Context, Retry, StepTimeout, Workflow, step, step_info, workflow
+
+EVERYTHING = "faults.everything.v1"
+CHILD = "faults.child.v1"
+
+
+class Flaky(Exception):
+    """What a step raises on purpose."""
+
+
+def note(ledger: str, **line: Any) -> None:
+    """Add a line to the ledger, whole, whoever else is writing."""
+    file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(file, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def read(ledger: Path) -> list[dict[str, Any]]:
+    """The lines of a ledger."""
+    return [json.loads(line) for line in ledger.read_bytes().splitlines()] if ledger.exists() else []
+
+
+def begin(ledger: str, what: str) -> str:
+    """Write down that a step is being executed; the value that this execution shall return."""
+    info = step_info()
+    value = f"{what}:{os.getpid()}:{os.urandom(4).hex()}"
+    note(
+        ledger, did="step", run=info.run_id, location=info.location, attempt=info.attempt, pid=os.getpid(), value=value
+    )
+    return value
+
+
+def effect(ledger: str, what: str) -> str:
+    return begin(ledger, what)
+
+
+async def effect_async(ledger: str, what: str) -> str:
+    value = begin(ledger, what)
+    await asyncio.sleep(0.005)
+    return value
+
+
+@step(retry=Retry(attempts=4, delay=lambda attempt, _: (0.02, 0.15, 0.02)[attempt - 1]))
+def flaky(ledger: str) -> str:
+    value = begin(ledger, "flaky")
+    if step_info().attempt < 3:
+        raise Flaky(f"attempt {step_info().attempt}")
+    return value
+
+
+@step(retry=Retry.never(), timeout=0.03)
+async def too_slow(ledger: str) -> str:
+    value = begin(ledger, "too slow")
+    await asyncio.sleep(60)
+    return value
+
+
+@step(retry=Retry.never(), timeout=0.03)
+def too_slow_in_a_thread(ledger: str) -> str:
+    value = begin(ledger, "too slow in a thread")
+    time.sleep(0.15)
+    return value
+
+
+@step(retry=Retry.never())
+def breaks_once(ledger: str) -> str:
+    value = begin(ledger, "breaks once")
+    if not any(line["did"] == "break" for line in read(Path(ledger))):
+        note(ledger, did="break")
+        raise Flaky("the first try at the run")
+    return value
+
+
+async def lingers(ledger: str) -> str:
+    value = begin(ledger, "lingers")
+    await asyncio.sleep(0.2)
+    return value
+
+
+@workflow(CHILD)
+async def child(ctx: Context, ledger: str, what: str) -> str:
+    value = await ctx.step(effect, ledger, what)
+    await asyncio.sleep(0.01)
+    return value
+
+
+@workflow("faults.idle_child.v1")
+async def idle_child(ctx: Context, ledger: str) -> str:
+    try:
+        return await ctx.receive("never", str)
+    finally:
+        await ctx.step(effect, ledger, "clean up in the child")
+
+
+@workflow(EVERYTHING)
+async def everything(ctx: Context, ledger: str) -> list[str]:
+    seen = [await ctx.step(effect, ledger, "first"), await ctx.step(effect_async, ledger, "second")]
+    seen += await asyncio.gather(
+        ctx.step(effect, ledger, "side by side"),
+        ctx.step(effect_async, ledger, "side by side"),
+        ctx.options(ephemeral=True).step(effect_async, ledger, "side by side"),
+        ctx.call(child(ledger, "beside the steps")),
+    )
+    seen.append(await ctx.step(flaky, ledger))
+    for slow in (too_slow, too_slow_in_a_thread):
+        try:
+            seen.append(await ctx.step(slow, ledger))
+        except StepTimeout:
+            seen.append("timed out")
+    await ctx.sleep(0.12)
+    seen.append(await ctx.receive("go", str))
+    try:
+        async with asyncio.timeout(0.05):
+            await ctx.receive("never", str)
+    except TimeoutError:
+        seen.append(f"{ctx.uuid()} {ctx.random()} {ctx.now().isoformat()}")
+    try:
+        async with asyncio.timeout(0.12):
+            await ctx.call(idle_child(ledger))
+    except TimeoutError:
+        seen.append(await ctx.step(effect, ledger, seen[-1]))
+    seen.append(await ctx.receive("more", str))
+    seen.append(await ctx.call(child(ledger, "last")))
+    return seen
+
+
+@workflow("faults.again.v1", retry=Retry.fixed(0.05, attempts=3))
+async def again(ctx: Context, ledger: str) -> list[str]:
+    return [await ctx.step(effect, ledger, "kept"), await ctx.step(breaks_once, ledger)]
+
+
+@workflow("faults.stopped.v1")
+async def stopped(ctx: Context, ledger: str) -> str:
+    try:
+        return await ctx.receive("never", str)
+    finally:
+        await ctx.step(effect, ledger, "clean up")
+
+
+@workflow("faults.slow.v1")
+async def slow(ctx: Context, ledger: str) -> list[str]:
+    return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
+
+
+WORKFLOWS: list[Workflow[Any, Any]] = [everything, child, idle_child, again, stopped, slow]

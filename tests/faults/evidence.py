@@ -1,0 +1,171 @@
+"""What a case leaves behind, and what must be true of it.
+
+A snapshot is a copy of the database taken while nobody runs: what was durable when the process died. At the end its histories must be
+beginnings of the final ones, no step in it may have been executed again, and what was finished must be as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.testing.invariants import Known, scan
+from tests.faults import app
+
+Row = tuple[Any, ...]
+
+FINISHED = ("completed", "failed", "cancelled")
+
+#: Steps of this run fail it, and are executed again by its next attempt.
+RETRIED = "again"
+
+OUTCOMES = {"main": "completed", "again": "completed", "stopped": "cancelled", "slow": "completed", "odd": "blocked"}
+
+
+class Snapshot(Struct, frozen=True):
+    """The rows of a database at one moment, and how long the ledger was then."""
+
+    lines: int
+    runs: dict[str, dict[str, Any]]
+    history: dict[str, list[dict[str, Any]]]
+    messages: list[Row]
+    events: list[tuple[str, str]]
+
+    def finished(self) -> dict[str, Any]:
+        """Everything that is known of the runs that are finished; this never changes again."""
+        return {
+            id: (run, self.history.get(id), [row for row in self.messages if row[0] == id])
+            for id, run in self.runs.items()
+            if run["status"] in FINISHED
+        }
+
+
+def snapshot(directory: Path, name: str) -> Snapshot:
+    """Look at a copy, so that looking neither recovers nor checkpoints the original."""
+    copy = directory / name
+    copy.mkdir()
+    for file in directory.glob("runs.db*"):
+        if not file.name.endswith(("-shm", "-checkpoint")):
+            shutil.copy(file, copy / file.name)
+    lines = len(app.read(directory / "ledger"))
+    database = copy / "runs.db"
+    if not database.exists():
+        return Snapshot(lines, {}, {}, [], [])
+    with closing(sqlite3.connect(database)) as connection:
+        return _read(connection, lines)
+
+
+def _read(connection: sqlite3.Connection, lines: int) -> Snapshot:
+    connection.row_factory = sqlite3.Row
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'perdure_workers'").fetchone():
+        return Snapshot(lines, {}, {}, [], [])
+    history: dict[str, list[dict[str, Any]]] = {}
+    for row in connection.execute("SELECT * FROM perdure_history ORDER BY run_id, seq"):
+        history.setdefault(row["run_id"], []).append(dict(row))
+    return Snapshot(
+        lines,
+        {row["id"]: dict(row) for row in connection.execute("SELECT * FROM perdure_runs")},
+        history,
+        [tuple(row) for row in connection.execute("SELECT * FROM perdure_messages ORDER BY run_id, seq")],
+        [tuple(row) for row in connection.execute("SELECT run_id, kind FROM perdure_events ORDER BY id")],
+    )
+
+
+def judge(directory: Path, crashes: list[Snapshot]) -> list[str]:
+    """Everything that is wrong at the end of a case."""
+    ledger = app.read(directory / "ledger")
+    end = snapshot(directory, "end")
+    wrong = _scan(directory, ledger)
+    wrong += [
+        f"run {id!r} should be {wanted} and is {end.runs[id]['status'] if id in end.runs else 'not there'}"
+        for id, wanted in OUTCOMES.items()
+        if id not in end.runs or end.runs[id]["status"] != wanted
+    ]
+    wrong += [
+        f"child {id!r} is {run['status']}"
+        for id, run in end.runs.items()
+        if id not in OUTCOMES and run["status"] not in FINISHED
+    ]
+    for crash in crashes:
+        wrong += _compare(crash, end, ledger)
+    return wrong + _check_values(end, ledger) + _check_repeats(end, ledger)
+
+
+def _scan(directory: Path, ledger: list[dict[str, Any]]) -> list[str]:
+    known = Known(
+        starts=frozenset(line["run"] for line in ledger if line["did"] == "started"),
+        sends=frozenset((line["run"], line["key"]) for line in ledger if line["did"] == "sent"),
+        effects=tuple((line["run"], line["location"]) for line in ledger if line["did"] == "step"),
+        repeats=len(ledger),
+    )
+    with closing(sqlite3.connect(directory / "runs.db")) as connection:
+        return scan(connection.execute, known)
+
+
+def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
+    wrong = []
+    for id, records in crash.history.items():
+        if end.history.get(id, [])[: len(records)] != records:
+            wrong.append(f"run {id!r}: what was recorded before the crash was changed by its recovery")
+    for id, known in crash.finished().items():
+        if end.finished().get(id) != known:
+            wrong.append(f"run {id!r} was finished before the crash and changed afterwards")
+    settled = {
+        (id, record["location"]): record
+        for id, records in crash.history.items()
+        for record in records
+        if record["kind"] == "step" or (record["kind"] == "attempt" and id != RETRIED)
+    }
+    for line in ledger[crash.lines :]:
+        record = settled.get((line.get("run", ""), line.get("location", "")))
+        if line["did"] == "step" and record is not None and _is_settled(record, line["attempt"]):
+            wrong.append(f"run {line['run']!r}: {line['location']!r} was executed again although recorded: {line}")
+    return wrong
+
+
+def _is_settled(record: dict[str, Any], attempt: int) -> bool:
+    if record["kind"] == "attempt":
+        return bool(attempt <= record["attempts"])
+    return not (record["failed"] and record["run_id"] == RETRIED)
+
+
+def _check_values(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
+    """What a step recorded is what some execution of it returned."""
+    wrong = []
+    returned: dict[tuple[str, str], set[str]] = {}
+    for line in ledger:
+        if line["did"] == "step":
+            returned.setdefault((line["run"], line["location"]), set()).add(line["value"])
+    for id, records in end.history.items():
+        for record in records:
+            if record["kind"] == "step" and not record["failed"]:
+                value = json.loads(record["payload"])
+                if value not in returned.get((id, record["location"]), set()):
+                    wrong.append(f"run {id!r}: {record['location']!r} recorded {value!r}, which no execution returned")
+    main = end.runs.get("main", {})
+    seen = json.loads(main.get("output") or "[]")
+    recorded = {
+        json.loads(record["payload"])
+        for record in end.history.get("main", [])
+        if record["kind"] in ("step", "child", "message") and not record["failed"]
+    }
+    missing = recorded - set(seen)
+    return wrong + ([f"run 'main' returned {seen}, which lacks the recorded {missing}"] if missing else [])
+
+
+def _check_repeats(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
+    """An attempt is made once for every time that its run was lost by, or taken from, whoever was making it."""
+    made = Counter((line["run"], line["location"], line["attempt"]) for line in ledger if line["did"] == "step")
+    lost = Counter(run for run, kind in end.events if kind in ("reclaimed", "released"))
+    return [
+        f"run {run!r}: attempt {attempt} of {location!r} was made {times} times, and the run was lost {lost[run]} times"
+        for (run, location, attempt), times in made.items()
+        if times > 1 + lost[run] + (2 if run == RETRIED else 0)
+    ]

@@ -1,0 +1,132 @@
+"""The zygote and its children, as a test sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Child:
+    """A process that the zygote forked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pid = 0
+        self.code: int | None = None
+        self._started = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def started(self) -> Child:
+        await self._started.wait()
+        return self
+
+    async def stopped(self) -> bool:
+        """Wait until it has been stopped (True) or has ended (False)."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._stopped, self._ended)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return self._stopped.is_set() and self.code is None
+
+    async def ended(self) -> int:
+        """Wait for its end; its exit code, negative for a signal."""
+        await self._ended.wait()
+        assert self.code is not None
+        return self.code
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.code is None:
+            if number is signal.SIGCONT:
+                self._stopped.clear()
+            os.kill(self.pid, number)
+
+    @property
+    def caught(self) -> str | None:
+        """The crash point at which its trap went off."""
+        path = self.directory / f"caught-{self.pid}"
+        return path.read_text() if path.exists() else None
+
+    @property
+    def passed(self) -> list[str]:
+        """The crash points that it passed; known once it has ended in order."""
+        passed: list[str] = json.loads((self.directory / f"passed-{self.pid}").read_text())
+        return passed
+
+    def answers(self) -> list[dict[str, Any]]:
+        """What the store answered it, where it was watched."""
+        path = self.directory / f"answers-{self.pid}"
+        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+    def noise(self) -> str:
+        """What all processes of its directory wrote to their standard error."""
+        path = self.directory / "noise.txt"
+        return path.read_text() if path.exists() else ""
+
+    def heard(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "started":
+                self.pid = event["pid"]
+                self._started.set()
+            case "stopped":
+                self._stopped.set()
+            case _:
+                self.code = event["code"]
+                self._ended.set()
+
+
+class Family:
+    """Forks children through the zygote."""
+
+    def __init__(self, zygote: asyncio.subprocess.Process) -> None:
+        assert zygote.stdin is not None
+        assert zygote.stdout is not None
+        self._requests = zygote.stdin
+        self._events = zygote.stdout
+        self._new: dict[int, Child] = {}
+        self._children: dict[int, Child] = {}
+        self._count = 0
+
+    async def fork(self, role: str, directory: Path, **arguments: Any) -> Child:
+        """A child that plays a role in a directory."""
+        directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a test has nothing else to do
+        self._count += 1
+        child = self._new[self._count] = Child(directory)
+        request = {"case": self._count, "role": role, "directory": str(directory), "arguments": arguments}
+        self._requests.write(json.dumps(request).encode() + b"\n")
+        return await child.started()
+
+    async def listen(self) -> None:
+        """Hear what becomes of the children."""
+        while line := await self._events.readline():
+            event = json.loads(line)
+            if event["event"] == "started":
+                self._children[event["pid"]] = self._new.pop(event["case"])
+            self._children[event["pid"]].heard(event)
+
+
+@asynccontextmanager
+async def family() -> AsyncIterator[Family]:
+    """A zygote, for as long as the block lasts."""
+    zygote = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.faults.zygote",
+        cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    family = Family(zygote)
+    listening = asyncio.ensure_future(family.listen())
+    try:
+        yield family
+    finally:
+        assert zygote.stdin is not None
+        zygote.stdin.close()
+        await zygote.wait()
+        await listening

@@ -1,0 +1,161 @@
+"""What the processes of the fault tests do. Each works in one directory, which holds the database, the ledger and its traces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perdure import Call, Engine, Handle, RunFinished, Status
+from perdure.store import Retrying, open_store
+from perdure.testing.crash import CrashingHost, Trap
+from tests.faults import app
+from tests.faults.watched import watch
+
+LEASE = 0.6
+#: Between two looks at a run, so that the crash points of looking do not drown the others.
+PATIENCE = 0.03
+
+
+async def until(question: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Ask until the answer is yes. A process that asks for too long is ended by the zygote."""
+    while not await question():  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(PATIENCE)
+
+
+class World(CrashingHost):
+    """A world that writes down what happened to it."""
+
+    def __init__(self, directory: Path, trap: dict[str, Any] | None) -> None:
+        super().__init__(None if trap is None else msgspec.convert(trap, Trap))
+        self._directory = directory
+
+    def caught(self, name: str) -> None:
+        (self._directory / f"caught-{os.getpid()}").write_text(name)
+
+    def write_down(self) -> None:
+        (self._directory / f"passed-{os.getpid()}").write_text(json.dumps(self.passed))
+
+
+def engine_in(directory: Path, world: World, watched: bool = False) -> Engine:
+    url = f"sqlite:///{directory}/runs.db"
+    if not watched:
+        return Engine(url, app.WORKFLOWS, system=world)
+    store = watch(Retrying(open_store(url, world), world), directory / f"answers-{os.getpid()}")
+    return Engine(url, app.WORKFLOWS, system=world, store=store)
+
+
+def role(main: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    def be(directory: Path, trap: dict[str, Any] | None = None, **arguments: Any) -> None:
+        logging.basicConfig(level=logging.WARNING, format=f"{os.getpid()} %(levelname)s %(message)s")
+        world = World(directory, trap)
+        asyncio.run(main(directory, world, **arguments))
+        world.write_down()
+
+    return be
+
+
+class Client:
+    """Asks for everything that the tests want done. Asking again, in another process, asks for nothing more."""
+
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self._engine = engine
+        self._ledger = str(directory / "ledger")
+
+    async def start(self, call: Call[Any], id: str) -> Handle[Any]:
+        handle = await self._engine.start(call, id=id)
+        app.note(self._ledger, did="started", run=id)
+        return handle
+
+    async def send(self, handle: Handle[Any], name: str) -> None:
+        try:
+            await handle.send(name, f"{name}!", key=name)
+        except RunFinished:
+            return
+        app.note(self._ledger, did="sent", run=handle.id, key=name)
+
+    async def start_all(self) -> dict[str, Handle[Any]]:
+        calls = {
+            "main": app.everything(self._ledger),
+            "again": app.again(self._ledger),
+            "stopped": app.stopped(self._ledger),
+            "odd": Call.named(app.CHILD, ledger=self._ledger, what=17),
+        }
+        runs = {id: await self.start(call, id) for id, call in calls.items()}
+        await self.send(runs["main"], "go")
+        return runs
+
+    async def stop_one(self, handle: Handle[Any]) -> None:
+        await until(lambda: self._is(handle, Status.WAITING, *FINISHED))
+        await handle.cancel("enough")
+        await until(lambda: self._is(handle, *FINISHED))
+
+    async def nudge(self, handle: Handle[Any]) -> None:
+        async def is_waiting() -> bool:
+            run = await handle.run()
+            return run.status.finished or run.reason == "message"
+
+        await until(is_waiting)
+        await self.send(handle, "more")
+
+    async def begin_slow(self) -> Handle[Any]:
+        handle = await self.start(app.slow(self._ledger), "slow")
+        await until(self._slow_has_begun)
+        return handle
+
+    async def _slow_has_begun(self) -> bool:
+        return any(line.get("location") == "lingers" for line in app.read(Path(self._ledger)))
+
+    async def _is(self, handle: Handle[Any], *statuses: Status) -> bool:
+        return await handle.status() in statuses
+
+    async def see_blocked(self, handle: Handle[Any]) -> None:
+        await until(lambda: self._is(handle, Status.BLOCKED))
+
+
+FINISHED = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+
+
+async def has_ended(engine: Engine) -> bool:
+    return all(run.status in FINISHED or run.id == "odd" for run in (await engine.list()).runs)
+
+
+async def drive(directory: Path, world: World, *, last: bool = False) -> None:
+    """Start everything, work on it, and shut down; the last one also sees to it that everything is finished."""
+    async with engine_in(directory, world) as engine:
+        client = Client(engine, directory)
+        worker = engine.worker(lease=LEASE, grace=0.02)
+        await worker.start()
+        runs = await client.start_all()
+        await asyncio.gather(client.stop_one(runs["stopped"]), client.nudge(runs["main"]))
+        await runs["main"].result()
+        await runs["again"].result()
+        await client.see_blocked(runs["odd"])
+        slow = await client.begin_slow()
+        if last:
+            await slow.result()
+            await until(lambda: has_ended(engine))
+        await worker.stop()
+
+
+async def ask(directory: Path, world: World) -> None:
+    """Ask for everything, without working on it."""
+    async with engine_in(directory, world) as engine:
+        client = Client(engine, directory)
+        runs = await client.start_all()
+        await client.send(runs["main"], "more")
+
+
+async def work(directory: Path, world: World, **options: Any) -> None:
+    """Work until told to stop, writing down every answer of the store."""
+    async with engine_in(directory, world, watched=True) as engine:
+        await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
+
+
+ROLES = {main.__name__: role(main) for main in (drive, ask, work)}

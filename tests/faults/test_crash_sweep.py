@@ -1,0 +1,136 @@
+"""Kill the process at every crash point it passes; another one finishes the work, and nothing is lost, changed or done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perdure.store import MUTATING_VERBS
+from perdure.testing.crash import Trap
+from tests.faults.evidence import judge, snapshot
+from tests.faults.family import Family, family
+
+WHOLE = bool(os.environ.get("PERDURE_PROVE"))
+PAIRS = 2000 if WHOLE else 20
+AT_ONCE = 4
+KILLED = -9
+TRIES = 8
+
+POINTS = [f"{verb}.{point}" for verb in MUTATING_VERBS for point in ("enter", "begun", "written", "committed")] + [
+    "step.returned",
+    "shutdown.begin",
+    "shutdown.released",
+]
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[Family]:
+    async with family() as members:
+        yield members
+
+
+class Cases:
+    """Runs cases, a few at a time, each in a directory of its own."""
+
+    def __init__(self, processes: Family, directory: Path) -> None:
+        self._processes = processes
+        self._directory = directory
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self.fired: Counter[str] = Counter()
+
+    async def dry(self) -> list[str]:
+        """The points that an undisturbed process passes."""
+        child = await self._processes.fork("drive", self._directory / "dry")
+        assert await child.ended() == 0, child.noise()
+        return child.passed
+
+    async def run(self, name: str, *traps: Trap) -> None:
+        """Crash at each trap in turn, let another process finish, and look.
+
+        How often a point is passed differs from time to time; a trap that was missed is set a little earlier, in a new case.
+        """
+        async with self._room:
+            for again in range(TRIES):
+                missed = await self._run(self._directory / f"{name}-{again}", traps)
+                if missed is None:
+                    return
+                traps = tuple(_earlier(trap) if trap is missed else trap for trap in traps)
+        # Whether a run is loaded, or its inbox read, depends on timing; writing does not.
+        assert {trap.point for trap in traps}.isdisjoint([None, *POINTS]), f"no process passes {traps}"
+
+    async def _run(self, directory: Path, traps: tuple[Trap, ...]) -> Trap | None:
+        crashes = []
+        for number, trap in enumerate(traps):
+            child = await self._processes.fork("drive", directory, trap=msgspec.to_builtins(trap))
+            code = await child.ended()
+            if code == 0:
+                return trap
+            assert code == KILLED, f"a process with a trap at {trap} failed by itself:\n{child.noise()}"
+            assert child.caught is not None
+            self.fired[child.caught] += 1
+            crashes.append(snapshot(directory, f"crash-{number}"))
+        last = await self._processes.fork("drive", directory, last=True)
+        code = await last.ended()
+        told = " then ".join(str(trap) for trap in traps)
+        assert code == 0, f"after a crash at {told} nobody could finish:\n{last.noise()}"
+        wrong = judge(directory, crashes)
+        assert not wrong, f"after a crash at {told}, in {directory}:\n" + "\n".join(wrong) + "\n" + last.noise()
+        shutil.rmtree(directory)
+        return None
+
+    async def run_all(self, cases: Iterator[tuple[Trap, ...]]) -> None:
+        await _all(self.run(f"{number:05}", *traps) for number, traps in enumerate(cases))
+
+
+def _earlier(trap: Trap) -> Trap:
+    return Trap(point=trap.point, hit=random.randint(1, max(1, trap.hit - 1)))
+
+
+async def _all(cases: Iterator[object]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for case in cases:
+            group.create_task(case)  # type: ignore[arg-type]
+
+
+def one_at_a_time(passed: list[str]) -> Iterator[tuple[Trap]]:
+    """Every passing of every point; or, bounded, the first passing of each and a later one."""
+    for point, often in Counter(passed).items():
+        hits = list(range(1, often + 1))
+        if not WHOLE and often > 2:
+            hits = [1, random.randint(2, often)] if point in POINTS else [random.randint(1, often)]
+        for hit in hits:
+            yield (Trap(point=point, hit=hit),)
+
+
+def test_every_writing_verb_has_its_crash_points() -> None:
+    assert len(set(POINTS)) == len(POINTS)
+
+
+@pytest.mark.timeout(7200 if WHOLE else 300)
+async def test_a_crash_at_any_point_loses_nothing_and_repeats_only_what_was_in_flight(
+    processes: Family, tmp_path: Path
+) -> None:
+    cases = Cases(processes, tmp_path)
+    passed = await cases.dry()
+    assert set(POINTS) <= set(passed), "these points are never passed"
+    await cases.run_all(one_at_a_time(passed))
+    assert set(POINTS) <= set(cases.fired), "these points never fired"
+
+
+@pytest.mark.timeout(7200 if WHOLE else 300)
+async def test_a_second_crash_during_recovery_changes_nothing(processes: Family, tmp_path: Path) -> None:
+    cases = Cases(processes, tmp_path)
+    passed = await cases.dry()
+    pairs = (
+        (Trap(hit=random.randint(1, len(passed))), Trap(hit=random.randint(1, len(passed) // 2))) for _ in range(PAIRS)
+    )
+    await cases.run_all(pairs)
+    assert cases.fired.total() >= 2 * PAIRS

@@ -1,0 +1,49 @@
+"""A store whose every answer is written down, so that a test can see which writes of a worker were refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from perdure.core.model import Claimed, Turn
+from perdure.store import MUTATING_VERBS
+from perdure.store.protocol import Store
+
+
+def watch(store: Store, answers: Path) -> Store:
+    """The store, with its writing verbs wrapped."""
+    watched: Any = store
+    file = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for verb in MUTATING_VERBS:
+        inner = getattr(watched, verb, None)
+        if inner is not None:
+            setattr(watched, verb, _wrap(verb, inner, file))
+    return store
+
+
+def _wrap(verb: str, inner: Callable[..., Any], file: int) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        answer = await inner(*args, **kwargs)
+        for line in _lines(verb, args, answer):
+            os.write(file, json.dumps({"verb": verb, **line}).encode() + b"\n")
+        return answer
+
+    return call
+
+
+def _lines(verb: str, args: tuple[Any, ...], answer: Any) -> list[dict[str, Any]]:
+    if verb == "commit":
+        return [
+            {"turn": _describe(turn), "run": turn.lease.run_id, "answer": verdict}
+            for turn, verdict in zip(args[0], answer, strict=True)
+        ]
+    if isinstance(answer, Claimed):
+        return [{"answer": [claimed.run.id for claimed in answer.runs]}]
+    return [{"answer": answer if isinstance(answer, bool | int) else None}]
+
+
+def _describe(turn: Turn) -> str:
+    return "go on" if turn.next is None else type(turn.next).__name__.lower()
