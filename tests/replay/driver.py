@@ -14,8 +14,9 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Kind, Record, Status
-from perdure.replay.execution import Execution, Origin, Outcome
+from perdure.replay.execution import Execution, Origin
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.outcome import Outcome
 from perdure.workflow.context import Context
 
 #: 2024-01-01T00:00:00Z, when every run of these tests begins.
@@ -55,7 +56,7 @@ class Driver:
     ) -> None:
         self.history = list(history)
         self.positions: list[list[str]] = []
-        self._remake = lambda records: Driver(
+        self._remake: Callable[[Sequence[Record]], Driver] = lambda records: Driver(
             function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
             returns=returns, errors=errors,
         )  # fmt: skip

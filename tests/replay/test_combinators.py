@@ -14,7 +14,7 @@ from tests.replay.driver import Driver, named
 
 
 def test_gather_gives_results_in_the_order_of_the_calls() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         return await asyncio.gather(named(ctx, "a"), named(ctx, "b"), named(ctx, "c"))
 
     run = Driver(flow)
@@ -26,7 +26,7 @@ def test_gather_gives_results_in_the_order_of_the_calls() -> None:
 
 
 def test_gather_raises_the_first_error_and_leaves_the_others_running() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         slow = named(ctx, "slow")
         try:
             await asyncio.gather(named(ctx, "bad"), slow)
@@ -42,7 +42,7 @@ def test_gather_raises_the_first_error_and_leaves_the_others_running() -> None:
 
 
 def test_gather_can_return_the_errors() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         results = await asyncio.gather(named(ctx, "a"), named(ctx, "b"), return_exceptions=True)
         return [repr(result) for result in results]
 
@@ -57,7 +57,7 @@ def test_gather_takes_coroutines_and_starts_them_in_order() -> None:
         first = await named(ctx, f"{key}1")
         return f"{first}+{await named(ctx, f'{key}2')}"
 
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         return await asyncio.gather(*(branch(ctx, key) for key in "xyz"))
 
     run = Driver(flow)
@@ -68,7 +68,7 @@ def test_gather_takes_coroutines_and_starts_them_in_order() -> None:
 
 
 def test_cancelling_a_gather_gives_up_every_step_in_it() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         both = asyncio.gather(named(ctx, "a"), named(ctx, "b"))
         await named(ctx, "c")
         both.cancel()
@@ -147,7 +147,7 @@ def test_wait_with_a_timeout_leaves_the_rest_pending() -> None:
 
 
 def test_as_completed_follows_the_recorded_order() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         tasks = [asyncio.create_task(_await(named(ctx, name))) for name in "abc"]
         return [await each for each in asyncio.as_completed(tasks)]
 
@@ -158,7 +158,7 @@ def test_as_completed_follows_the_recorded_order() -> None:
 
 
 def test_as_completed_takes_operations_as_they_are() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         return [await each for each in asyncio.as_completed([named(ctx, name) for name in "abc"])]
 
     run = Driver(flow)
@@ -168,7 +168,7 @@ def test_as_completed_takes_operations_as_they_are() -> None:
 
 
 def test_as_completed_times_out_durably() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         seen = []
         tasks = [named(ctx, name) for name in "ab"]
         try:
@@ -196,7 +196,7 @@ def test_as_completed_over_bare_coroutines_is_refused_with_a_remedy() -> None:
 
 
 def test_a_task_group_waits_for_all_of_its_tasks() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(named(ctx, name)) for name in "abc"]
         return [task.result() for task in tasks]
@@ -215,7 +215,7 @@ def test_a_failing_task_aborts_its_group_in_the_same_order_for_ever() -> None:
             trace.append(name)
             raise
 
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         trace: list[str] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -239,7 +239,7 @@ def test_cleanup_of_an_aborted_group_may_run_steps() -> None:
         finally:
             await named(ctx, "undo")
 
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         end = "done"
         try:
             async with asyncio.TaskGroup() as group:
@@ -262,7 +262,7 @@ def test_groups_nest() -> None:
             group.create_task(named(ctx, f"{key}1"))
             group.create_task(named(ctx, f"{key}2"))
 
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         async with asyncio.TaskGroup() as group:
             group.create_task(inner(ctx, "x"))
             group.create_task(inner(ctx, "y"))
@@ -281,7 +281,7 @@ def test_tasks_within_tasks_keep_their_order() -> None:
         own = asyncio.create_task(deep(ctx, level - 1))
         return [await named(ctx, f"level{level}"), *await own]
 
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         return await deep(ctx, 3)
 
     run = Driver(flow)
@@ -296,7 +296,7 @@ def test_an_async_generator_may_run_steps_between_its_items() -> None:
         for number in range(3):
             yield await named(ctx, f"page{number}")
 
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         return [page async for page in pages(ctx)]
 
     run = Driver(flow)

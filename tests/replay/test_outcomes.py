@@ -59,7 +59,7 @@ def test_a_result_that_cannot_be_stored_fails_the_run_and_names_the_place() -> N
 
 
 def test_the_workflow_sees_decoded_values_live_as_on_replay() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         return [repr(await ctx.step(typed, 3)), repr(await named(ctx, "loose"))]
 
     run = Driver(flow)
@@ -69,7 +69,7 @@ def test_the_workflow_sees_decoded_values_live_as_on_replay() -> None:
 
 
 def test_an_error_of_a_known_class_comes_back_as_itself() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         try:
             await named(ctx, "a")
         except KeyError as error:
@@ -82,7 +82,7 @@ def test_an_error_of_a_known_class_comes_back_as_itself() -> None:
 
 
 def test_an_error_of_an_unknown_class_comes_back_with_its_name() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         try:
             await named(ctx, "a")
         except StepFailed as error:
@@ -112,7 +112,7 @@ def test_an_error_out_of_a_branch_carries_to_whoever_awaits_it() -> None:
         await named(ctx, "a")
         raise LookupError("in the branch")
 
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         task = asyncio.create_task(branch(ctx))
         await named(ctx, "b")
         try:
@@ -138,7 +138,7 @@ def test_even_system_exit_is_only_the_runs_outcome() -> None:
 
 
 def test_an_operation_that_is_never_awaited_is_an_error_that_names_it() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         named(ctx, "charge")
         ctx.sleep(5)
         ctx.receive("approval")
@@ -155,7 +155,7 @@ def test_an_operation_that_is_never_awaited_is_an_error_that_names_it() -> None:
 
 
 def test_an_operation_that_failed_unawaited_is_named_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         named(ctx, "charge")
         await named(ctx, "ship")
         return "done"
@@ -168,7 +168,7 @@ def test_an_operation_that_failed_unawaited_is_named_and_not_printed(capsys: pyt
 
 
 def test_operations_that_were_awaited_in_any_way_are_not_forgotten() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         watched = named(ctx, "watched")
         watched.add_done_callback(lambda _: None)
         given_up = named(ctx, "given-up")
@@ -183,7 +183,7 @@ def test_operations_that_were_awaited_in_any_way_are_not_forgotten() -> None:
 
 
 def test_operations_of_a_workflow_that_fails_are_not_called_forgotten() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         named(ctx, "charge")
         raise ValueError("its own")
 
@@ -228,7 +228,7 @@ def test_cleanup_after_a_cancellation_may_run_steps() -> None:
 
 
 def test_a_workflow_may_decide_to_go_on_after_a_cancellation() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         try:
             await named(ctx, "work")
         except asyncio.CancelledError:
@@ -262,7 +262,7 @@ def test_a_cancellation_goes_down_into_groups_and_gathers() -> None:
         finally:
             trace.append(key)
 
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         trace: list[str] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -285,7 +285,7 @@ def test_a_workflow_that_cancels_itself_has_failed() -> None:
 
 
 def test_what_is_still_open_when_the_workflow_returns_is_given_up() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         task = asyncio.create_task(_await(named(ctx, "background")))
         task.add_done_callback(lambda _: None)
         return await named(ctx, "main")
@@ -297,7 +297,7 @@ def test_what_is_still_open_when_the_workflow_returns_is_given_up() -> None:
 
 
 def test_failed_attempts_leave_their_count_and_the_time_of_the_next() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         return await named(ctx, "flaky")
 
     run = Driver(flow)

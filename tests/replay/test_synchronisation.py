@@ -158,7 +158,7 @@ def test_a_bounded_queue_holds_its_producer_back() -> None:
             queue.task_done()
         return used
 
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         queue = asyncio.Queue[str](maxsize=1)
         async with asyncio.TaskGroup() as group:
             group.create_task(producer(ctx, queue))
@@ -178,11 +178,11 @@ def test_a_bounded_queue_holds_its_producer_back() -> None:
 
 
 def test_a_cancelled_waiter_leaves_the_lock_to_the_next() -> None:
-    async def holder(ctx: Context, lock: asyncio.Lock, key: str) -> int:
+    async def holder(ctx: Context, lock: asyncio.Lock, key: str) -> Any:
         async with lock:
-            return await named(ctx, key)  # type: ignore[no-any-return]
+            return await named(ctx, key)
 
-    async def flow(ctx: Context) -> list[Any]:
+    async def flow(ctx: Context) -> Any:
         lock = asyncio.Lock()
         first, second, third = (asyncio.create_task(holder(ctx, lock, key)) for key in ("one", "two", "three"))
         await named(ctx, "tick")
@@ -207,7 +207,7 @@ def test_an_async_context_manager_may_run_steps_on_both_ends() -> None:
         finally:
             await named(ctx, "release", ticket)
 
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         try:
             async with reservation(ctx) as ticket:
                 await named(ctx, "use", ticket)
@@ -233,7 +233,7 @@ def test_an_abandoned_generator_is_not_ended_by_the_garbage_collector() -> None:
         finally:
             trace.append("closed")
 
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         async for number in numbers(ctx):
             if number == 1:
                 break
@@ -257,7 +257,7 @@ def test_a_generator_that_is_closed_by_hand_ends_there() -> None:
         finally:
             await named(ctx, "cleanup")
 
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         generator: Any = numbers(ctx)
         async for _ in generator:
             break
@@ -280,7 +280,7 @@ def test_context_variables_belong_to_their_branch() -> None:
         await named(ctx, f"s-{value}")
         return [before, variable.get()]
 
-    async def flow(ctx: Context) -> list[Any]:
+    async def flow(ctx: Context) -> Any:
         variable.set("main")
         return [*await asyncio.gather(branch(ctx, "x"), branch(ctx, "y")), variable.get()]
 
@@ -291,7 +291,7 @@ def test_context_variables_belong_to_their_branch() -> None:
 
 
 def test_context_variables_of_the_worker_do_not_reach_the_run_nor_the_other_way_round() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         seen = variable.get()
         variable.set("inside")
         await named(ctx, "a")

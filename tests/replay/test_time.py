@@ -22,7 +22,7 @@ def due(run: Driver, location: str) -> float:
 
 
 def test_asyncio_sleep_is_a_durable_timer() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         await asyncio.sleep(3 * 86400)
         return ctx.now().isoformat()
 
@@ -35,7 +35,7 @@ def test_asyncio_sleep_is_a_durable_timer() -> None:
 
 
 def test_asyncio_sleep_gives_its_result() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         return await asyncio.sleep(1, "rested")
 
     run = Driver(flow)
@@ -60,7 +60,7 @@ def test_both_sleeps_share_one_line_of_names_so_that_either_can_become_the_other
 
 
 def test_a_bare_yield_costs_no_record() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         trace: list[str] = []
 
         async def branch(name: str) -> None:
@@ -77,7 +77,7 @@ def test_a_bare_yield_costs_no_record() -> None:
 
 
 def test_sleep_until_waits_for_a_moment() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         await ctx.sleep_until(BEGINNING + timedelta(hours=2))
         return ctx.now().isoformat()
 
@@ -123,7 +123,7 @@ def test_equal_deadlines_fire_in_the_order_in_which_they_were_set() -> None:
 
 
 def test_the_earliest_timer_goes_first_whoever_set_it() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         trace: list[str] = []
 
         async def sleeper(seconds: float, name: str) -> None:
@@ -139,7 +139,7 @@ def test_the_earliest_timer_goes_first_whoever_set_it() -> None:
 
 
 def test_time_stands_still_between_records() -> None:
-    async def flow(ctx: Context) -> list[Any]:
+    async def flow(ctx: Context) -> Any:
         loop = asyncio.get_running_loop()
         seen = [ctx.now().isoformat(), loop.time()]
         await asyncio.sleep(0)
@@ -154,7 +154,7 @@ def test_time_stands_still_between_records() -> None:
 
 
 def test_time_never_goes_back() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         await named(ctx, "a")
         first = ctx.now()
         await named(ctx, "b")
@@ -168,7 +168,7 @@ def test_time_never_goes_back() -> None:
 
 
 def test_a_timeout_that_fires_gives_up_the_step() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         try:
             async with asyncio.timeout(30):
                 await named(ctx, "slow")
@@ -185,7 +185,7 @@ def test_a_timeout_that_fires_gives_up_the_step() -> None:
 
 
 def test_a_timeout_that_is_not_needed_leaves_nothing_behind() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         async with asyncio.timeout(30):
             first = await named(ctx, "quick")
         return f"{first} {await named(ctx, 'after')}"
@@ -198,7 +198,7 @@ def test_a_timeout_that_is_not_needed_leaves_nothing_behind() -> None:
 
 
 def test_timeout_at_takes_the_loops_time() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         await named(ctx, "first")
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + 5):
@@ -215,7 +215,7 @@ def test_timeout_at_takes_the_loops_time() -> None:
 
 
 def test_a_timeout_can_be_moved() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         try:
             async with asyncio.timeout(10) as limit:
                 await named(ctx, "first")
@@ -234,7 +234,7 @@ def test_a_timeout_can_be_moved() -> None:
 
 
 def test_timeouts_nest() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         trace = []
         try:
             async with asyncio.timeout(60):
@@ -256,7 +256,7 @@ def test_timeouts_nest() -> None:
 
 @pytest.mark.parametrize("in_time", [True, False])
 def test_wait_for_is_durable(in_time: bool) -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         try:
             return await asyncio.wait_for(named(ctx, "a"), 5)
         except TimeoutError:
@@ -270,7 +270,7 @@ def test_wait_for_is_durable(in_time: bool) -> None:
 
 
 def test_a_shielded_step_outlives_the_timeout_around_it() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         work = named(ctx, "work")
         try:
             await asyncio.wait_for(asyncio.shield(work), 5)
@@ -286,7 +286,7 @@ def test_a_shielded_step_outlives_the_timeout_around_it() -> None:
 
 
 def test_a_timer_of_the_loop_can_be_called_off() -> None:
-    async def flow(ctx: Context) -> list[str]:
+    async def flow(ctx: Context) -> Any:
         trace: list[str] = []
         loop = asyncio.get_running_loop()
         loop.call_later(5, trace.append, "five")
@@ -303,7 +303,7 @@ def test_a_timer_of_the_loop_can_be_called_off() -> None:
 
 
 def test_a_cancelled_sleep_is_no_longer_due() -> None:
-    async def flow(ctx: Context) -> str:
+    async def flow(ctx: Context) -> Any:
         nap = asyncio.create_task(asyncio.sleep(1))
         other = ctx.sleep(2)
         await named(ctx, "a")

@@ -246,6 +246,7 @@ class Execution:
         early = self._early_children.pop(location, None)
         if early is not None and not self.loop.closed:
             self.fresh.remove(operation)
+            del self._open[location]
             self._resolve(operation, early, None)
         return future
 
