@@ -65,10 +65,9 @@ def test_several_receivers_are_served_in_the_order_in_which_they_asked() -> None
 def test_a_receive_that_times_out_leaves_the_message_for_the_next() -> None:
     async def flow(ctx: Context) -> Any:
         try:
-            await ctx.receive("item", timeout="5s")
+            return await ctx.receive("item", timeout="5s")
         except TimeoutError as error:
-            text = str(error)
-        return [text, await ctx.receive("item")]
+            return [str(error), await ctx.receive("item")]
 
     run = Driver(flow)
     assert run.open == ["receive.timeout", "receive:item"]

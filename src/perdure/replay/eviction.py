@@ -2,13 +2,14 @@
 
 Closing a coroutine runs the user's `finally` blocks and handlers, and dropping it prints warnings. So what is left of a run is ended by
 throwing a private exception through it; durable operations that it calls meanwhile never resolve (see `Execution`), and what does not
-end after a bounded number of throws is left alone.
+end after a bounded number of throws is left alone for ever.
 """
 
 from __future__ import annotations
 
-import asyncio
+import ctypes
 from collections.abc import AsyncGenerator, Coroutine
+from contextvars import copy_context
 from typing import Any
 
 from perdure.core.errors import Evicted
@@ -21,20 +22,37 @@ MAX_THROWS = 8
 def end_tasks(loop: RunLoop) -> bool:
     """End every task and generator of a run, the newest first; False if one would not."""
     loop.closed = True
+    # In a copy, because what cleanup code sets is not for the worker to see.
+    return copy_context().run(_end_all, loop)
+
+
+def _end_all(loop: RunLoop) -> bool:
     ended = True
-    previous = asyncio._get_running_loop()
-    asyncio._set_running_loop(loop)
+    before = loop.enter()
     try:
-        for task in reversed(list(loop.tasks)):
-            task._log_destroy_pending = False  # it is dropped on purpose
-            coroutine = task.get_coro()
-            if not task.done() and coroutine is not None:
-                ended &= _throw_through(coroutine)
-        for generator in reversed(loop.generators):
-            ended &= _throw_through(generator)
+        for _ in range(MAX_THROWS):
+            tasks, loop.tasks = loop.tasks, {}
+            generators, loop.generators = loop.generators, []
+            for task in reversed(tasks):
+                ended &= _end_task(task)
+            for generator in reversed(generators):
+                ended &= _throw_through(generator)
+            # Cleanup code may have started more. Of a task that was never begun nothing runs, so this comes to an end.
+            if not loop.tasks and not loop.generators:
+                break
     finally:
-        asyncio._set_running_loop(previous)
+        loop.leave(before)
     return ended
+
+
+def _end_task(task: Any) -> bool:
+    task._log_destroy_pending = False  # it is dropped on purpose
+    coroutine = task.get_coro()
+    if task.done() or coroutine is None or _throw_through(coroutine):
+        return True
+    # Collected as garbage it would be closed, which it would refuse as loudly as Python can say. So it never is.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
+    return False
 
 
 def _throw_through(code: Any) -> bool:

@@ -197,6 +197,11 @@ class Execution:
         """The names of the messages that the workflow waits for."""
         return self._mailbox.awaited_names()
 
+    @property
+    def silent(self) -> bool:
+        """See `Speaker`. A run without a history says its first lines for the first time."""
+        return self.loop.closed or (self.replaying and bool(self._history))
+
     def evict(self) -> bool:
         """Let go of the run without a trace; False if some of its code would not end."""
         return self.loop.closed or end_tasks(self.loop)

@@ -21,6 +21,9 @@ from perdure.replay.futures import RunFuture, RunTask
 
 T = TypeVar("T")
 
+#: The running loop, and the hooks for asynchronous generators.
+Before = tuple[asyncio.AbstractEventLoop | None, Any]
+
 #: Callbacks in a row, none of which asked for anything durable, after which a drain is taken to be an endless loop.
 STUCK_AFTER = 100_000
 
@@ -185,10 +188,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run callbacks until none is ready. Raises `LoopStuck` when that never happens."""
-        hooks = sys.get_asyncgen_hooks()
-        previous = events._get_running_loop()
-        events._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=self._hold_generator, finalizer=_keep)
+        before = self.enter()
         self._idle_callbacks = 0
         ready = self._ready
         try:
@@ -207,8 +207,20 @@ class RunLoop(asyncio.AbstractEventLoop):
                 except Exception as error:
                     self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
         finally:
-            events._set_running_loop(previous)
-            sys.set_asyncgen_hooks(*hooks)
+            self.leave(before)
+
+    def enter(self) -> Before:
+        """Make this the running loop and the keeper of new generators; what was before is for `leave`."""
+        before = events._get_running_loop(), sys.get_asyncgen_hooks()
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=self._hold_generator, finalizer=_keep)
+        return before
+
+    def leave(self, before: Before) -> None:
+        """Put back what was before `enter`."""
+        loop, hooks = before
+        events._set_running_loop(loop)
+        sys.set_asyncgen_hooks(*hooks)
 
     def _hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         # Held so that the garbage collector never decides when its `finally` runs.
