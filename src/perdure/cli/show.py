@@ -89,9 +89,14 @@ def _show_run(output: Output, known: Everything) -> None:
         ]
     )
     error = failure(run.error)
-    if error is not None and error["traceback"]:
-        for line in harmless_lines(error["traceback"].rstrip("\n")):
-            output.line(f"    {line}")
+    if error is not None:
+        for text in (error["traceback"], *error["notes"]):
+            _show_text(output, text)
+
+
+def _show_text(output: Output, text: str) -> None:
+    for line in harmless_lines(text.rstrip("\n")) if text else ():
+        output.line(f"    {line}")
 
 
 def _show_history(output: Output, known: Everything) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from perdure.store.url import parse
 
 
 @asynccontextmanager
-async def engine_at(target: str, *, create: bool = False) -> AsyncIterator[Engine]:
+async def engine_at(target: str, *, create: bool = False) -> AsyncGenerator[Engine, None]:
     """The engine of a target, open. Only with `create` may it make a database that is not there."""
     async with find_engine(target, create=create) as engine:
         yield engine

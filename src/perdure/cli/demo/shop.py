@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,7 @@ engine = Engine("sqlite:///shop.db", [checkout])
 
 
 @contextmanager
-def _work(seconds: float) -> Iterator[StepInfo]:
+def _work(seconds: float) -> Generator[StepInfo, None, None]:
     info = step_info()
     _trace(info, "begins")
     time.sleep(seconds)

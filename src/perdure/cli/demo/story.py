@@ -113,7 +113,6 @@ class Story:
         while True:
             answer = await question()
             await self._tell_state(run)
-            self._catch_up()
             if answer:
                 return answer
             code = self._workers[-1].poll()
@@ -141,6 +140,8 @@ class Story:
             self._holders.append(now.worker)
             if len(self._holders) > 1:
                 self._timeline.lane(1, "takes over: the lease of A has run out")
+        # Read after the state: what led to it is told before it.
+        self._catch_up()
         if self._state == before:
             return
         if now.status is Status.WAITING and now.reason is Reason.MESSAGE:

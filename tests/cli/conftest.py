@@ -1,0 +1,116 @@
+"""A shop of a user's, in the working directory, and the command line to talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.cli.app import run
+from perdure.cli.params import ENVIRONMENT
+from perdure.cli.target import load_engine
+
+SHOP = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure import Context, Engine, Retry, step, workflow
+
+
+@dataclass
+class Order:
+    id: str
+    cents: int
+
+
+@step(retry=Retry.fixed("1ms", attempts=3))
+def charge(cents: int) -> str:
+    if cents < 0:
+        raise ValueError("nothing to charge")
+    return f"paid {cents}"
+
+
+@workflow("checkout")
+async def checkout(ctx: Context, order: Order, note: str = "") -> str:
+    return await ctx.step(charge, order.cents) + note
+
+
+@workflow("approval")
+async def approval(ctx: Context) -> bool:
+    return await ctx.receive("approval", bool)
+
+
+@workflow("family")
+async def family(ctx: Context) -> str:
+    return await ctx.call(checkout(Order("child", 5)))
+
+
+engine = Engine("sqlite:///shop.db", [checkout, approval, family])
+not_an_engine = 42
+"""
+
+URL = "sqlite:///shop.db"
+
+
+@dataclass
+class Answer:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Perdure = Callable[..., Answer]
+
+
+@pytest.fixture
+def perdure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Perdure:
+    """`perdure ...` in a directory of its own that has a shop.py."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    # Two tests may write their shop.py within one tick of the file system's clock.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.invalidate_caches()
+
+    def call(*arguments: str) -> Answer:
+        capsys.readouterr()
+        # An engine that was closed stays closed: each command is a process of its own outside of tests.
+        sys.modules.pop("shop", None)
+        code = run(arguments)
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    return call
+
+
+def work(*run_ids: str) -> None:
+    """Let a worker finish these runs, however they end."""
+
+    async def main() -> None:
+        sys.modules.pop("shop", None)
+        engine = load_engine("shop:engine")
+        async with engine, engine.worker():
+            for run_id in run_ids:
+                handle = await engine.get(run_id)
+                try:
+                    await handle.result(timeout=30)
+                except Exception as error:
+                    assert type(error).__name__ in {"RunFailed", "RunCancelled"}, error
+
+    asyncio.run(main())

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import URL, Perdure
+
+
+def test_the_version_is_told(perdure: Perdure) -> None:
+    answer = perdure("--version")
+    assert answer.code == 0
+    assert answer.out.startswith("perdure ")
+
+
+def test_help_names_every_command(perdure: Perdure) -> None:
+    text = perdure("--help").out
+    for name in ("demo", "worker", "start", "runs", "show", "send", "cancel", "why", "migrate"):
+        assert name in text
+        assert "--json" in perdure(name, "--help").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("runs",),
+        ("runs", "shop"),
+        ("runs", "a:b", "c:d"),
+        ("show", URL),
+        ("runs", URL, "--status", "sleepy"),
+        ("runs", URL, "--limit", "0"),
+        ("send", URL, "run", "name", "not json"),
+        ("worker", URL),
+    ],
+    ids=" ".join,
+)
+def test_a_misuse_exits_with_two(perdure: Perdure, arguments: tuple[str, ...]) -> None:
+    answer = perdure(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage:" in answer.err
+    told = perdure(*arguments, "--json")
+    assert (told.code, told.out) == (2, "")
+    assert json.loads(told.err)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("nowhere:engine", "There is no module nowhere"),
+        ("shop.inner:engine", "There is no module shop.inner"),
+        ("shop:motor", "The module shop has no motor; it has shop:engine."),
+        ("shop:not_an_engine", "shop:not_an_engine is a int, not an Engine."),
+        ("broken:engine", "Cannot import broken: ZeroDivisionError"),
+        ("lacking:engine", "Cannot import lacking: No module named 'nowhere_to_be_found'"),
+        ("sqlite:///missing.db", "There is no database"),
+        ("sqlite://", "is a database in memory"),
+        ("oracle://host/db", "is not a database URL that Perdure knows"),
+    ],
+)
+def test_a_target_that_is_not_there_is_named(perdure: Perdure, target: str, complaint: str) -> None:
+    Path("broken.py").write_text("1 / 0")
+    Path("lacking.py").write_text("import nowhere_to_be_found")
+    answer = perdure("runs", target)
+    assert (answer.code, answer.out) == (1, "")
+    assert complaint in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert not Path("missing.db").exists()
+
+
+def test_a_run_that_is_not_there_is_one_clear_line(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    for arguments in (("show", "x"), ("why", "x"), ("cancel", "x"), ("send", "x", "name", "1")):
+        answer = perdure(arguments[0], URL, *arguments[1:])
+        assert (answer.code, answer.out) == (1, "")
+        assert answer.err.startswith("perdure: there is no run 'x'")
+        told = json.loads(perdure(arguments[0], URL, *arguments[1:], "--json").err)
+        assert told["error"]["type"] == "RunNotFound"
+
+
+def test_a_database_without_tables_is_left_without_them(perdure: Perdure) -> None:
+    Path("shop.db").touch()
+    answer = perdure("runs", URL)
+    assert answer.code == 1
+    assert "Run `perdure migrate`" in answer.err
+
+
+def test_the_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perdure.cli", "runs", "sqlite:///missing.db"]
+    usual = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert usual.returncode == 1
+    assert "Traceback" not in usual.stderr
+    asked = subprocess.run([*command, "--debug"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert asked.returncode == 1
+    assert "Traceback" in asked.stderr
+    assert "StoreUnavailable" in asked.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(perdure: Perdure) -> None:
+    for number in range(30):
+        perdure("start", URL, "checkout", "--id", f"run-{number}")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "perdure.cli", "runs", URL]
+    with os.fdopen(writer) as nobody:
+        answer = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (1, "")
+
+
+def test_an_encoding_that_lacks_a_character_is_no_error(perdure: Perdure) -> None:
+    perdure("start", URL, "checkout", "--id", "bestellung-ä")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "perdure.cli", "runs", URL]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "bestellung-\\xe4" in answer.stdout
+
+
+def test_help_of_the_group_needs_neither_rich_nor_a_database() -> None:
+    code = "import sys, perdure.cli.app as a; a.run(['--help']); sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

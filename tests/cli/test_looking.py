@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from perdure.cli.params import ENVIRONMENT
+from tests.cli.conftest import URL, Perdure, work
+
+
+def start(perdure: Perdure, run_id: str, cents: int = 7) -> None:
+    order = f'[{{"id": "o", "cents": {cents}}}]'
+    assert perdure("start", "shop:engine", "checkout", "--input", order, "--id", run_id).code == 0
+
+
+def test_runs_are_listed_newest_first_and_page_by_page(perdure: Perdure) -> None:
+    for run_id in ("a", "b", "c"):
+        start(perdure, run_id)
+    first = perdure("runs", URL, "--limit", "2", "--json").json
+    assert [run["id"] for run in first["runs"]] == ["c", "b"]
+    second = perdure("runs", URL, "--limit", "2", "--cursor", first["cursor"], "--json").json
+    assert [run["id"] for run in second["runs"]] == ["a"]
+    assert second["cursor"] is None
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (("--status", "completed"), ["done"]),
+        (("--status", "completed", "--status", "pending"), ["open", "done"]),
+        (("--type", "approval"), ["open"]),
+        (("--queue", "elsewhere"), []),
+        (("--since", "1h"), ["open", "done"]),
+        (("--until", "1h"), []),
+        (("--since", "2999-01-01T00:00Z"), []),
+        (("--parent", "done"), []),
+    ],
+)
+def test_runs_are_filtered(perdure: Perdure, filters: tuple[str, ...], found: list[str]) -> None:
+    start(perdure, "done")
+    work("done")
+    perdure("start", "shop:engine", "approval", "--id", "open")
+    answer = perdure("runs", URL, *filters, "--json")
+    assert [run["id"] for run in answer.json["runs"]] == found
+
+
+def test_the_listing_is_plain_text_where_there_is_no_terminal(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    heading, line = perdure("runs", URL).out.splitlines()
+    assert heading.split() == ["ID", "TYPE", "STATUS", "QUEUE", "CREATED", "FINISHED"]
+    assert line.split()[:4] == ["o-1", "checkout", "pending", "default"]
+
+
+def test_no_runs_is_a_remark_and_no_error(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    answer = perdure("runs", URL)
+    assert (answer.code, answer.out, answer.err) == (0, "", "No runs.\n")
+
+
+def test_the_target_may_come_from_the_environment(perdure: Perdure, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(perdure, "o-1")
+    monkeypatch.setenv(ENVIRONMENT, URL)
+    assert [run["id"] for run in perdure("runs", "--json").json["runs"]] == ["o-1"]
+    assert perdure("show", "o-1").code == 0
+    assert perdure("start", "approval", "--id", "a").code == 0
+    assert perdure("send", "a", "approval", "true").code == 0
+
+
+def test_show_tells_the_history_with_every_attempt(perdure: Perdure) -> None:
+    start(perdure, "bad", cents=-1)
+    work("bad")
+    known = perdure("show", URL, "bad", "--json").json
+    assert known["run"]["status"] == "failed"
+    assert [(record["kind"], record["location"], record["attempts"]) for record in known["history"]] == [
+        ("attempt", "charge", 1),
+        ("attempt", "charge", 2),
+        ("step", "charge", 3),
+    ]
+    assert {record["error"]["type"] for record in known["history"]} == {"ValueError"}
+    assert [event["kind"] for event in known["events"]] == ["created", "claimed", "failed"]
+    text = perdure("show", URL, "bad").out
+    assert "attempt 1 failed, the next is due 0.001s later: ValueError: nothing to charge" in text
+    assert "failed at attempt 3: ValueError: nothing to charge" in text
+    assert 'raise ValueError("nothing to charge")' in text
+
+
+def test_show_keeps_what_proves_a_lease_to_itself(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    run = perdure("show", URL, "o-1", "--json").json["run"]
+    assert not {"token", "nonce", "seed"} & run.keys()
+
+
+def test_show_names_the_children(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "family", "--id", "parent")
+    work("parent")
+    [child] = perdure("show", URL, "parent", "--json").json["children"]
+    assert (child["parent_id"], child["type"], child["output"]) == ("parent", "checkout", "paid 5")
+    assert child["id"] in perdure("show", URL, "parent").out
+    listed = perdure("runs", URL, "--parent", "parent", "--json").json["runs"]
+    assert [run["id"] for run in listed] == [child["id"]]
+
+
+def test_why_answers_in_a_sentence(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    answer = perdure("why", URL, "o-1")
+    assert answer.out == "It is ready, but no worker is alive; start one.\n"
+    assert perdure("why", URL, "o-1", "--json").json == {"id": "o-1", "status": "pending", "why": answer.out.strip()}
+
+
+def test_a_message_reaches_its_run(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    assert perdure("send", URL, "a", "approval", "true", "--json").json == {"id": "a", "name": "approval", "sent": True}
+    work("a")
+    assert perdure("show", URL, "a", "--json").json["run"]["output"] is True
+
+
+def test_a_finished_run_takes_no_message(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    work("o-1")
+    answer = perdure("send", URL, "o-1", "approval", "true")
+    assert answer.code == 1
+    assert "has finished and takes no more messages" in answer.err
+
+
+def test_cancelling_a_run_keeps_the_reason(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    assert perdure("cancel", URL, "o-1", "--reason", "a mistake", "--json").json == {"id": "o-1", "cancelling": True}
+    known = perdure("show", URL, "o-1", "--json").json
+    assert known["run"]["status"] == "cancelled"
+    assert known["run"]["error"]["message"].endswith(": a mistake")
+    again = perdure("cancel", URL, "o-1")
+    assert (again.code, again.out) == (0, "o-1 had finished already.\n")
+
+
+def test_what_others_wrote_into_the_tables_is_shown_as_it_is(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    with sqlite3.connect("shop.db") as database:
+        database.execute("INSERT INTO perdure_runs (id, type, input) VALUES ('x', 'odd', '{not json')")
+    database.close()
+    assert perdure("show", URL, "x", "--json").json["run"]["input"] == "{not json"
+    assert perdure("show", URL, "x").code == 0
+
+
+def test_stored_text_cannot_act_on_the_terminal(perdure: Perdure) -> None:
+    perdure("migrate", URL)
+    evil = "\x1b[2J\x9b31m\r\n\u202egnp.exe\x07[red]"
+    with sqlite3.connect("shop.db") as database:
+        database.execute(
+            "INSERT INTO perdure_runs (id, type, input, status, error) VALUES (?, ?, ?, 'failed', ?)",
+            (
+                "x",
+                evil,
+                f'"{evil}"',
+                f'{{"type": "E", "message": "{chr(92)}u001b[2J", "traceback": "a{chr(92)}u001b{chr(92)}n"}}',
+            ),
+        )
+    database.close()
+    for answer in (perdure("runs", URL), perdure("show", URL, "x"), perdure("show", URL, "x", "--json")):
+        assert answer.code == 0
+        text = answer.out.replace("\n", "")
+        assert text.isprintable()
+        assert "\u202e" not in text
+    assert "\\x1b[2J\\x9b31m\\r\\n\\u202egnp.exe\\x07[red]" in perdure("runs", URL).out

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cli.conftest import URL, Perdure
+
+
+@contextmanager
+def worker(*options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "perdure.cli", "worker", "shop:engine", "--json", *options]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(perdure: Perdure, run_id: str) -> str:
+    """The status that a run ends in, worked on by another process."""
+    status: str = perdure(
+        "start", URL, "checkout", "--input", '[{"id": "o", "cents": 7}]', "--id", run_id, "--wait", "--json"
+    ).json["status"]
+    return status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_works_until_it_is_signalled(perdure: Perdure, number: signal.Signals) -> None:
+    with worker("--slots", "5", "--lease", "5s", "--grace", "1s") as process:
+        assert process.stdout is not None
+        begun = json.loads(process.stdout.readline())
+        assert begun == {
+            "event": "working",
+            "pid": process.pid,
+            "url": URL,
+            "types": ["approval", "checkout", "family"],
+        }
+        assert wait_for(perdure, "o-1") == "completed"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, json.loads(out)["event"]) == (0, "stopped")
+        assert all(json.loads(line)["level"] != "error" for line in err.splitlines())
+
+
+def test_a_worker_takes_only_the_queues_that_it_is_told(perdure: Perdure) -> None:
+    perdure("start", URL, "approval", "--id", "usual")
+    perdure("start", URL, "approval", "--id", "special", "--queue", "special")
+    for run_id in ("usual", "special"):
+        perdure("send", URL, run_id, "approval", "true")
+    with worker("--queue", "special"):
+        assert perdure("start", URL, "approval", "--id", "special", "--wait", "--json").json["status"] == "completed"
+    assert perdure("show", URL, "usual", "--json").json["run"]["status"] == "pending"
+
+
+def test_a_worker_ends_with_its_parent_if_told_so(perdure: Perdure) -> None:
+    with worker("--stop-at-eof") as process:
+        assert wait_for(perdure, "o-1") == "completed"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_worker_of_impossible_settings_does_not_begin(perdure: Perdure) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "perdure.cli", "worker", "shop:engine", "--slots", "0"],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr == "perdure: a worker needs at least one slot, not 0\n"

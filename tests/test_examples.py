@@ -1,0 +1,60 @@
+"""Every example runs as a user would run it, and says what it is meant to say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+SAID = {
+    "checkout": """\
+        parcel o-42 with a receipt for 42.00
+        charge failed at attempt 1 and was tried again
+        """,
+    "agent": """\
+        How did the world's population grow? From 1650 to 6150 million.
+        ask_model population ask_model#2 population#2 ask_model#3
+        """,
+    "approval": """\
+        900 cents: approved
+        90000 cents: nobody decided
+        ['lunch', 'party']
+        """,
+    "fan_out": """\
+        {'short': 4, 'long': 500}
+        101 pages were runs of their own
+        """,
+}
+
+
+def run(name: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return [line.strip() for line in answer.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_an_example_says_what_it_is_meant_to_say(name: str) -> None:
+    assert run(name) == [line.strip() for line in SAID[name].splitlines() if line.strip()]
+
+
+def test_the_script_does_nothing_twice(tmp_path: Path) -> None:
+    path = str(tmp_path / "backup.db")
+    assert run("script", path) == [
+        "copying users",
+        "verifying 500 rows of users",
+        "copying orders",
+        "verifying 600 rows of orders",
+        "1100 rows are safe",
+    ]
+    assert run("script", path) == ["1100 rows are safe"]
+
+
+def test_examples_stay_short() -> None:
+    long = {path.name: count for path in EXAMPLES.glob("*.py") if (count := len(path.read_text().splitlines())) >= 60}
+    assert not long
