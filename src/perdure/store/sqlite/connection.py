@@ -20,7 +20,13 @@ from perdure.core.system import System
 from perdure.store.dialect import Dialect, Row, drive
 from perdure.store.protocol import Change
 from perdure.store.sqlite.errors import is_busy, translate
-from perdure.store.sqlite.files import CheckpointLock, check_file_system, check_version, checkpoints_need_care
+from perdure.store.sqlite.files import (
+    CheckpointLock,
+    check_access,
+    check_file_system,
+    check_version,
+    checkpoints_need_care,
+)
 from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
@@ -41,6 +47,8 @@ _PAUSE = (0.0002, 0.001)
 _GAP = 0.0003
 #: For how many transactions of ours another writer is taken to be still about.
 _WARY = 64
+#: How often to look whether another one is about, in transactions.
+_LOOK = 16
 
 _NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
 
@@ -117,6 +125,8 @@ class SqliteConnection:
         self._lock: CheckpointLock | None = None
         self._warned = False
         self._version = 0
+        self._seen_version = 0
+        self._transactions = 0
         self._wary = 0
         self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
 
@@ -125,6 +135,7 @@ class SqliteConnection:
         check_version()
         if self._url.path is not None:
             check_file_system(self._url.path)
+            check_access(self._url.path)
         try:
             self._raw = self._patiently(self._connect)
             if self._writes and self._url.path is not None and checkpoints_need_care():
@@ -201,6 +212,11 @@ class SqliteConnection:
                     self.where,
                     sqlite3.sqlite_version,
                 )
+        self._transactions += 1
+        if self._transactions % _LOOK == 0:
+            version = self._data_version()
+            if version != self._seen_version:
+                self._seen_version, self._wary = version, _WARY
         if self._wary:
             self._wary -= 1
             self._pause.wait(_GAP)
@@ -229,7 +245,8 @@ class SqliteConnection:
             if path is not None:
                 self._use_write_ahead_log(raw)
                 self._check(raw, path)
-            self._version = raw.execute("PRAGMA data_version").fetchone()[0]
+            [self._version] = raw.execute("PRAGMA data_version").fetchone()
+            self._seen_version = self._version
         except BaseException:
             raw.close()
             raise

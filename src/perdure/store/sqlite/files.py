@@ -12,7 +12,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from perdure.core.errors import StoreUnavailable
+from perdure.core.errors import StoreReadOnly, StoreUnavailable
 
 #: STRICT tables.
 _OLDEST = (3, 37, 0)
@@ -42,6 +42,16 @@ def check_version() -> None:
         raise StoreUnavailable(
             f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.37 or newer. Use a newer build of Python or SQLite."
         )
+
+
+def check_access(path: str) -> None:
+    """Refuse a file that may not be written, or beside which no log can be created; SQLite itself would be less clear."""
+    file = Path(path).resolve()
+    for needed in (file, file.parent):
+        if os.access(needed, os.F_OK) and not os.access(needed, os.W_OK):
+            raise StoreReadOnly(
+                f"{needed} cannot be written by this user. Check the permissions of the file and its directory."
+            )
 
 
 def check_file_system(path: str, mounts: str = "/proc/mounts") -> None:

@@ -10,6 +10,7 @@ from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Ord
 from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
 from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
 from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
+from perdure.testing.conformance.migrations import Migrations
 from perdure.testing.conformance.reads import Listing, Loading, Watching
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
 from perdure.testing.conformance.turns import Fencing, Turns
@@ -32,6 +33,7 @@ __all__ = [
     "LostClaims",
     "LostVerdicts",
     "ManualSystem",
+    "Migrations",
     "Order",
     "Parking",
     "PlainSql",

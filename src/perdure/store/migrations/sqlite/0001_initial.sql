@@ -34,10 +34,10 @@ CREATE TABLE perdure_runs (
 
 CREATE UNIQUE INDEX perdure_runs_by_key ON perdure_runs (idempotency_key) WHERE idempotency_key IS NOT NULL;
 
-CREATE INDEX perdure_runs_to_claim ON perdure_runs (queue, type, priority, wake_at, id, claims, home)
+CREATE INDEX perdure_runs_to_claim ON perdure_runs (queue, type, priority, wake_at, id, claims, home, status)
   WHERE status = 'pending';
 
-CREATE INDEX perdure_runs_to_claim_by_age ON perdure_runs (queue, type, wake_at, id, claims, home)
+CREATE INDEX perdure_runs_to_claim_by_age ON perdure_runs (queue, type, wake_at, id, claims, home, status)
   WHERE status = 'pending';
 
 CREATE INDEX perdure_runs_to_wake ON perdure_runs (wake_at) WHERE status = 'waiting';

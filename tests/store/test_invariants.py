@@ -1,0 +1,116 @@
+"""The scanner itself: a sound database has nothing to report, and every kind of damage is found."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.core.model import FAR
+from perdure.store import migration_script
+from perdure.testing.invariants import RULES, Known, scan
+
+ERROR = '{"type": "x"}'
+SOUND = f"""
+INSERT INTO perdure_workers (id) VALUES ('w1');
+INSERT INTO perdure_runs (id, type, status, output, finished_at, inbox_seq, inbox_read, token, nonce, started_at, seed)
+VALUES ('done', 't', 'completed', '1', 5, 1, 1, 2, 'n', 1, 's');
+INSERT INTO perdure_runs (id, type, status, error, finished_at) VALUES ('failed', 't', 'failed', '{ERROR}', 5);
+INSERT INTO perdure_runs (id, type, status, worker, nonce, token, started_at, seed, idempotency_key)
+VALUES ('live', 't', 'running', 'w1', 'n', 1, 1, 's', 'k');
+INSERT INTO perdure_runs (id, type, status, reason, wake_at, started_at) VALUES ('asleep', 't', 'waiting', 'message', {FAR}, 1);
+INSERT INTO perdure_runs (id, type, parent_id, parent_location) VALUES ('child', 't', 'live', 'call');
+INSERT INTO perdure_runs (id, type, status, reason, error) VALUES ('aside', 't', 'blocked', 'poison', '{ERROR}');
+INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 0, 1, 'step', 'a', 1);
+INSERT INTO perdure_history (run_id, seq, token, kind, location, at, inbox_seq) VALUES ('done', 1, 2, 'message', 'm', 2, 1);
+INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 2, 2, 'step', 'b', 2);
+INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 1, 'message', 'k1', 1, 1);
+INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
+"""
+
+#: What is done to the sound database, and a word of the complaint.
+DAMAGE = {
+    "DELETE FROM perdure_history WHERE seq = 0": "holes",
+    "UPDATE perdure_history SET location = 'a' WHERE seq = 2": "one result",
+    "UPDATE perdure_history SET token = 1 WHERE seq = 2": "former owner",
+    "UPDATE perdure_history SET token = 3 WHERE seq = 2": "never had",
+    "UPDATE perdure_history SET at = 1 WHERE seq = 2": "never go back",
+    "UPDATE perdure_history SET run_attempt = 2 WHERE seq = 1": "never go back",
+    "INSERT INTO perdure_events (run_id, at, kind) VALUES ('ghost', 1, 'created')": "belong to a run",
+    "UPDATE perdure_runs SET finished_at = 0 WHERE id = 'done'": "exactly one outcome",
+    "UPDATE perdure_runs SET error = '{}' WHERE id = 'done'": "exactly one outcome",
+    "UPDATE perdure_runs SET output = NULL WHERE id = 'done'": "exactly one outcome",
+    "UPDATE perdure_runs SET output = '1' WHERE id = 'failed'": "exactly one outcome",
+    "UPDATE perdure_runs SET output = '1' WHERE id = 'live'": "has no outcome",
+    "INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 6, 'failed')": "one final event",
+    "DELETE FROM perdure_events WHERE kind = 'completed'": "one final event",
+    "UPDATE perdure_runs SET worker = NULL WHERE id = 'live'": "has a worker",
+    "UPDATE perdure_runs SET worker = 'unknown' WHERE id = 'live'": "has a worker",
+    "UPDATE perdure_runs SET nonce = '' WHERE id = 'live'": "has a worker",
+    "UPDATE perdure_runs SET worker = 'w1' WHERE id = 'asleep'": "has a worker",
+    "UPDATE perdure_runs SET marked = 1 WHERE id = 'live'": "is marked",
+    "UPDATE perdure_runs SET reason = NULL WHERE id = 'asleep'": "says what for",
+    "UPDATE perdure_runs SET reason = 'timer' WHERE id = 'asleep'": "says what for",
+    """INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at) VALUES ('asleep', 1, 'message', 'k', 1);
+       UPDATE perdure_runs SET inbox_seq = 1 WHERE id = 'asleep'""": "waits with something unread",
+    "UPDATE perdure_runs SET reason = 'timer' WHERE id = 'child'": "waits for nothing",
+    "UPDATE perdure_runs SET error = NULL WHERE id = 'aside'": "says why",
+    """DROP INDEX perdure_runs_by_key;
+       UPDATE perdure_runs SET idempotency_key = 'k' WHERE id = 'asleep'""": "one run",
+    "INSERT INTO perdure_events (run_id, at, kind) VALUES ('live', 1, 'created')": "created once",
+    "UPDATE perdure_runs SET inbox_seq = 2 WHERE id = 'done'": "its counter",
+    "UPDATE perdure_messages SET consumed = 0": "is consumed",
+    "UPDATE perdure_history SET inbox_seq = 0, kind = 'step' WHERE seq = 1": "in the history once",
+    "UPDATE perdure_history SET kind = 'cancel' WHERE seq = 1": "as what it was",
+    "UPDATE perdure_history SET inbox_seq = 7 WHERE seq = 2": "had been sent",
+    """INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 2, 'step', 'k2', 1, 1);
+       UPDATE perdure_runs SET inbox_seq = 2, inbox_read = 2 WHERE id = 'done';
+       UPDATE perdure_history SET inbox_seq = 2 WHERE seq = 0""": "in the order",
+    "UPDATE perdure_runs SET parent_id = 'unknown' WHERE id = 'child'": "has a parent",
+    """UPDATE perdure_runs SET status = 'completed', output = '1', finished_at = 1 WHERE id = 'child'""": "been told",
+}
+
+
+@pytest.fixture
+def database() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(migration_script("sqlite://"))
+    connection.executescript(SOUND)
+    yield connection
+    connection.close()
+
+
+def test_a_sound_database_breaks_no_promise(database: sqlite3.Connection) -> None:
+    known = Known(
+        starts=frozenset({"done", "live"}),
+        sends=frozenset({("done", "k1")}),
+        effects=(("done", "a"), ("done", "b"), ("done", "b")),
+        repeats=1,
+        results={("done", "a"): None},
+    )
+    assert scan(database.execute, known) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found(database: sqlite3.Connection, damage: str) -> None:
+    database.executescript(damage)
+    assert any(DAMAGE[damage] in complaint for complaint in scan(database.execute))
+
+
+def test_every_rule_is_broken_by_some_damage() -> None:
+    assert [rule.promise for rule in RULES if not any(word in rule.promise for word in DAMAGE.values())] == []
+
+
+@pytest.mark.parametrize(
+    ("known", "word"),
+    [
+        (Known(starts=frozenset({"lost"})), "start was acknowledged"),
+        (Known(sends=frozenset({("done", "lost")})), "'lost' was acknowledged"),
+        (Known(results={("done", "a"): "7"}), "was '7' and is None"),
+        (Known(effects=(("done", "a"),)), "never executed"),
+        (Known(effects=(("done", "a"), ("done", "b"), ("done", "b"))), "too many"),
+    ],
+)
+def test_what_the_test_knows_is_compared(database: sqlite3.Connection, known: Known, word: str) -> None:
+    assert any(word in complaint for complaint in scan(database.execute, known))

@@ -1,0 +1,101 @@
+"""The thread behind a connection: in order, urgent first, for any loop, whoever gives up waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from perdure.host import Host
+from perdure.store import open_store
+from perdure.store.sqlite.lane import Lane
+from perdure.testing.conformance.harness import ACTOR, a_run, a_worker
+from tests.helpers import eventually
+
+
+def a_lane() -> Lane:
+    return Lane(Host(), inline=False, idle=lambda: None)
+
+
+async def test_jobs_are_done_in_order_and_urgent_ones_first() -> None:
+    lane = a_lane()
+    done: list[int] = []
+    gate = threading.Event()
+    blocked = asyncio.ensure_future(lane.run(gate.wait))
+    await asyncio.sleep(0)
+    later = [asyncio.ensure_future(lane.run(lambda number=number: done.append(number))) for number in (1, 2)]  # type: ignore[misc]
+    await asyncio.sleep(0)
+    urgent = asyncio.ensure_future(lane.run(lambda: done.append(0), urgent=True))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(blocked, *later, urgent)
+    assert done == [0, 1, 2]
+
+
+async def test_an_error_reaches_whoever_asked_and_nobody_else() -> None:
+    lane = a_lane()
+
+    def fail() -> None:
+        raise LookupError("mine")
+
+    answers = await asyncio.gather(lane.run(fail), lane.run(lambda: 7), return_exceptions=True)
+    assert isinstance(answers[0], LookupError)
+    assert answers[1] == 7
+
+
+async def test_a_job_is_done_though_its_asker_gave_up() -> None:
+    lane = a_lane()
+    gate = threading.Event()
+    done = threading.Event()
+    waiting = asyncio.ensure_future(lane.run(gate.wait))
+    given_up = asyncio.ensure_future(lane.run(done.set))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    gate.set()
+    await waiting
+    await eventually(done.is_set)
+    assert await lane.run(lambda: 7) == 7
+
+
+async def test_a_thread_that_went_home_comes_back() -> None:
+    went = threading.Event()
+    lane = Lane(Host(), inline=False, idle=went.set)
+    for number in range(3):
+        went.clear()
+        assert await lane.run(lambda number=number: number) == number  # type: ignore[misc]
+        await eventually(went.is_set)
+
+
+async def test_an_inline_lane_does_it_at_once() -> None:
+    lane = Lane(Host(), inline=True, idle=lambda: None)
+    assert await lane.run(threading.get_ident) == threading.get_ident()
+
+
+def test_a_store_outlives_the_loop_that_opened_it(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/shop.db", Host())
+    asyncio.run(store.open())
+    asyncio.run(store.create([a_run("r1")], ACTOR))
+    assert asyncio.run(store.get("r1")) is not None
+    asyncio.run(store.close())
+
+
+async def test_many_loops_share_a_store(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/shop.db", Host())
+    await store.open()
+    await store.register(a_worker("w1"))
+
+    async def beat() -> bool:
+        return all([await store.heartbeat("w1") for _ in range(20)])
+
+    def elsewhere() -> bool:
+        return asyncio.run(beat())
+
+    beats = [asyncio.to_thread(elsewhere) for _ in range(3)]
+    writes = [store.create([a_run(f"r{number}")], ACTOR) for number in range(50)]
+    assert all(await asyncio.gather(*beats))
+    assert len(await asyncio.gather(*writes)) == 50
+    await store.close()

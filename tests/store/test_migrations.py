@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.core.errors import SchemaMismatch, UsageError
+from perdure.host import Host
+from perdure.store import migration_script, migration_status, open_store
+from perdure.testing import conformance
+from perdure.testing.conformance.harness import ACTOR, a_run, claim_ids
+from perdure.testing.invariants import scan_store
+
+
+class TestMigrations(conformance.Migrations): ...
+
+
+async def test_without_leave_to_migrate_missing_tables_are_reported(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/a.db", Host(), migrate=False)
+    with pytest.raises(SchemaMismatch, match="perdure migrate"):
+        await store.open()
+
+
+async def test_without_leave_to_migrate_a_complete_schema_is_enough(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    for migrate in (True, False):
+        store = open_store(url, Host(), migrate=migrate)
+        await store.open()
+        await store.close()
+
+
+async def test_the_status_tells_what_was_applied_and_applies_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert {one.applied_at for one in await migration_status(url, Host())} == {0}
+    store = open_store(url, Host())
+    await store.open()
+    await store.close()
+    status = await migration_status(url, Host())
+    assert [one.version for one in status] == list(range(1, len(status) + 1))
+    assert all(one.applied_at for one in status)
+
+
+async def test_the_printed_script_makes_the_same_schema(tmp_path: Path) -> None:
+    schema = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%_migrations%' ORDER BY name"
+    store = open_store(f"sqlite:///{tmp_path}/a.db?prefix=shop_", Host())
+    await store.open()
+    applied = await store.query(schema)
+    await store.close()
+    by_hand = sqlite3.connect(":memory:")
+    by_hand.executescript(migration_script("sqlite://?prefix=shop_"))
+    assert by_hand.execute(schema).fetchall() == applied
+    assert {name.split("_")[0] for name, _ in applied} - {"sqlite"} == {"shop"}
+    by_hand.close()
+
+
+async def test_two_prefixes_share_a_database_and_nothing_else(tmp_path: Path) -> None:
+    stores = [open_store(f"sqlite:///{tmp_path}/a.db?prefix={prefix}", Host()) for prefix in ("a_", "b_")]
+    for store in stores:
+        await store.open()
+    await stores[0].create([a_run("r1", idempotency_key="k")], ACTOR)
+    assert await stores[1].get("r1") is None
+    assert await claim_ids(stores[1]) == []
+    assert await claim_ids(stores[0]) == ["r1"]
+    for store in stores:
+        assert await scan_store(store.query) == []
+        await store.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "Shop_", "1_", "a-b", "a b", "x" * 42, "a;drop"])
+def test_a_prefix_that_cannot_begin_a_name_is_refused(prefix: str) -> None:
+    with pytest.raises(UsageError):
+        open_store(f"sqlite://?prefix={prefix}", Host())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "shop.db",
+        "postgres://x/y",
+        "sqlite:/shop.db#x",
+        "sqlite://host/shop.db",
+        "sqlite://?wal=off",
+        "sqlite://?busy=x",
+    ],
+)
+def test_a_url_that_is_none_is_refused_with_an_example(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_store(url, Host())
+
+
+OPEN = """
+import asyncio, sys
+from perdure.host import Host
+from perdure.store import open_store
+
+async def main() -> None:
+    store = open_store(sys.argv[1], Host())
+    print("up", flush=True)
+    sys.stdin.readline()
+    await store.open()
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(8)
+    ]
+    # Each is told to go only when all are up, so that they meet at the database.
+    for starter in starters:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "up\n"
+    for starter in starters:
+        assert starter.stdin is not None
+        starter.stdin.write("\n")
+        starter.stdin.flush()
+    errors = [starter.communicate()[1] for starter in starters]
+    assert [starter.returncode for starter in starters] == [0] * 8, errors
+    connection = sqlite3.connect(tmp_path / "a.db")
+    assert connection.execute("SELECT COUNT(*), COUNT(DISTINCT version) FROM perdure_migrations").fetchall() == [(1, 1)]
+    connection.close()

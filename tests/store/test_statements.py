@@ -1,0 +1,121 @@
+"""What the hot paths cost, counted in statements and read off query plans."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from perdure.core.model import Finish, Lease, Status, Turn, Verdict
+from perdure.store import migration_script, open_store, reads, workers
+from perdure.store.sqlite import claim as claiming
+from perdure.store.sqlite import commit as committing
+from perdure.store.sqlite.store import SqliteStore
+from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, claim
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[SqliteStore]:
+    store = open_store("sqlite://", ManualSystem(), inline=True)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def many_held(store: SqliteStore, count: int) -> list[Lease]:
+    await store.create([a_run(f"r{number}") for number in range(count)], ACTOR)
+    return [claimed.lease for claimed in (await claim(store, limit=count)).runs]
+
+
+async def statements_of(store: SqliteStore, turns: list[Turn]) -> list[str]:
+    seen: list[str] = []
+    await store.trace(lambda sql: seen.append(sql.split()[0]))
+    assert set(await store.commit(turns, ACTOR)) == {Verdict.APPLIED}
+    await store.trace(None)
+    return seen
+
+
+@pytest.mark.parametrize("count", [1, 50])
+async def test_a_batch_of_records_is_one_row_each_and_no_read(store: SqliteStore, count: int) -> None:
+    leases = await many_held(store, count)
+    turns = [Turn(lease=lease, records=(a_record(0), a_record(1))) for lease in leases]
+    seen = await statements_of(store, turns)
+    assert seen == ["BEGIN", *["INSERT"] * (2 * count), "COMMIT"]
+    assert await store.query("SELECT COUNT(*) FROM perdure_history") == [(2 * count,)]
+
+
+async def test_an_outcome_is_one_more_row_and_one_line_in_the_audit_trail(store: SqliteStore) -> None:
+    [lease] = await many_held(store, 1)
+    seen = await statements_of(store, [Turn(lease=lease, records=(a_record(0),), next=Finish(Status.COMPLETED, "1"))])
+    assert seen == ["BEGIN", "INSERT", "UPDATE", "INSERT", "COMMIT"]
+
+
+async def test_a_repeated_batch_reads_only_then(store: SqliteStore) -> None:
+    [lease] = await many_held(store, 1)
+    turn = Turn(lease=lease, records=(a_record(0),))
+    await store.commit([turn], ACTOR)
+    assert await statements_of(store, [turn]) == ["BEGIN", "INSERT", "SELECT", "SELECT", "COMMIT"]
+
+
+async def test_a_claim_of_many_reads_the_index_by_pages(store: SqliteStore) -> None:
+    await store.create([a_run(f"r{number}") for number in range(300)], ACTOR)
+    await claim(store, nonce="first", limit=1)
+    seen: list[str] = []
+    await store.trace(lambda sql: seen.append(sql.split()[0]))
+    got = await claim(store, limit=50, by_age=5)
+    assert len(got.runs) == 50
+    # Registering is the suite's own; then who is alive, what the nonce holds, two ranges, and when to look again.
+    assert seen.count("SELECT") == 5
+    assert seen.count("UPDATE") == 50 + 1
+
+
+@pytest.fixture
+def schema() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(migration_script("sqlite://"))
+    yield connection
+    connection.close()
+
+
+HOT = {
+    "by priority": (claiming.BY_PRIORITY, "USING COVERING INDEX perdure_runs_to_claim (queue=? AND type=?"),
+    "by age": (claiming.BY_AGE, "USING COVERING INDEX perdure_runs_to_claim_by_age (queue=? AND type=?"),
+    "wake": (claiming.WAKE, "USING INDEX perdure_runs_to_wake (wake_at<?)"),
+    "next wake": (claiming.NEXT_WAKE, "USING INDEX perdure_runs_to_wake"),
+    "take": (claiming.TAKE, "USING PRIMARY KEY (id=?)"),
+    "record": (committing.RECORD, "USING PRIMARY KEY (id=?)"),
+    "expire": (workers._PAST_DEADLINE, "USING INDEX perdure_runs_to_expire (deadline<?)"),
+    "holder": (workers._NEXT_HOLDER, "USING INDEX perdure_runs_held (worker>?)"),
+    "held": (workers._HELD, "USING INDEX perdure_runs_held (worker=?)"),
+    "history": (reads._HISTORY, "USING PRIMARY KEY (run_id=?)"),
+    "events": (reads._EVENTS, "USING INDEX perdure_events_by_run (run_id=?)"),
+}
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_the_plan_uses_its_index_and_sorts_nothing(schema: sqlite3.Connection, name: str) -> None:
+    sql, expected = HOT[name]
+    plan = plan_of(schema, sql)
+    assert expected in plan
+    assert "TEMP B-TREE" not in plan
+    assert "SCAN perdure_runs\n" not in plan
+
+
+def test_the_marked_are_found_by_their_own_index(schema: sqlite3.Connection) -> None:
+    assert "USING INDEX perdure_runs_marked (worker=?)" in plan_of(schema, reads._MARKED)
+
+
+async def test_a_listing_walks_the_index_of_ages(schema: sqlite3.Connection) -> None:
+    sql = "SELECT id FROM perdure_runs WHERE (created_at, id) < (?, ?) ORDER BY created_at DESC, id DESC LIMIT ?"
+    plan = plan_of(schema, sql)
+    assert "perdure_runs_by_age ((created_at,id)<(?,?))" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def plan_of(schema: sqlite3.Connection, sql: str) -> str:
+    text = sql.replace("{for_update}", "")
+    names = set(re.findall(r":(\w+)", text))
+    params: object = dict.fromkeys(names, 1) if names else (1,) * text.count("?")
+    return "\n".join(row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {text}", params)) + "\n"  # type: ignore[arg-type]
