@@ -44,11 +44,11 @@ async def test_waiting_for_results_does_not_make_a_worker_miss_messages(on_disk:
 
     engine, client = on_disk.engine(holding), on_disk.engine()
     async with engine.worker():
-        for round in range(20):
-            run_id = f"run-{round}"
+        for number in range(20):
+            run_id = f"run-{number}"
             gates[run_id] = asyncio.Event()
             run = await engine.start(holding(), id=run_id)
             waiting = [asyncio.ensure_future(run.result("30s")) for _ in range(3)]
-            await client.send(run_id, "number", round)
-            assert await asyncio.gather(*waiting) == [round] * 3
+            await client.send(run_id, "number", number)
+            assert await asyncio.gather(*waiting) == [number] * 3
             await until_recorded(run, 2)

@@ -172,7 +172,7 @@ class Claimer:
             resident = self._worker.resident(claimed)
             if resident is not None:
                 self._worker.take_again(resident, claimed)
-            elif claimed.fresh:
+            elif claimed.fresh and run.inbox_seq == run.inbox_read:
                 self._worker.take(claimed, (), ())
             else:
                 to_load[run.id] = claimed

@@ -144,6 +144,8 @@ class Held:
             logger.warning("run %s: %s", self.run.id, warning)
         self._forget_started_children()
         self.stage = Stage.ACTIVE
+        # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
+        self._collect(self._now())
         backlog, self._backlog = self._backlog, []
         self.receive(backlog)
 
@@ -182,6 +184,9 @@ class Held:
                         message.kind, message.name, message.payload, self._now(),
                         failed=message.failed, inbox_seq=message.seq,
                     )  # fmt: skip
+                elif message.kind is Kind.CANCEL:
+                    # Too late for this attempt, which has its outcome; but no other is to follow.
+                    self._execution.cancel_requested = True
         except (Diverged, DecodeError) as error:
             self._fault(error)
             return

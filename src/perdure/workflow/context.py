@@ -10,7 +10,7 @@ import asyncio
 import datetime
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from perdure.core.duration import Duration, instant, microseconds
@@ -47,9 +47,7 @@ class Context:
         self._options = options
 
     @overload
-    def step(
-        self, function: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Operation[R]: ...
+    def step(self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...
 
     @overload
     def step(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Awaitable, Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -117,9 +118,16 @@ def _inspect(function: Callable[..., Any]) -> StepSpec:
         name=_name_of(function),
         options=options if isinstance(options, StepOptions) else NO_OPTIONS,
         is_async=_is_async(function),
-        returns=type_hints(inner).get("return", Any),
+        returns=_awaited(type_hints(inner).get("return", Any)),
         identity=getattr(inner, "__code__", inner),
     )
+
+
+def _awaited(declared: Any) -> Any:
+    """What comes of the result, which a function that is no `async def` may leave to be awaited."""
+    origin = typing.get_origin(declared)
+    arguments = typing.get_args(declared)
+    return arguments[-1] if arguments and isinstance(origin, type) and issubclass(origin, Awaitable) else declared
 
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
