@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from perdure.core.model import Finish, Lease, Status, Turn, Verdict
+from perdure.core.model import Finish, Lease, RunFilter, Status, Turn, Verdict
 from perdure.store import migration_script, open_store, reads, workers
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing
@@ -111,6 +111,15 @@ async def test_a_listing_walks_the_index_of_ages(schema: sqlite3.Connection) -> 
     sql = "SELECT id FROM perdure_runs WHERE (created_at, id) < (?, ?) ORDER BY created_at DESC, id DESC LIMIT ?"
     plan = plan_of(schema, sql)
     assert "perdure_runs_by_age ((created_at,id)<(?,?))" in plan
+    assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.RUNNING])
+def test_a_listing_of_one_status_finds_them_among_a_million_others(schema: sqlite3.Connection, status: Status) -> None:
+    where, params = reads._where(RunFilter(status=(status,)), None)
+    sql = f"SELECT id FROM perdure_runs {where} ORDER BY created_at DESC, id DESC LIMIT 10"
+    plan = "\n".join(row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {sql}", dict(params)))
+    assert "perdure_runs_by_status (status=?)" in plan
     assert "TEMP B-TREE" not in plan
 
 

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Sequence
 
 from perdure.core.errors import InvalidCursor
-from perdure.core.model import Event, Loaded, Message, Page, Record, Run, RunFilter
+from perdure.core.model import Event, Loaded, Message, Page, Record, Run, RunFilter, Status
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
 from perdure.store.runs import CHUNK
@@ -118,6 +118,9 @@ def _where(filter: RunFilter, cursor: str | None) -> tuple[str, Params]:
     if filter.status is not None:
         chosen, statuses = placeholders("status", [status.value for status in filter.status])
         terms.append(f"status IN ({chosen})" if statuses else "1 = 0")
+        if Status.COMPLETED not in filter.status:
+            # Says the obvious so that the index of all others can be used.
+            terms.append("status <> 'completed'")
         params |= statuses
     for column in ("type", "queue", "parent_id"):
         value = getattr(filter, column)

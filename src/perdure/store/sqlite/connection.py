@@ -74,7 +74,7 @@ class SqliteTransaction:
         self._render = render
         self.now = now
         self.actor = actor
-        self.stirred = Change.NONE
+        self._stirred = 0
         self._notes: list[tuple[str, int, str, str, str]] = []
 
     async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
@@ -99,7 +99,13 @@ class SqliteTransaction:
 
     def stir(self, change: Change) -> None:
         """Say what this changes for somebody who waits."""
-        self.stirred |= change
+        # Plain integers: combining flags is a slow thing to do once a run.
+        self._stirred |= int(change)
+
+    @property
+    def stirred(self) -> Change:
+        """Everything that was said so."""
+        return Change(self._stirred)
 
     def write_notes(self) -> None:
         """Put the noted lines into the transaction."""

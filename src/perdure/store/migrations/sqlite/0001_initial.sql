@@ -55,6 +55,8 @@ CREATE INDEX perdure_runs_by_parent ON perdure_runs (parent_id, created_at) WHER
 
 CREATE INDEX perdure_runs_by_age ON perdure_runs (created_at, id);
 
+CREATE INDEX perdure_runs_by_status ON perdure_runs (status, created_at, id) WHERE status <> 'completed';
+
 CREATE TABLE perdure_history (
   run_id TEXT NOT NULL,
   seq INTEGER NOT NULL,
