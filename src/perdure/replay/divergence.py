@@ -1,53 +1,81 @@
-"""Saying how code and history differ."""
+"""Finding and saying how code and history differ.
+
+A record at a location that the code did not ask for is a divergence. So are recorded calls of one name that have changed places, which
+their locations do not show but the digests of their arguments do. Other arguments alone are only worth a warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from perdure.core.errors import Diverged
 from perdure.core.model import Kind, Record
-from perdure.replay.operations import Operation, StepOperation
+from perdure.replay.operations import Operation
+from perdure.replay.outcome import Outcome
+
+_SHOWN = 5
 
 
-def diverged(
-    run_id: str,
-    record: Record,
-    open_operations: Mapping[str, Operation],
-    *,
-    ended: bool = False,
-    reordered: bool = False,
-) -> Diverged:
-    """The error for a record that the code cannot account for, with the difference spelled out."""
-    expected = f"{record.kind} {record.location!r}"
-    if ended:
-        found = "the workflow returned"
-    elif reordered:
-        found = f"the code now calls {record.location!r} with the arguments of another recorded call of that name"
-    elif record.location in open_operations:
-        found = f"the code asks for a {open_operations[record.location].kind} there"
-    elif open_operations:
-        found = "the code waits for " + ", ".join(f"{op.kind} {op.location!r}" for op in open_operations.values())
-    else:
-        found = "the code waits for nothing that is recorded"
+def diverged(run_id: str, record: Record, found: str) -> Diverged:
+    """The error for a record that the code cannot account for; `found` is what there is instead."""
     return Diverged(
         f"run {run_id!r} does not follow its history any more:\n"
-        f"  - record {record.seq}: {expected}\n"
+        f"  - record {record.seq}: {record.kind} {record.location!r}\n"
         f"  + {found}\n"
         "Nothing was written. Deploy code that makes the recorded calls in the recorded order, and the run goes on"
     )
 
 
-class Digests:
-    """Where the recorded steps of a name had which arguments."""
+def position(
+    record: Record, operations: Collection[Operation], messages: Collection[str], outcome: Outcome | None
+) -> str:
+    """Where the code stands instead of waiting for `record`, in words."""
+    if outcome is not None:
+        error = outcome.error
+        return "the workflow returned" if error is None else f"the workflow raised {type(error).__name__}: {error}"
+    for operation in operations:
+        if operation.location == record.location:
+            return f"the code asks for a {operation.kind} there"
+    waits = [f"{operation.kind} {operation.location!r}" for operation in operations]
+    waits += [f"message {name!r}" for name in messages]
+    if not waits:
+        return "the code waits for nothing"
+    rest = f" and {len(waits) - _SHOWN} more" if len(waits) > _SHOWN else ""
+    return f"the code waits for {', '.join(waits[:_SHOWN])}{rest}"
 
-    def __init__(self, history: Sequence[Record]) -> None:
-        self._locations: dict[tuple[str, str], set[str]] = {}
+
+class Arguments:
+    """What the calls of a history were given, by digest."""
+
+    def __init__(self, run_id: str, history: Sequence[Record]) -> None:
+        self._run_id = run_id
+        self._locations: dict[tuple[Kind, str, str], set[str]] = {}
+        self._changed: list[Record] = []
         for record in history:
-            if record.kind is Kind.STEP:
-                name = record.location.partition("#")[0]
-                self._locations.setdefault((name, record.digest), set()).add(record.location)
+            if record.digest and record.kind is not Kind.ATTEMPT:
+                key = (record.kind, _name(record), record.digest)
+                self._locations.setdefault(key, set()).add(record.location)
 
-    def belongs_elsewhere(self, operation: StepOperation) -> bool:
-        """Whether the arguments are those of another recorded call of the same name: the calls have changed places."""
-        locations = self._locations.get((operation.request.name, operation.digest), set())
-        return bool(locations - {operation.location})
+    def changed(self, operation: Operation, record: Record) -> str:
+        """A warning that the operation's arguments are not the recorded ones. Raises `Diverged` if they belong to another record."""
+        elsewhere = self._locations.get((operation.kind, _name(operation), operation.digest), set()) - {record.location}
+        if elsewhere:
+            found = f"the code calls it with the arguments that were recorded for {min(elsewhere)!r}"
+            raise diverged(self._run_id, record, found)
+        self._changed.append(record)
+        return f"{record.kind} {record.location!r} was recorded with other arguments than the code gives it now"
+
+    def check(self, operations: Iterable[Operation]) -> None:
+        """Raise `Diverged` if an open operation is the call that a changed record is of: it would be made twice."""
+        if not self._changed:
+            return
+        moved = {(operation.kind, _name(operation), operation.digest): operation.location for operation in operations}
+        for record in self._changed:
+            location = moved.get((record.kind, _name(record), record.digest))
+            if location is not None:
+                found = f"the code makes that call, with the same arguments, at {location!r}, and another one there"
+                raise diverged(self._run_id, record, found)
+
+
+def _name(place: Record | Operation) -> str:
+    return place.location.partition("#")[0]

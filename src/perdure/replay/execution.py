@@ -19,11 +19,11 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.codec import Codec
-from perdure.core.errors import DuplicateName, LoopStuck
+from perdure.core.errors import Diverged, DuplicateName, LoopStuck
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.ids import child_id
 from perdure.core.model import FAR, Kind, Record
-from perdure.replay.divergence import Digests, diverged
+from perdure.replay.divergence import Arguments, diverged, position
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask, Watched
 from perdure.replay.log import ReplayLog
@@ -93,7 +93,7 @@ class Execution:
         self._applied = 0
         self._open: dict[str, Operation] = {}
         self._closed_children: set[str] = set()
-        self._digests: Digests | None = None
+        self._arguments: Arguments | None = None
         self._early_children: dict[str, Record] = {}
         self._counts: dict[str, int] = {}
         self._functions: dict[str, Any] = {}
@@ -121,11 +121,13 @@ class Execution:
         while self._applied < len(history):
             record = history[self._applied]
             if self.outcome is not None:
-                raise diverged(self.run_id, record, self._open, ended=True)
+                raise self._diverged(record)
             self._applied += 1
             self._apply(record)
             if self._applied % 32 == 0 and not budget():
                 return False
+        if self._arguments is not None:
+            self._arguments.check(self._open.values())
         self.replaying = False
         self.replayed = len(history)
         self._history = []
@@ -150,6 +152,7 @@ class Execution:
         value: object = None,
     ) -> None:
         """Something happened: write it down and let the workflow see it. `value` spares decoding a payload just encoded."""
+        child = self._open.get(location) if kind is Kind.CHILD else None
         record = Record(
             seq=self._next_seq,
             kind=kind,
@@ -158,7 +161,7 @@ class Execution:
             failed=failed,
             at=max(self.time, now),
             started_at=started_at,
-            digest=digest,
+            digest=digest if child is None else child.digest,
             attempts=attempts,
             retry_at=retry_at,
             inbox_seq=inbox_seq,
@@ -246,7 +249,7 @@ class Execution:
         """See `Runtime`."""
         location, future = self._place(call.type)
         identity = options.id or child_id(self.run_id, self._memo.child_location(location))
-        operation = ChildOperation(location, future, call, identity, options)
+        operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
         self._opened(operation, future)
         early = self._early_children.pop(location, None)
         if early is not None and not self.loop.closed:
@@ -354,7 +357,7 @@ class Execution:
     def _apply_attempt(self, record: Record) -> None:
         operation = self._open.get(record.location)
         if not isinstance(operation, StepOperation):
-            raise diverged(self.run_id, record, self._open)
+            raise self._diverged(record)
         operation.attempts = record.attempts
         operation.retry_at = record.retry_at
 
@@ -367,19 +370,17 @@ class Execution:
                 self._early_children[record.location] = record
                 return
         if operation is None or operation.kind is not record.kind:
-            raise diverged(self.run_id, record, self._open)
-        if isinstance(operation, StepOperation) and record.digest != operation.digest:
-            self._check_digest(operation, record)
+            raise self._diverged(record)
+        if record.digest != operation.digest and record.digest:
+            if self._arguments is None:
+                self._arguments = Arguments(self.run_id, self._history)
+            self.warnings.append(self._arguments.changed(operation, record))
         del self._open[record.location]
         self._resolve(operation, record, value)
 
-    def _check_digest(self, operation: StepOperation, record: Record) -> None:
-        if self._digests is None:
-            self._digests = Digests(self._history)
-        if self._digests.belongs_elsewhere(operation):
-            raise diverged(self.run_id, record, self._open, reordered=True)
-        self.warnings.append(
-            f"step {operation.location!r} was recorded with other arguments than the code gives it now"
+    def _diverged(self, record: Record) -> Diverged:
+        return diverged(
+            self.run_id, record, position(record, self._open.values(), self.awaited_messages(), self.outcome)
         )
 
     def _resolve(self, operation: Operation, record: Record, value: object) -> None:

@@ -16,24 +16,25 @@ if TYPE_CHECKING:
 class Operation:
     """Something asked for at a location, and the future that the workflow has of it."""
 
-    __slots__ = ("future", "location")
+    __slots__ = ("digest", "future", "location")
     kind: Kind
 
-    def __init__(self, location: str, future: Watched[Any] | None) -> None:
+    def __init__(self, location: str, future: Watched[Any] | None, digest: str = "") -> None:
         self.location = location
         self.future = future
+        #: Of the arguments, where there are any.
+        self.digest = digest
 
 
 class StepOperation(Operation):
     """A step, with what its failed attempts left behind."""
 
-    __slots__ = ("attempts", "digest", "request", "retry_at")
+    __slots__ = ("attempts", "request", "retry_at")
     kind = Kind.STEP
 
     def __init__(self, location: str, future: Watched[Any], request: StepRequest, digest: str) -> None:
-        super().__init__(location, future)
+        super().__init__(location, future, digest)
         self.request = request
-        self.digest = digest
         #: Attempts used up so far.
         self.attempts = 0
         #: When the next attempt is due.
@@ -71,9 +72,9 @@ class ChildOperation(Operation):
     kind = Kind.CHILD
 
     def __init__(
-        self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions
+        self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions, digest: str
     ) -> None:
-        super().__init__(location, future)
+        super().__init__(location, future, digest)
         self.call = call
         self.child_id = child_id
         self.options = options

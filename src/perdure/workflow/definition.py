@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from perdure.core.codec import Codec
-from perdure.core.errors import BadArguments
+from perdure.core.errors import BadArguments, EncodeError
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.workflow.context import Context
@@ -97,6 +97,13 @@ class Call(Generic[R_co]):
         if self.workflow is not None and isinstance(self.arguments, Mapping):
             return self.workflow.signature.encode(self.arguments, codec, what)
         return codec.encode(self.arguments, what)
+
+    def digest(self, codec: Codec) -> str:
+        """Short digest of the arguments; empty if they cannot be encoded, which the start of the run will say."""
+        try:
+            return codec.digest(self.arguments)
+        except EncodeError:
+            return ""
 
     @property
     def returns(self) -> Any:
