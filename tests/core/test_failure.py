@@ -373,6 +373,14 @@ def test_a_failure_of_any_depth_is_read_or_refused(levels: int, before: str, aft
     assert isinstance(types.restore(failure), Exception)
 
 
+def test_a_failure_with_more_causes_than_the_stack_has_room_for_is_restored() -> None:
+    by_cause = by_member = Failure(message="the first")
+    for _ in range(2_000):
+        by_cause, by_member = Failure(type="ValueError", cause=by_cause), Failure(members=(by_member,))
+    assert type(types.restore(by_cause).__cause__) is ValueError
+    assert type(types.restore(by_member)) is ExceptionGroup
+
+
 def test_an_error_with_hostile_attributes_is_still_described() -> None:
     class Hostile(Exception):
         @property

@@ -35,6 +35,11 @@ def test_later_ids_sort_later_to_the_microsecond(first: int, a: bytes, second: i
         assert uuid7(first, a) < uuid7(second, b)
 
 
+@given(st.integers(0, 2**48 * 1000 - 2))
+def test_an_id_of_the_next_microsecond_sorts_later_whatever_chance_adds(now: int) -> None:
+    assert uuid7(now, b"\xff" * 8) < uuid7(now + 1, bytes(8))
+
+
 @given(microseconds, st.integers(0, 2**62 - 1), st.integers(0, 2**62 - 1))
 def test_different_entropy_makes_different_ids(now: int, a: int, b: int) -> None:
     assert (uuid7(now, a.to_bytes(8, "big")) == uuid7(now, b.to_bytes(8, "big"))) == (a == b)
