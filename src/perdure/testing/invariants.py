@@ -199,12 +199,14 @@ INBOXES = (
         WHERE m.consumed = 1 GROUP BY m.run_id, m.seq, m.kind HAVING COUNT(h.seq) <> 1 OR MIN(h.kind) <> m.kind
         """,
     ),
+    # A later attempt takes in again what an earlier one did, and a call that cannot be written fails where it was made.
     Rule(
         "what the history took in had been sent and is consumed (I5)",
         """
         SELECT h.run_id, h.seq, h.inbox_seq FROM perdure_history h
         LEFT JOIN perdure_messages m ON m.run_id = h.run_id AND m.seq = h.inbox_seq AND m.consumed = 1
-        WHERE m.seq IS NULL AND (h.inbox_seq > 0 OR h.kind IN ('message', 'cancel', 'child'))
+        WHERE m.seq IS NULL AND (h.inbox_seq > 0 OR (h.kind IN ('message', 'cancel', 'child') AND h.run_attempt = 1
+          AND NOT (h.kind = 'child' AND h.failed = 1)))
         """,
     ),
     Rule(
