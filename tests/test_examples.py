@@ -28,6 +28,10 @@ SAID = {
         {'short': 4, 'long': 500}
         101 pages were runs of their own
         """,
+    "unit_test": """\
+        test_a_customer_who_pays_is_reminded_no_more passes
+        test_a_customer_who_does_not_pay_is_reminded_three_times passes
+        """,
 }
 
 
@@ -53,6 +57,10 @@ def test_the_script_does_nothing_twice(tmp_path: Path) -> None:
         "1100 rows are safe",
     ]
     assert run("script", path) == ["1100 rows are safe"]
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAID.keys() | {"script"}
 
 
 def test_examples_stay_short() -> None:

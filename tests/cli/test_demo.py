@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -81,3 +82,29 @@ def test_a_folder_in_use_is_not_written_to(told: Told) -> None:
     command = [sys.executable, "-m", "perdure.cli", "demo", "--folder", str(folder)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux lets one wait for the child of another process")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_do_not_outlive_a_demo_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-u", "-m", "perdure.cli", "demo", "--folder", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = next(int(line.split()[-2]) for line in process.stdout if "worker process" in line)
+        process.send_signal(number)
+        # The pipe ends when its last holder does; the worker has another output, so only the demo holds it.
+        process.stdout.read()
+        assert process.wait() in {130, -number}
+    assert ends(worker), f"worker {worker} lives on"
+
+
+def ends(pid: int) -> bool:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 30)[0])
+    finally:
+        os.close(handle)
