@@ -137,7 +137,7 @@ def test_calls_of_one_name_that_changed_places_diverge() -> None:
     history = history_of(sequence(("charge", "ada"), ("charge", "bob")), "charge", "charge#2")
     text = difference(sequence(("charge", "bob"), ("charge", "ada")), history)
     assert "record 0: step 'charge'" in text
-    assert "the arguments that were recorded for 'charge#2'" in text
+    assert "the arguments of another recorded call, 'charge#2'" in text
 
 
 def test_calls_that_changed_places_diverge_though_only_the_first_was_recorded() -> None:

@@ -60,7 +60,7 @@ class Arguments:
         """A warning that the operation's arguments are not the recorded ones. Raises `Diverged` if they belong to another record."""
         elsewhere = self._locations.get((operation.kind, _name(operation), operation.digest), set()) - {record.location}
         if elsewhere:
-            found = f"the code calls it with the arguments that were recorded for {min(elsewhere)!r}"
+            found = f"the code calls it with the arguments of another recorded call, {min(elsewhere)!r}"
             raise diverged(self._run_id, record, found)
         self._changed.append(record)
         return f"{record.kind} {record.location!r} was recorded with other arguments than the code gives it now"
