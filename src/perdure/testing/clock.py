@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -133,8 +132,7 @@ class BackgroundTask(Background):
     async def stop(self) -> None:
         """Cancel it and wait for its end."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

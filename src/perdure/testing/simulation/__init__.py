@@ -1,0 +1,68 @@
+"""The whole engine in one process, on a seed: several workers, clients and faults over one database in memory.
+
+`simulate(seed)` lives through one world and says what it found. The same seed gives the same trace, anywhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from perdure.testing.simulation.loop import Violation
+from perdure.testing.simulation.world import World
+
+__all__ = ["Report", "simulate"]
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What became of one seed."""
+
+    seed: int
+    #: What went wrong; none is what is wanted.
+    findings: tuple[str, ...]
+    #: How often rare things happened.
+    sometimes: Counter[str]
+    #: Equal for equal traces.
+    digest: str
+    trace: tuple[str, ...]
+
+
+def simulate(seed: int, *, keep_trace: bool = False) -> Report:
+    """Live through the world of a seed."""
+    with _undisturbed():
+        world = World(seed, keep_trace=keep_trace)
+        try:
+            findings = world.run()
+        except Violation as violation:
+            findings = [str(violation)]
+        finally:
+            world.close()
+    ledger = world.ledger
+    return Report(
+        seed=seed,
+        findings=tuple(findings),
+        sometimes=ledger.sometimes,
+        digest=ledger.digest,
+        trace=tuple(ledger.trace),
+    )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the garbage collector, which runs code when it likes, and without the engine's warnings about the faults."""
+    logger = logging.getLogger("perdure")
+    level = logger.level
+    enabled = gc.isenabled()
+    gc.disable()
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if enabled:
+            gc.enable()

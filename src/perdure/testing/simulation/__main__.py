@@ -1,0 +1,44 @@
+"""`python -m perdure.testing.simulation --seeds 0:1000`, or `--seed 42 --trace` to see one of them."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections import Counter
+
+from perdure.testing.simulation import simulate
+
+
+def main() -> int:
+    """Simulate; 1 if anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m perdure.testing.simulation", description=__doc__)
+    parser.add_argument("--seeds", default="0:100", help="from:to, without the last")
+    parser.add_argument("--seed", type=int, help="just this one")
+    parser.add_argument("--trace", action="store_true", help="show what happened")
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition(":")
+    seeds = range(int(first), int(last)) if options.seed is None else range(options.seed, options.seed + 1)
+    sometimes: Counter[str] = Counter()
+    failed = 0
+    begun = time.monotonic()
+    for seed in seeds:
+        report = simulate(seed, keep_trace=options.trace)
+        sometimes += report.sometimes
+        failed += bool(report.findings)
+        for line in (*report.trace, *(f"seed {seed}: {finding}" for finding in report.findings)):
+            sys.stdout.write(line + "\n")
+        if options.trace:
+            sys.stdout.write(f"seed {seed}: trace {report.digest}\n")
+        if seed % 50 == 0:
+            gc.collect()
+    for what, times in sorted(sometimes.items()):
+        sys.stdout.write(f"{times:8} times {what}\n")
+    elapsed = time.monotonic() - begun
+    sys.stdout.write(f"{len(seeds)} seeds, {failed} with findings, {len(seeds) / elapsed:.1f} seeds/s\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,172 @@
+"""The end of a simulation: what the database holds, against what was promised and what the ledger knows."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from random import Random
+from typing import Any
+
+import msgspec
+
+from perdure.core.codec import Codec
+from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.model import Kind, Record, Run, RunFilter, Status
+from perdure.replay.execution import Execution, Origin
+from perdure.testing.invariants import Known, scan
+from perdure.testing.simulation.interpreter import Interpreter, Steps
+from perdure.testing.simulation.ledger import Ledger
+from perdure.workflow.definition import Workflow
+
+#: Errors with which the store itself ends a run, whatever its code was doing.
+_ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
+
+_OVERWRITTEN = "SELECT what FROM temp.overwritten"
+_FINISHED = ("completed", "failed", "cancelled")
+
+
+class Audit:
+    """Everything that is wrong with a database."""
+
+    def __init__(self, query: Any, runs: Iterable[Run], histories: dict[str, list[Record]], ledger: Ledger) -> None:
+        self._query = query
+        self._runs = {run.id: run for run in runs}
+        self._histories = histories
+        self._ledger = ledger
+
+    def findings(self) -> list[str]:
+        """As sentences; none is what is wanted."""
+        return [
+            *self._scan(),
+            *self._overwritten(),
+            *self._unasked(),
+            *self._lost_results(),
+            *self._children(),
+            *self._clients(),
+            *self._replays(),
+        ]
+
+    def _scan(self) -> list[str]:
+        effects = tuple((effect.run_id, effect.location) for effect in self._ledger.effects)
+        known = Known(
+            starts=frozenset(self._ledger.started),
+            sends=frozenset(self._ledger.received),
+            effects=effects,
+            repeats=len(effects),
+        )
+        return scan(self._query, known)
+
+    def _overwritten(self) -> Iterator[str]:
+        for (what,) in self._query(_OVERWRITTEN):
+            yield f"{what} was changed after it was final"
+
+    def _unasked(self) -> Iterator[str]:
+        for run in self._runs.values():
+            if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
+                yield f"run {run.id} was asked for by nobody"
+        for run_id, key, kind in self._query("SELECT run_id, message_key, kind FROM perdure_messages"):
+            if kind == "message" and (run_id, key) not in self._ledger.sent:
+                yield f"message {key} to run {run_id} was sent by nobody"
+
+    def _lost_results(self) -> Iterator[str]:
+        """What a step was told must be in the history, or the step was begun too early."""
+        recorded: dict[str, set[str]] = defaultdict(set)
+        for run_id, history in self._histories.items():
+            for record in history:
+                if record.kind in (Kind.STEP, Kind.MESSAGE) and record.payload and not record.failed:
+                    recorded[run_id].add(msgspec.json.decode(record.payload, type=str))
+        for effect in self._ledger.effects:
+            if effect.ephemeral:
+                continue
+            for seen in effect.seen:
+                if seen.startswith(("result", "message")) and seen not in recorded[effect.run_id]:
+                    yield f"{effect.location} of run {effect.run_id} was executed with {seen!r}, which is not in the history"
+
+    def _children(self) -> Iterator[str]:
+        for parent_id, history in self._histories.items():
+            outcomes = {
+                (run.output if run.status is Status.COMPLETED else run.error)
+                for run in self._runs.values()
+                if run.parent_id == parent_id
+            }
+            for record in history:
+                if record.kind is Kind.CHILD and record.payload not in outcomes:
+                    yield f"{record.location} of run {parent_id} has an outcome that no child had: {record.payload}"
+
+    def _clients(self) -> Iterator[str]:
+        for run_id, result in self._ledger.results.items():
+            run = self._runs[run_id]
+            if run.status is Status.COMPLETED:
+                stored = " ".join(msgspec.json.decode(run.output or "[]", type=list[str]))
+                if stored != result:
+                    yield f"a client was given {result!r} as the result of run {run_id}, which is {stored!r}"
+
+    # replaying every run from its history, with nothing to execute
+
+    def _replays(self) -> Iterator[str]:
+        for run in self._runs.values():
+            if run.status.finished and run.started_at:
+                yield from self._replay(run, self._histories[run.id])
+
+    def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
+        failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
+        if failure is not None and failure.type.rpartition(".")[2] in _ENDED_FROM_OUTSIDE:
+            return
+        execution = _execution(run, history, Interpreter(Steps("audit", Random(0), self._ledger)))  # noqa: S311
+        try:
+            execution.begin()
+            execution.replay(lambda: True)
+        except Exception as error:
+            yield f"run {run.id} does not replay: {error}"
+            return
+        outcome = execution.outcome
+        execution.evict()
+        if outcome is None:
+            yield f"run {run.id} has ended, and its history does not lead to an end"
+        elif outcome.status is not run.status:
+            yield f"run {run.id} is {run.status}, and its history leads to {outcome.status}"
+        elif failure is None and outcome.payload != run.output:
+            yield f"run {run.id} has the result {run.output}, and its history leads to {outcome.payload}"
+        elif failure is not None and _essence(outcome.payload) != (failure.type, failure.message):
+            yield f"run {run.id} failed with {failure.type}, and its history leads to {_essence(outcome.payload)}"
+
+
+def _execution(run: Run, history: list[Record], interpreter: Interpreter) -> Execution:
+    workflow: Workflow[Any, Any] = {one.type: one for one in interpreter.workflows}[run.type]
+    codec = Codec()
+    arguments = workflow.signature.decode(run.input, codec, run.id)
+    origin = Origin(
+        run_id=run.id,
+        type=run.type,
+        started_at=run.started_at,
+        seed=run.seed,
+        generation=run.generation,
+        attempt=run.attempt,
+    )
+    return Execution(
+        lambda context: workflow.signature.call(context, arguments),
+        workflow.signature.returns,
+        origin,
+        history,
+        codec=codec,
+        errors=ErrorTypes((), ()),
+        logger=logging.getLogger("perdure.workflow"),
+    )
+
+
+def _essence(payload: str | None) -> tuple[str, str]:
+    failure = Failure.from_json(payload or "{}")
+    return failure.type, failure.message
+
+
+async def read_all(store: Any) -> tuple[list[Run], dict[str, list[Record]]]:
+    """Every run and its history."""
+    runs: list[Run] = []
+    cursor: str | None = None
+    while True:
+        page = await store.list(RunFilter(), 500, cursor)
+        runs += page.runs
+        cursor = page.cursor
+        if cursor is None:
+            return runs, {run.id: await store.history(run.id) for run in runs}

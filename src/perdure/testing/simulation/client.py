@@ -1,0 +1,154 @@
+"""Clients: they start runs, send messages, cancel, and ask again when they got no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, TypeVar
+
+from perdure.client.engine import Engine
+from perdure.client.handle import Handle
+from perdure.client.options import StartOptions
+from perdure.core.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError
+from perdure.store.sqlite.store import SqliteStore
+from perdure.testing.simulation import programs
+from perdure.testing.simulation.interpreter import PLAIN, STUBBORN
+from perdure.testing.simulation.ledger import Ledger
+from perdure.testing.simulation.programs import MESSAGES, Author
+
+T = TypeVar("T")
+
+#: Seconds between two looks of the operator, and how long a run may wait for a message before it is sent one.
+LOOK = 2.0
+PATIENCE = 10.0
+
+
+class Client:
+    """One of them, on the event loop of a process of its own."""
+
+    def __init__(self, engine: Engine, ledger: Ledger, author: Author, rng: Random, name: str) -> None:
+        self.task: asyncio.Task[None] = None  # type: ignore[assignment]  # set by the world, at once
+        self._engine = engine
+        self._ledger = ledger
+        self._author = author
+        self._rng = rng
+        self._name = name
+        self._runs: list[Handle[list[str]]] = []
+
+    async def act(self) -> None:
+        """Do a few things, one after the other, without hurry."""
+        for number in range(self._rng.randint(4, 10)):
+            await asyncio.sleep(self._rng.choice((0.0, 0.1, 1.0, 3.0)) * self._rng.random())
+            kinds = (self._start, self._send, self._send, self._cancel)
+            weights = (5, 3, 3, 1) if self._runs else (1, 0, 0, 0)
+            await self._rng.choices(kinds, weights)[0](f"{self._name}.{number}")
+
+    async def compare(self) -> None:
+        """Wait for the outcome of every run, and see that it is what the database has."""
+        for run in self._runs:
+            try:
+                result = " ".join(await self._persist(lambda run=run: run.result(timeout=30)))  # type: ignore[misc]
+            except (RunFailed, RunCancelled) as error:
+                result = str(error)
+            self._ledger.results[run.id] = result
+
+    async def _start(self, name: str) -> None:
+        program = programs.encode(self._author.program())
+        call = self._engine.workflows[PLAIN if self._rng.random() < 0.7 else STUBBORN](program)
+        options = StartOptions(id=name if self._rng.random() < 0.7 else None)
+        if options["id"] is None:
+            options["idempotency_key"] = name
+        if self._rng.random() < 0.2:
+            options["at"] = self._rng.choice((0.5, 3.0))
+        if self._rng.random() < 0.1:
+            options["deadline"] = self._rng.choice((1.0, 5.0, 20.0))
+        if self._rng.random() < 0.3:
+            options["priority"] = self._rng.choice((1, 1000))
+        self._ledger.asked.add(name)
+        run = await self._persist(lambda: self._engine.start(call, **options))
+        self._ledger.started.add(run.id)
+        self._runs.append(run)
+        if self._rng.random() < 0.2:
+            again = await self._persist(lambda: self._engine.start(call, **options))
+            if again.id != run.id:
+                self._ledger.violated(f"starting {name} twice gave the runs {run.id} and {again.id}")
+            self._ledger.sometimes["a run was started twice and is one"] += 1
+
+    async def _send(self, name: str) -> None:
+        run = self._rng.choice(self._runs)
+        message = self._rng.choice(MESSAGES)
+        self._ledger.sent.add((run.id, name))
+        times = 2 if self._rng.random() < 0.2 else 1
+        for _ in range(times):
+            try:
+                await self._persist(lambda: run.send(message, f"message {name}", key=name))
+            except RunFinished:
+                self._ledger.sometimes["a message came after the end"] += 1
+            else:
+                self._ledger.received.add((run.id, name))
+
+    async def _cancel(self, name: str) -> None:
+        run = self._rng.choice(self._runs)
+        asked = await self._persist(lambda: run.cancel(f"{name} does not want it any more"))
+        self._ledger.note(self._name, "cancels", run.id, asked)
+        self._ledger.sometimes["a run was to be cancelled" if asked else "a cancellation came after the end"] += 1
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await call()
+            except StoreError:
+                self._ledger.sometimes["a client asked again"] += 1
+                await asyncio.sleep(0.2 + self._rng.random())
+
+
+class Operator:
+    """Sees to it that what can end does end: sends what is waited for, and unblocks what was set aside."""
+
+    def __init__(self, engine: Engine, store: SqliteStore, ledger: Ledger) -> None:
+        self._engine = engine
+        self._store = store
+        self._ledger = ledger
+        self._sent = 0
+        self._waiting_since: dict[str, float] = {}
+
+    async def see_to_the_end(self, bound: float) -> None:
+        """Wait until every run has ended. A run that has not within `bound` seconds is a violation."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + bound
+        while rows := await self._unfinished():
+            if loop.time() > until:
+                self._ledger.violated(f"{bound:g} s after the last fault these have not ended: {rows}")
+            for run_id, status, reason, *_ in rows:
+                await self._help(run_id, status, reason, loop.time())
+            await asyncio.sleep(LOOK)
+
+    async def _unfinished(self) -> list[tuple[Any, ...]]:
+        return await self._store.query(
+            "SELECT id, status, reason, worker, wake_at, inbox_seq, inbox_read, claims FROM perdure_runs "
+            "WHERE status NOT IN ('completed', 'failed', 'cancelled') ORDER BY id"
+        )
+
+    async def _help(self, run_id: str, status: str, reason: str | None, now: float) -> None:
+        if status == "blocked":
+            if reason != "poison":
+                self._ledger.violated(f"run {run_id} is blocked: {await self._engine.why(run_id)}")
+            self._ledger.sometimes["a run was set aside"] += 1
+            await self._engine.unblock(run_id)
+        elif status == "waiting" and reason == "message":
+            if now - self._waiting_since.setdefault(run_id, now) > PATIENCE:
+                await self._send(run_id)
+        else:
+            self._waiting_since.pop(run_id, None)
+
+    async def _send(self, run_id: str) -> None:
+        for message in MESSAGES:
+            self._sent += 1
+            key = f"operator.{self._sent}"
+            self._ledger.sent.add((run_id, key))
+            try:
+                await self._engine.send(run_id, message, f"message {key}", key=key)
+            except (RunFinished, RunNotFound):
+                continue
+            self._ledger.received.add((run_id, key))

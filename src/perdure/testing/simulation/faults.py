@@ -1,0 +1,179 @@
+"""A database that lets one process down in every way that a real one may.
+
+Each process has its own view of the one shared database. A call may be slow on its way there or back, fail before anything was
+written, or be carried out and its answer lost. A process that is killed inside a transaction leaves nothing of it behind.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from perdure.core.errors import StoreUnavailable
+from perdure.core.model import Claimed, Loaded, Turn, Verdict
+from perdure.store import MUTATING_VERBS
+from perdure.store.protocol import Change, Listener
+from perdure.store.sqlite.store import SqliteStore
+from perdure.testing.simulation.ledger import Ledger
+from perdure.testing.simulation.loop import Crashed, Process, SimLoop
+from perdure.testing.simulation.system import SimSystem
+
+READING_VERBS = (
+    "now", "get", "get_many", "list", "history", "inbox", "events", "workers", "holdings", "load", "marked",
+)  # fmt: skip
+_VERBS = frozenset(READING_VERBS) | frozenset(MUTATING_VERBS)
+
+
+class Odds(Struct, kw_only=True):
+    """How likely each kind of trouble is; all of them 0 once the world has healed."""
+
+    error_before: float = 0.0
+    reply_lost: float = 0.0
+    slow: float = 0.0
+    #: The longest delay, in seconds.
+    delay: float = 0.0
+    #: That a process dies at a crash point.
+    crash: float = 0.0
+
+    def heal(self) -> None:
+        """No more trouble."""
+        self.error_before = self.reply_lost = self.slow = self.crash = 0.0
+
+
+class Database:
+    """The one database, and who is calling it just now."""
+
+    def __init__(self, loop: SimLoop, ledger: Ledger, rng: Random, odds: Odds) -> None:
+        self.loop = loop
+        self.ledger = ledger
+        self.rng = rng
+        self.odds = odds
+        self.commits = 0
+        self.caller: FaultStore | None = None
+        self.store: SqliteStore | None = None
+
+    def on_change(self, change: Change) -> None:
+        """Something was committed that somebody may be waiting for; only the process that wrote it is told."""
+        self.commits += 1
+        if self.caller is not None:
+            for listener in self.caller.listeners:
+                listener(change)
+
+    def on_crash_point(self, _: Process, name: str) -> None:
+        """Execution is at a point of a transaction."""
+        if self.caller is not None:
+            self.maybe_crash(self.caller.process, name)
+
+    def maybe_crash(self, process: Process, name: str) -> None:
+        """Kill a process, perhaps."""
+        if self.odds.crash and process.name.startswith("worker") and self.rng.random() < self.odds.crash:
+            self.ledger.note(process.name, "dies at", name)
+            self.ledger.sometimes["a process died inside or right after a transaction"] += 1
+            self.loop.kill(process)
+            raise Crashed(process.name)
+
+
+class FaultStore:
+    """The verbs of `Store`, as one process has them."""
+
+    poll_interval = 1.0
+
+    def __init__(self, database: Database, system: SimSystem) -> None:
+        self.process = system.process
+        self.listeners: list[Listener] = []
+        self._database = database
+        self._system = system
+        self._known_commits = 0
+        self._lost: Sequence[Turn] | None = None
+
+    async def open(self) -> None:
+        """It is open."""
+
+    async def close(self) -> None:
+        """Others go on using it."""
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Be told of changes made by this process."""
+        self.listeners = [*self.listeners, listener]
+
+        def unsubscribe() -> None:
+            self.listeners = [one for one in self.listeners if one is not listener]
+
+        return unsubscribe
+
+    async def changed(self) -> bool:
+        """Whether anybody may have written since the last call."""
+        commits = self._database.commits
+        changed, self._known_commits = commits != self._known_commits, commits
+        return changed
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _VERBS:
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    async def _call(self, verb: str, *args: Any) -> Any:
+        database, odds, rng = self._database, self._database.odds, self._database.rng
+        await self._delay()
+        if rng.random() < odds.error_before:
+            database.ledger.note(self.process.name, verb, "fails")
+            raise StoreUnavailable(f"{verb}: the database cannot be reached")
+        answer = await self._ask(verb, args)
+        database.ledger.note(self.process.name, verb, _summary(answer))
+        if verb in MUTATING_VERBS and rng.random() < odds.reply_lost:
+            database.ledger.note(self.process.name, verb, "answer lost")
+            self._lost = args[0] if verb == "commit" else self._lost
+            raise StoreUnavailable(f"{verb}: the answer was lost")
+        self._observe(verb, args, answer)
+        await self._delay()
+        return answer
+
+    async def _ask(self, verb: str, args: tuple[Any, ...]) -> Any:
+        database = self._database
+        if self.process.dead:
+            raise Crashed(self.process.name)
+        assert database.store is not None
+        database.caller = self
+        try:
+            return await getattr(database.store, verb)(*args)
+        finally:
+            database.caller = None
+
+    async def _delay(self) -> None:
+        database = self._database
+        if database.rng.random() < database.odds.slow:
+            await self._system.sleep(database.rng.random() * database.odds.delay)
+        elif database.rng.random() < 0.5:
+            await self._system.sleep(0.001 * database.rng.random())
+
+    def _observe(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
+        ledger = self._database.ledger
+        if verb == "commit":
+            ledger.committed(args[0], answer)
+            self._count(args[0], answer)
+        elif verb == "load":
+            loaded: Loaded
+            for loaded in answer:
+                ledger.loaded(loaded.run.id, loaded.records)
+
+    def _count(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
+        sometimes = self._database.ledger.sometimes
+        if self._lost == turns:
+            sometimes["an answer to a commit was lost and the commit repeated"] += 1
+            if Verdict.APPLIED in verdicts:
+                sometimes["a repeated commit was recognised"] += 1
+        self._lost = None
+        sometimes["a write of a former owner was refused"] += sum(verdict is Verdict.LOST for verdict in verdicts)
+        sometimes["a park was refused because something came in"] += sum(v is Verdict.AWAKE for v in verdicts)
+
+
+def _summary(answer: Any) -> str:
+    if isinstance(answer, Claimed):
+        return " ".join(f"{claimed.run.id}/{claimed.run.token}" for claimed in answer.runs)
+    if isinstance(answer, list) and answer and isinstance(answer[0], Verdict):
+        return " ".join(answer)
+    return ""

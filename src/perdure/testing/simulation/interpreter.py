@@ -1,0 +1,148 @@
+"""The workflow that executes any program, and the step that it is made of.
+
+What the workflow has seen goes into the arguments of every step, and every execution of a step returns something new. So a
+result that was acted upon and then lost, replaced or given twice leaves a mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from perdure.core.errors import Fatal
+from perdure.core.retry import Retry
+from perdure.testing.simulation import programs
+from perdure.testing.simulation.ledger import Effect, Ledger
+from perdure.testing.simulation.programs import (
+    Child,
+    Cleanup,
+    Gather,
+    Group,
+    Limit,
+    Op,
+    Program,
+    Race,
+    Receive,
+    Sleep,
+    Step,
+    Try,
+)
+from perdure.workflow.context import Context
+from perdure.workflow.current import step_info
+from perdure.workflow.definition import Call, Workflow
+
+PLAIN = "sim.plain"
+STUBBORN = "sim.stubborn"
+
+#: How much of what it has seen a step is told.
+_MEMORY = 8
+
+_RETRY = Retry(attempts=3, initial=0.3, factor=3.0, jitter=0.2)
+
+
+class Steps:
+    """The steps of one simulated process."""
+
+    def __init__(self, worker: str, rng: Random, ledger: Ledger) -> None:
+        self._worker = worker
+        self._rng = rng
+        self._ledger = ledger
+
+    async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
+        """Have an effect, take a while, then fail or succeed."""
+        info = step_info()
+        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
+        number = self._ledger.effect(effect)
+        await asyncio.sleep(seconds * (0.5 + self._rng.random()))
+        if fatal:
+            raise Fatal(f"execution {number} says that it is of no use")
+        if info.attempt <= failures:
+            self._ledger.sometimes["a step failed and was tried again"] += 1
+            raise RuntimeError(f"execution {number} failed")
+        return f"result {number}"
+
+
+class Interpreter:
+    """Executes programs. `probe` is where the replay audit has no steps to execute."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.workflows = (
+            Workflow(PLAIN, self.main, retry=None),
+            Workflow(STUBBORN, self.main, retry=Retry(attempts=3, initial=0.5, jitter=0)),
+        )
+
+    async def main(self, ctx: Context, program: str) -> list[str]:
+        """Run a program; what it saw, in the order in which it saw it."""
+        log: list[str] = []
+        await self._run(ctx, programs.decode(program), log)
+        return log
+
+    async def _run(self, ctx: Context, program: Program, log: list[str]) -> None:
+        for op in program:
+            await self._one(ctx, op, log)
+
+    async def _one(self, ctx: Context, op: Op, log: list[str]) -> None:
+        match op:
+            case Step():
+                log.append(await self._step(ctx, op, log))
+            case Sleep(seconds=seconds, plain=plain):
+                await (asyncio.sleep(seconds) if plain else ctx.sleep(seconds))
+            case Receive(name=name, timeout=timeout):
+                await self._receive(ctx, name, timeout, log)
+            case Limit(seconds=seconds, body=body):
+                await self._limit(ctx, seconds, body, log)
+            case Try(body=body):
+                await self._try(ctx, body, log)
+            case Cleanup(body=body, name=name):
+                try:
+                    await self._run(ctx, body, log)
+                finally:
+                    log.append(await self._step(ctx, Step(name), log))
+            case Child(body=body, stubborn=stubborn):
+                call: Call[list[str]] = self.workflows[1 if stubborn else 0](programs.encode(body))
+                log.append("child " + " ".join(await ctx.call(call)))
+            case Gather(branches=branches, tolerant=tolerant):
+                await asyncio.gather(*self._branches(ctx, branches, log), return_exceptions=tolerant)
+            case Group(branches=branches):
+                async with asyncio.TaskGroup() as group:
+                    for branch in self._branches(ctx, branches, log):
+                        group.create_task(branch)
+            case Race(branches=branches):
+                await self._race(ctx, branches, log)
+
+    def _branches(self, ctx: Context, branches: Sequence[Program], log: list[str]) -> list[Any]:
+        return [self._run(ctx, branch, log) for branch in branches]
+
+    async def _step(self, ctx: Context, op: Step, log: list[str]) -> str:
+        options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral)
+        return await options.step(self._steps.work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
+
+    async def _receive(self, ctx: Context, name: str, timeout: float | None, log: list[str]) -> None:
+        try:
+            log.append(await ctx.receive(name, str, timeout=timeout))
+        except TimeoutError:
+            log.append(f"no {name}")
+
+    async def _limit(self, ctx: Context, seconds: float, body: Program, log: list[str]) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._run(ctx, body, log)
+        except TimeoutError:
+            log.append("too late")
+
+    async def _try(self, ctx: Context, body: Program, log: list[str]) -> None:
+        try:
+            await self._run(ctx, body, log)
+        except Exception as error:
+            log.append(f"caught {type(error).__name__}")
+
+    async def _race(self, ctx: Context, branches: Sequence[Program], log: list[str]) -> None:
+        tasks = [asyncio.create_task(branch) for branch in self._branches(ctx, branches, log)]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        log.append(f"winner {[task in done for task in tasks]}")
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

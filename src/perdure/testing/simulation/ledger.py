@@ -1,0 +1,96 @@
+"""What a simulation knows from outside the database: every effect, every acknowledgement, every record that anybody saw.
+
+It is compared with the database at the end, and, where a broken promise can be seen at once, on the spot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from perdure.core.model import Finish, Record, Turn, Verdict
+from perdure.testing.simulation.loop import SimLoop, Violation
+
+
+class Effect(Struct, frozen=True):
+    """One execution of a step, with the results and messages that the workflow had seen when it asked for it."""
+
+    run_id: str
+    location: str
+    attempt: int
+    seen: tuple[str, ...]
+    ephemeral: bool
+    worker: str
+
+
+class Ledger:
+    """See the module."""
+
+    def __init__(self, loop: SimLoop, *, keep_trace: bool) -> None:
+        self.sometimes: Counter[str] = Counter()
+        self.effects: list[Effect] = []
+        #: Ids of runs that somebody asked for, and of those whose start was acknowledged.
+        self.asked: set[str] = set()
+        self.started: set[str] = set()
+        #: Run id and key of messages that somebody sent, and of those that were acknowledged.
+        self.sent: set[tuple[str, str]] = set()
+        self.received: set[tuple[str, str]] = set()
+        #: Results that a client was given, as text.
+        self.results: dict[str, str] = {}
+        self.trace: list[str] = []
+        self._loop = loop
+        self._keep_trace = keep_trace
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._records: dict[tuple[str, int], Record] = {}
+        self._outcomes: dict[str, Finish] = {}
+
+    def note(self, *what: object) -> None:
+        """Add a line to the trace."""
+        line = f"{self._loop.now() / 1e6:12.6f} {' '.join(map(str, what))}"
+        self._hash.update(line.encode())
+        if self._keep_trace:
+            self.trace.append(line)
+
+    @property
+    def digest(self) -> str:
+        """What tells this trace from another."""
+        return self._hash.hexdigest()
+
+    def violated(self, what: str) -> None:
+        """Stop the simulation: a promise was broken."""
+        self._loop.violations.append(what)
+        raise Violation(what)
+
+    def effect(self, effect: Effect) -> int:
+        """A step's function was called; the number of the call."""
+        self.effects.append(effect)
+        self.note(effect.worker, "executes", effect.run_id, effect.location, effect.attempt)
+        return len(self.effects)
+
+    def committed(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
+        """The database said what became of these turns."""
+        for turn, verdict in zip(turns, verdicts, strict=True):
+            if verdict not in (Verdict.APPLIED, Verdict.AWAKE):
+                continue
+            run_id = turn.lease.run_id
+            self.seen(run_id, turn.records)
+            if isinstance(turn.next, Finish):
+                before = self._outcomes.setdefault(run_id, turn.next)
+                if before != turn.next:
+                    self.violated(f"run {run_id} had the outcome {before} and got another: {turn.next}")
+
+    def seen(self, run_id: str, records: Sequence[Record]) -> None:
+        """Somebody was told that these records are durable; they stay what they are."""
+        for record in records:
+            before = self._records.setdefault((run_id, record.seq), record)
+            if before != record:
+                self.violated(f"record {record.seq} of run {run_id} was {before} and is {record}")
+
+    def loaded(self, run_id: str, records: Sequence[Record]) -> None:
+        """Somebody read a whole history: it has all that was ever seen of it."""
+        self.seen(run_id, records)
+        if (run_id, len(records)) in self._records:
+            self.violated(f"the history of run {run_id} is shorter than it was: {len(records)} records")

@@ -1,0 +1,170 @@
+"""Random workflows, as values that one workflow function interprets.
+
+A program is a list of operations. It is written into the run's input, so that every worker executes the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+from msgspec import Struct
+
+MESSAGES = ("go", "stop", "more")
+STEPS = ("a", "b", "c")
+
+
+class Step(Struct, frozen=True, tag="step"):
+    """A step that takes a while, fails some times, and may be too slow for its timeout."""
+
+    name: str
+    seconds: float = 0.0
+    failures: int = 0
+    attempts: int = 3
+    fatal: bool = False
+    timeout: float | None = None
+    ephemeral: bool = False
+
+
+class Sleep(Struct, frozen=True, tag="sleep"):
+    """A durable sleep, of the context's or of asyncio's."""
+
+    seconds: float
+    plain: bool = False
+
+
+class Receive(Struct, frozen=True, tag="receive"):
+    """A message, perhaps waited for only so long."""
+
+    name: str
+    timeout: float | None = None
+
+
+class Gather(Struct, frozen=True, tag="gather"):
+    """Branches under `asyncio.gather`."""
+
+    branches: tuple[Program, ...]
+    tolerant: bool = False
+
+
+class Group(Struct, frozen=True, tag="group"):
+    """Branches in a `TaskGroup`."""
+
+    branches: tuple[Program, ...]
+
+
+class Race(Struct, frozen=True, tag="race"):
+    """Branches of which the first to end ends the others."""
+
+    branches: tuple[Program, ...]
+
+
+class Limit(Struct, frozen=True, tag="limit"):
+    """A body under `asyncio.timeout`."""
+
+    seconds: float
+    body: Program
+
+
+class Try(Struct, frozen=True, tag="try"):
+    """A body whose errors are caught."""
+
+    body: Program
+
+
+class Cleanup(Struct, frozen=True, tag="cleanup"):
+    """A body with a durable step in its `finally`."""
+
+    body: Program
+    name: str
+
+
+class Child(Struct, frozen=True, tag="child"):
+    """A run of its own."""
+
+    body: Program
+    stubborn: bool = False
+
+
+Op = Step | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child
+Program = tuple[Op, ...]
+
+_DECODER = msgspec.json.Decoder(Program)
+
+
+def encode(program: Program) -> str:
+    """A program as text."""
+    return msgspec.json.encode(program).decode()
+
+
+def decode(text: str) -> Program:
+    """The program that `encode` wrote."""
+    return _DECODER.decode(text)
+
+
+class Author:
+    """Writes programs."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
+        leaves: list[tuple[Callable[[], Op], int]] = [(self._step, 8), (self._sleep, 3), (self._receive, 3)]
+        nests: list[tuple[Callable[[int], Op], int]] = [
+            (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
+            (self._child, 3),
+        ]  # fmt: skip
+        self._leaves = leaves
+        self._nests = [each for each in nests if rng.random() < 0.7] or nests
+
+    def program(self, depth: int = 2) -> Program:
+        """A program whose operations nest at most so deep."""
+        return tuple(self._op(depth) for _ in range(self._rng.randint(1, 4 if depth == 2 else 2)))
+
+    def _op(self, depth: int) -> Op:
+        if depth > 0 and self._rng.random() < 0.4:
+            makers, weights = zip(*self._nests, strict=True)
+            return self._rng.choices(makers, weights)[0](depth - 1)
+        leaves, weights = zip(*self._leaves, strict=True)
+        return self._rng.choices(leaves, weights)[0]()
+
+    def _step(self) -> Op:
+        rng = self._rng
+        return Step(
+            name=rng.choice(STEPS),
+            seconds=rng.choice((0.0, 0.0, 0.01, 0.1, 1.0, 5.0)),
+            failures=rng.choice((0, 0, 0, 1, 2, 3)),
+            fatal=rng.random() < 0.05,
+            timeout=rng.choice((None, None, 0.5, 3.0)),
+            ephemeral=rng.random() < 0.15,
+        )
+
+    def _sleep(self) -> Op:
+        return Sleep(self._rng.choice((0.0, 0.01, 0.2, 1.0, 6.0)), plain=self._rng.random() < 0.4)
+
+    def _receive(self) -> Op:
+        return Receive(self._rng.choice(MESSAGES), self._rng.choice((None, 0.2, 1.0, 4.0)))
+
+    def _branches(self, depth: int) -> tuple[Program, ...]:
+        return tuple(self.program(depth) for _ in range(self._rng.randint(2, 3)))
+
+    def _gather(self, depth: int) -> Op:
+        return Gather(self._branches(depth), tolerant=self._rng.random() < 0.5)
+
+    def _group(self, depth: int) -> Op:
+        return Group(self._branches(depth))
+
+    def _race(self, depth: int) -> Op:
+        return Race(self._branches(depth))
+
+    def _limit(self, depth: int) -> Op:
+        return Limit(self._rng.choice((0.1, 0.5, 2.0, 8.0)), self.program(depth))
+
+    def _try(self, depth: int) -> Op:
+        return Try(self.program(depth))
+
+    def _cleanup(self, depth: int) -> Op:
+        return Cleanup(self.program(depth), self._rng.choice(STEPS))
+
+    def _child(self, depth: int) -> Op:
+        return Child(self.program(depth), stubborn=self._rng.random() < 0.2)

@@ -1,0 +1,238 @@
+"""One simulated world: workers, clients and trouble on one database, from a seed.
+
+First everything that can go wrong may go wrong; then the world heals and every run must come to its end within a bound. What
+is left in the database is then held against what was promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from random import Random
+from typing import Any, cast
+
+from perdure.client.engine import Engine
+from perdure.core.codec import Codec
+from perdure.core.errors import StoreError
+from perdure.core.failure import ErrorTypes
+from perdure.store import Retrying, open_store
+from perdure.store.protocol import Store
+from perdure.store.sqlite.store import SqliteStore
+from perdure.testing.simulation.audit import Audit, read_all
+from perdure.testing.simulation.client import Client, Operator
+from perdure.testing.simulation.faults import Database, FaultStore, Odds
+from perdure.testing.simulation.interpreter import Interpreter, Steps
+from perdure.testing.simulation.ledger import Ledger
+from perdure.testing.simulation.loop import Process, SimLoop
+from perdure.testing.simulation.nemesis import Nemesis
+from perdure.testing.simulation.programs import Author
+from perdure.testing.simulation.system import SimSystem
+from perdure.worker import Worker, WorkerOptions
+
+#: A lease, in seconds; short, so that much happens in little time.
+LEASE = 3.0
+#: After this many seconds of health, every run that can end has ended.
+BOUND = 300.0
+
+
+class Life:
+    """A worker in a process of its own."""
+
+    def __init__(self, process: Process, worker: Worker, store: FaultStore, task: asyncio.Task[Any]) -> None:
+        self.process = process
+        self.worker = worker
+        self.store = store
+        self.task = task
+        self.stopping = False
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
+        self.loop = SimLoop(self._fork("loop"))
+        self.ledger = Ledger(self.loop, keep_trace=keep_trace)
+        self.odds = _odds(self.rng)
+        self.database = Database(self.loop, self.ledger, self._fork("database"), self.odds)
+        self.lives: list[Life] = []
+        self.healed = False
+        self._lives_begun = 0
+        self._retrying_bound = self.rng.choice((0.0, 0.5, 5.0, 30.0))
+        self._options = _options(self.rng)
+        self._observer = Process("observer")
+
+    def run(self) -> list[str]:
+        """Live through it; what is wrong in the end. Raises `Violation` for what is wrong on the way."""
+        return self.loop.run(self._main(), self._observer)
+
+    def close(self) -> None:
+        """Let go of everything, in order and in silence."""
+        self.loop.close()
+        for life in self.lives:
+            life.worker._drop_everything()
+            life.worker._residents.clear()
+
+    @property
+    def store(self) -> SqliteStore:
+        """The database itself, without trouble."""
+        assert self.database.store is not None
+        return self.database.store
+
+    # phases
+
+    async def _main(self) -> list[str]:
+        system = SimSystem(self.loop, self._observer, self._fork("observer"), self.database.on_crash_point)
+        self.database.store = open_store("sqlite://", system, inline=True)
+        await self.store.open()
+        self.store.subscribe(self.database.on_change)
+        await self._watch_for_overwriting()
+        for _ in range(self.rng.randint(1, 3)):
+            self.begin_life()
+        author = Author(self._fork("author"))
+        clients = [self._client(number, author) for number in range(2)]
+        nemesis = Nemesis(self, self._fork("nemesis"), LEASE)
+        trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
+        await asyncio.wait([client.task for client in clients])
+        await asyncio.sleep(self.rng.choice((0.0, 2.0, 10.0)))
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        await self._heal(nemesis)
+        engine, context = self.client_engine("operator")
+        operator = Operator(engine, self.store, self.ledger)
+        await self.loop.create_task(operator.see_to_the_end(BOUND), name="perdure operator", context=context)
+        await asyncio.gather(*(client.compare() for client in clients))
+        await self._end()
+        return await self._audit()
+
+    async def _audit(self) -> list[str]:
+        failed = [
+            f"the task {task.get_name()!r} ended with {task.exception()!r}"
+            for task in self.loop.tasks
+            if task.done() and not task.cancelled() and task.get_name().startswith("perdure")
+            and isinstance(task.exception(), Exception)
+        ]  # fmt: skip
+        runs, histories = await read_all(self.store)
+        raw = self.store._writer._open()
+        return failed + Audit(raw.execute, runs, histories, self.ledger).findings()
+
+    async def _watch_for_overwriting(self) -> None:
+        raw = self.store._writer._open()
+        raw.execute("CREATE TEMP TABLE overwritten (what TEXT)")
+        for name, table, event, condition in (
+            ("outcome", "runs", "UPDATE", "WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation"),
+            ("run", "runs", "DELETE", ""),
+            ("record_changed", "history", "UPDATE", ""),
+            ("record_removed", "history", "DELETE", ""),
+        ):
+            old = "OLD.id" if table == "runs" else "OLD.run_id"
+            raw.execute(
+                f"CREATE TEMP TRIGGER {name} AFTER {event} ON perdure_{table} {condition} "
+                f"BEGIN INSERT INTO overwritten VALUES ('{name} of ' || {old}); END"
+            )
+
+    async def _heal(self, nemesis: Nemesis) -> None:
+        self.ledger.note("the world heals")
+        self.healed = True
+        self.odds.heal()
+        nemesis.undo()
+        if not any(not life.process.dead and not life.stopping for life in self.lives):
+            self.begin_life()
+
+    async def _end(self) -> None:
+        for life in self.lives:
+            if not life.process.dead and not life.stopping:
+                self.stop(life)
+        await asyncio.sleep(LEASE)
+
+    # processes
+
+    def begin_life(self) -> Life:
+        """Start a worker in a new process."""
+        self._lives_begun += 1
+        name = f"worker{self._lives_begun}"
+        process, system, store = self._process(name)
+        interpreter = Interpreter(Steps(name, self._fork(f"{name} steps"), self.ledger))
+        worker = Worker(
+            cast("Store", Retrying(cast("Store", store), system, self._retrying_bound)),
+            {workflow.type: workflow for workflow in interpreter.workflows},
+            system=system,
+            codec=Codec(),
+            errors=ErrorTypes((), ()),
+            options=self._options,
+        )
+        task = self.loop.create_task(self._start(worker, process), name="start", context=process.context())
+        life = Life(process, worker, store, task)
+        self.lives.append(life)
+        self.ledger.note(name, "starts")
+        return life
+
+    async def _start(self, worker: Worker, process: Process) -> None:
+        try:
+            await worker.start()
+        except StoreError as error:
+            # Whoever runs a process that could not reach its database at the start, starts another.
+            self.ledger.note(process.name, "cannot start:", error)
+            self.loop.kill(process)
+            self.loop.call_later(1.0, self.begin_life, context=self._observer.context())
+
+    def stop(self, life: Life) -> None:
+        """Let a worker stop in order, on its own lane."""
+        life.stopping = True
+        self.loop.create_task(self._stop(life), name="perdure stop", context=life.process.context())
+
+    async def _stop(self, life: Life) -> None:
+        await asyncio.wait([life.task])
+        await life.worker.stop(grace=self.rng.choice((0.0, 1.0)))
+        self.ledger.note(life.process.name, "has stopped")
+
+    def client_engine(self, name: str) -> tuple[Engine, Context]:
+        """An engine in a process of its own, for clients."""
+        process, system, store = self._process(name)
+        interpreter = Interpreter(Steps(name, self._fork(f"{name} steps"), self.ledger))
+        reliable = Retrying(cast("Store", store), system, self._retrying_bound)
+        engine = Engine("sqlite://", interpreter.workflows, system=system, store=cast("Store", reliable))
+        self.ledger.note(process.name, "connects")
+        return engine, process.context()
+
+    def _client(self, number: int, author: Author) -> Client:
+        engine, context = self.client_engine(f"client{number}")
+        client = Client(engine, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
+        client.task = self.loop.create_task(client.act(), name=f"perdure client{number}", context=context)
+        return client
+
+    def _process(self, name: str) -> tuple[Process, SimSystem, FaultStore]:
+        process = Process(name)
+        process.main.priority = self.rng.random()
+        system = SimSystem(self.loop, process, self._fork(name), self.database.maybe_crash)
+        return process, system, FaultStore(self.database, system)
+
+    def _fork(self, name: str) -> Random:
+        return Random(f"perdure {self.seed} {name}")  # noqa: S311 - to be repeated
+
+
+def _odds(rng: Random) -> Odds:
+    def perhaps(low: float, high: float) -> float:
+        return float(low * (high / low) ** rng.random()) if rng.random() < 0.6 else 0.0
+
+    return Odds(
+        error_before=perhaps(0.002, 0.1),
+        reply_lost=perhaps(0.002, 0.2),
+        slow=perhaps(0.01, 0.3),
+        delay=rng.choice((0.01, 0.2, LEASE, 2 * LEASE)),
+        crash=perhaps(0.0003, 0.01),
+    )
+
+
+def _options(rng: Random) -> WorkerOptions:
+    return WorkerOptions(
+        slots=rng.choice((1, 2, 2, 4, 8)),
+        lease=LEASE,
+        grace=rng.choice((0.0, 1.0)),
+        resident=rng.choice((0, 1, 100)),
+        poison_after=rng.choice((3, 5, 50)),
+        linger=rng.choice((0.0, 0.1, 1.0)),
+        affinity=rng.choice((0.0, 0.02, 0.5)),
+        stall_limit=rng.choice((2 * LEASE, 60.0)),
+    )
