@@ -9,6 +9,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.core.errors import EngineClosed, UsageError
+
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
     from perdure.client.handle import Handle
@@ -91,6 +93,12 @@ class Blocking:
             self._wait(worker.stop())
 
     def _wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        if self._loop.is_closed():
+            coroutine.close()
+            raise EngineClosed(f"{self._engine!r} was closed; make a new one")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise UsageError("a blocking engine cannot wait on its own event loop; call it from a sync step instead")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
