@@ -111,6 +111,8 @@ async def test_a_stop_iteration_does_not_end_the_coroutine_that_awaits_it() -> N
 
 async def test_giving_up_on_an_answer_leaves_the_function_running_and_harms_nobody() -> None:
     host, gate, done = Host(), threading.Event(), queue.SimpleQueue[str]()
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
 
     def block() -> None:
         gate.wait()
@@ -120,7 +122,9 @@ async def test_giving_up_on_an_answer_leaves_the_function_running_and_harms_nobo
     answer.cancel()
     gate.set()
     assert await host.in_thread(lambda: done.get(timeout=60)) == "done"
+    await host.in_thread(lambda: None)
     assert answer.cancelled()
+    assert not problems
 
 
 def test_an_answer_after_the_end_of_its_loop_is_dropped() -> None:
