@@ -78,7 +78,7 @@ class Execution:
         self.cancel_requested = False
         #: How many records of this attempt there were when the run was taken up.
         self.replayed = 0
-        self.log: logging.LoggerAdapter[logging.Logger] = ReplayLog(logger, self)
+        self._logger = logger
         self.loop = RunLoop(origin.run_id, self)
         self.loop.on_error = self._on_stray_error
         self._origin = origin
@@ -97,8 +97,7 @@ class Execution:
         self._early_children: dict[str, Record] = {}
         self._counts: dict[str, int] = {}
         self._functions: dict[str, Any] = {}
-        self._watched: list[Watched[Any]] = []
-        self._watched_limit = 1024
+        self._unawaited: dict[Watched[Any], None] = {}
         self._timers: list[TimerOperation] = []
         self._timer_count = 0
         self._mailbox = Mailbox(codec, origin.run_id)
@@ -207,9 +206,14 @@ class Execution:
 
     def evict(self) -> bool:
         """Let go of the run without a trace; False if some of its code would not end."""
-        return self.loop.closed or end_tasks(self.loop)
+        return self.loop.closed or self._let_go()
 
     # the workflow's side: Runtime
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """See `Runtime`. Not kept, so that a run that has ended is no knot for the garbage collector to untie."""
+        return ReplayLog(self._logger, self)
 
     @property
     def random(self) -> WorkflowRandom:
@@ -283,13 +287,7 @@ class Execution:
         return name if count == 1 else f"{name}#{count}"
 
     def _watch(self, label: str) -> Watched[Any]:
-        future: Watched[Any] = Watched(loop=self.loop, label=label)
-        if not self.loop.closed:
-            self._watched.append(future)
-            if len(self._watched) >= self._watched_limit:
-                self._watched = [watched for watched in self._watched if not watched.awaited]
-                self._watched_limit = max(1024, 2 * len(self._watched))
-        return future
+        return Watched(loop=self.loop, label=label, unawaited=None if self.loop.closed else self._unawaited)
 
     def _place(self, name: str) -> tuple[str, Watched[Any]]:
         location = self._locate(name)
@@ -322,7 +320,7 @@ class Execution:
 
     def _time_out(self, name: str, receiving: Watched[Any], due: int) -> None:
         location = self._locate("receive.timeout")
-        expired: Watched[Any] = Watched(loop=self.loop, label=location)
+        expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
         operation = self._timer(location, expired, due)
         self._opened(operation, expired)
 
@@ -389,7 +387,7 @@ class Execution:
             return
         future = operation.future
         assert future is not None
-        future.watcher = None
+        future.forget()
         if future.done():
             return
         if record.failed:
@@ -423,13 +421,22 @@ class Execution:
             self._end(failed(error, self._codec))
             return
         if self.outcome is None and self._main is not None and self._main.done():
-            forgotten = [watched.label for watched in self._watched if not watched.awaited]
+            forgotten = [watched.label for watched in self._unawaited]
             self._end(outcome_of(self._main, self._ending, forgotten, cancelled=self.cancel_requested))
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._open.clear()
-        end_tasks(self.loop)
+        self._let_go()
+
+    def _let_go(self) -> bool:
+        ended = end_tasks(self.loop)
+        # What is left holds nothing that holds it, so that its memory is free at once.
+        self._main = None
+        self._unawaited.clear()
+        self._timers.clear()
+        self.loop.untie()
+        return ended
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))

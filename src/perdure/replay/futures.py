@@ -51,34 +51,46 @@ class Watcher(Protocol):
 class Watched(RunFuture[T]):
     """A future that knows whether anything ever waited for it, and tells when the workflow gives it up."""
 
-    __slots__ = ("awaited", "label", "operation", "watcher")
+    __slots__ = ("_unawaited", "label", "operation", "watcher")
 
-    def __init__(self, *, loop: RunLoop, label: str) -> None:
+    def __init__(self, *, loop: RunLoop, label: str, unawaited: dict[Watched[Any], None] | None) -> None:
         # Not by way of `RunFuture`: this is made for every operation, and each level costs.
         asyncio.Future.__init__(self, loop=loop)
         self._stable_hash = loop.next_hash()
         self.label = label
-        self.awaited = False
+        #: Where it is listed until something waits for it.
+        self._unawaited = unawaited
+        if unawaited is not None:
+            unawaited[self] = None
         #: Told when the workflow cancels it.
         self.watcher: Watcher | None = None
         self.operation: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
-        self.awaited = True
+        self._is_awaited()
         return super().__await__()
 
     __iter__ = __await__
 
     def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
         """Call back when it is done; whoever asks for that waits for it."""
-        self.awaited = True
+        self._is_awaited()
         super().add_done_callback(fn, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the operation up."""
         cancelled = super().cancel(msg)
         if cancelled:
-            self.awaited = True
+            self._is_awaited()
             if self.watcher is not None:
                 self.watcher.abandoned(self.operation)
         return cancelled
+
+    def forget(self) -> None:
+        """Nobody needs to be told of its end any more."""
+        self.watcher = self.operation = None
+
+    def _is_awaited(self) -> None:
+        if self._unawaited is not None:
+            self._unawaited.pop(self, None)
+            self._unawaited = None

@@ -85,7 +85,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, run_id: str, timers: TimerSink) -> None:
         self._ready: deque[Ready] = deque()
-        self._timers = timers
+        self._timers: TimerSink | None = timers
         # A bare counter would collide between runs in asyncio's global set of tasks.
         self._hash_base = crc32(run_id.encode()) << 24
         self._hash_count = 0
@@ -96,7 +96,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self.tasks: dict[RunTask[Any], None] = {}
         self.generators: list[AsyncGenerator[Any, Any]] = []
         #: Told about errors that no task or future could deliver.
-        self.on_error: Callable[[dict[str, Any]], None] = lambda _: None
+        self.on_error: Callable[[dict[str, Any]], None] = _ignore
 
     # identity
 
@@ -144,7 +144,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Set a durable timer."""
         handle = RunTimerHandle(when, Ready(callback, args, context), self)
         is_sleep = getattr(callback, "__name__", "") == "_set_result_unless_cancelled"
-        self._timers.add_timer(when, handle, is_sleep=is_sleep)
+        if self._timers is not None:
+            self._timers.add_timer(when, handle, is_sleep=is_sleep)
         return handle
 
     def fire(self, handle: RunTimerHandle) -> None:
@@ -152,7 +153,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._ready.append(handle.ready)
 
     def _timer_handle_cancelled(self, handle: RunTimerHandle) -> None:
-        self._timers.drop_timer(handle)
+        if self._timers is not None:
+            self._timers.drop_timer(handle)
 
     # futures and tasks
 
@@ -228,6 +230,12 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.generators = [held for held in self.generators if held.ag_frame is not None]  # type: ignore[attr-defined]
         self.generators.append(generator)
 
+    def untie(self) -> None:
+        """Let go of whoever drives the run; it has ended."""
+        self._timers = None
+        self.on_error = _ignore
+        self._ready.clear()
+
     # what asyncio asks a loop
 
     def get_debug(self) -> bool:
@@ -302,6 +310,10 @@ class RunLoop(asyncio.AbstractEventLoop):
 
 async def _await(future: asyncio.Future[T]) -> T:
     return await future
+
+
+def _ignore(_: dict[str, Any]) -> None:
+    """Nobody wants to know."""
 
 
 def _keep(_: AsyncGenerator[Any, Any]) -> None:

@@ -230,7 +230,8 @@ class Held:
         self.stage = Stage.OVER
         self._cancel_attempts()
         self._disarm()
-        if self._execution is not None and not self._execution.evict():
+        execution, self._execution = self._execution, None
+        if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
 
     # what follows from it

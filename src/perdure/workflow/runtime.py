@@ -49,7 +49,10 @@ class Runtime(Protocol):
     run_id: str
     #: Workflow time, in microseconds.
     time: int
-    log: logging.LoggerAdapter[logging.Logger]
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that is silent during replay."""
 
     @property
     def random(self) -> WorkflowRandom:
