@@ -93,7 +93,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
-        _report(error, as_json) if as_json else error.show()
+        if as_json:
+            _report(error, as_json)
+        else:
+            error.show()
         return MISUSED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -34,7 +34,7 @@ def payload(text: str | None) -> Any:
         return None
     try:
         return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return text
 
 

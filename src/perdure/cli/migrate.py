@@ -25,8 +25,7 @@ def command(target: str, mode: str | None, output: Output) -> None:
     """Create or update the tables of a database. Safe to repeat, and safe while others do the same."""
     url = target if is_url(target) else load_engine(target).url
     if mode == "print":
-        script = migration_script(url)
-        output.document({"url": url, "sql": script}) if output.json else print(script)
+        _print(url, output)
         return
     if mode == "status":
         check_exists(url)
@@ -40,6 +39,14 @@ def command(target: str, mode: str | None, output: Output) -> None:
     output.table(("version", "name", "applied"), [(str(m.version), m.name, when(m.applied_at) or "no") for m in now])
     if mode is None:
         output.hint(f"Applied now: {len(applied)}.")
+
+
+def _print(url: str, output: Output) -> None:
+    script = migration_script(url)
+    if output.json:
+        output.document({"url": url, "sql": script})
+    else:
+        print(script)
 
 
 async def _migrate(url: str) -> list[MigrationStatus]:

@@ -71,7 +71,7 @@ class Json(ParamType):
         """Read it."""
         try:
             return msgspec.json.decode(value)
-        except (ValueError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.fail(f"{value!r} is not JSON: {error}. Text needs quotes of its own: '\"text\"'.", param, ctx)
 
 

@@ -109,5 +109,5 @@ def _value(text: str, workflow: Workflow[Any, Any] | None, name: str) -> Any:
             return text
     try:
         return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return text

@@ -61,7 +61,7 @@ def _say(output: Output, event: str, engine: Engine) -> None:
 
 
 def _stop_at_eof() -> None:
-    while sys.stdin.buffer.read(4096):
+    while sys.stdin is not None and sys.stdin.buffer.read(4096):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -49,7 +49,7 @@ class Step(Struct, frozen=True, kw_only=True):
             return "finished before the kill: not run again"
         if self.in_flight_at_kill:
             return "in flight at the kill: run again"
-        return "its failed attempts still counted after the kill" if self.attempts_by_a else ""
+        return "its attempts still counted" if self.attempts_by_a else ""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
