@@ -89,8 +89,10 @@ def breaks_once(ledger: str) -> str:
 
 
 async def lingers(ledger: str) -> str:
+    """Outlives the process that executes it, except the last."""
     value = begin(ledger, "lingers")
-    await asyncio.sleep(0.2)
+    if not any(line["did"] == "hurry" for line in read(Path(ledger))):
+        await asyncio.sleep(60)
     return value
 
 

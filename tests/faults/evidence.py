@@ -26,7 +26,14 @@ FINISHED = ("completed", "failed", "cancelled")
 #: Steps of this run fail it, and are executed again by its next attempt.
 RETRIED = "again"
 
-OUTCOMES = {"main": "completed", "again": "completed", "stopped": "cancelled", "slow": "completed", "odd": "blocked"}
+#: What each run must be in the end. The odd one cannot be read by its workflow; every worker that starts tries it again.
+OUTCOMES = {
+    "main": ("completed",),
+    "again": ("completed",),
+    "stopped": ("cancelled",),
+    "slow": ("completed",),
+    "odd": ("blocked", "pending"),
+}
 
 
 class Snapshot(Struct, frozen=True):
@@ -84,9 +91,9 @@ def judge(directory: Path, crashes: list[Snapshot]) -> list[str]:
     end = snapshot(directory, "end")
     wrong = _scan(directory, ledger)
     wrong += [
-        f"run {id!r} should be {wanted} and is {end.runs[id]['status'] if id in end.runs else 'not there'}"
+        f"run {id!r} should be {' or '.join(wanted)} and is {end.runs[id]['status'] if id in end.runs else 'not there'}"
         for id, wanted in OUTCOMES.items()
-        if id not in end.runs or end.runs[id]["status"] != wanted
+        if id not in end.runs or end.runs[id]["status"] not in wanted
     ]
     wrong += [
         f"child {id!r} is {run['status']}"

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from perdure import Call, Engine, Handle, RunFinished, Status
+from perdure.core.model import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app
@@ -91,6 +92,14 @@ class Client:
         await self.send(runs["main"], "go")
         return runs
 
+    async def ask(self) -> None:
+        """Everything but the run that outlives its worker."""
+        runs = await self.start_all()
+        await asyncio.gather(self.stop_one(runs["stopped"]), self.nudge(runs["main"]))
+        await runs["main"].result()
+        await runs["again"].result()
+        await until(lambda: self._is(runs["odd"], Status.BLOCKED))
+
     async def stop_one(self, handle: Handle[Any]) -> None:
         await until(lambda: self._is(handle, Status.WAITING, *FINISHED))
         await handle.cancel("enough")
@@ -115,9 +124,6 @@ class Client:
     async def _is(self, handle: Handle[Any], *statuses: Status) -> bool:
         return await handle.status() in statuses
 
-    async def see_blocked(self, handle: Handle[Any]) -> None:
-        await until(lambda: self._is(handle, Status.BLOCKED))
-
 
 FINISHED = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 
@@ -126,30 +132,43 @@ async def has_ended(engine: Engine) -> bool:
     return all(run.status in FINISHED or run.id == "odd" for run in (await engine.list()).runs)
 
 
-async def drive(directory: Path, world: World, *, last: bool = False) -> None:
-    """Start everything, work on it, and shut down; the last one also sees to it that everything is finished."""
+async def is_gone(engine: Engine, pid: int) -> bool:
+    return all(worker.status is not WorkerStatus.ALIVE for worker in await engine.workers() if worker.pid == pid)
+
+
+async def drive(directory: Path, world: World, *, last: bool = False, bury: int = 0) -> None:
+    """Start everything, work on it, and shut down.
+
+    The last one also sees to it that everything is finished, and that the worker of another process is declared dead.
+    """
+    if last:
+        app.note(str(directory / "ledger"), did="hurry")
     async with engine_in(directory, world) as engine:
         client = Client(engine, directory)
         worker = engine.worker(lease=LEASE, grace=0.02)
         await worker.start()
-        runs = await client.start_all()
-        await asyncio.gather(client.stop_one(runs["stopped"]), client.nudge(runs["main"]))
-        await runs["main"].result()
-        await runs["again"].result()
-        await client.see_blocked(runs["odd"])
+        await client.ask()
         slow = await client.begin_slow()
         if last:
             await slow.result()
             await until(lambda: has_ended(engine))
+            await until(lambda: is_gone(engine, bury))
         await worker.stop()
 
 
 async def ask(directory: Path, world: World) -> None:
-    """Ask for everything, without working on it."""
+    """Ask for everything and leave the work to others, until the last run has begun."""
     async with engine_in(directory, world) as engine:
         client = Client(engine, directory)
-        runs = await client.start_all()
-        await client.send(runs["main"], "more")
+        await client.ask()
+        await client.begin_slow()
+
+
+async def ask_for_one_more(directory: Path, world: World) -> None:
+    """Start a run, and wait until others have done it."""
+    async with engine_in(directory, world) as engine:
+        call = app.child(str(directory / "ledger"), "one more")
+        await (await Client(engine, directory).start(call, "one more")).result()
 
 
 async def work(directory: Path, world: World, **options: Any) -> None:
@@ -158,4 +177,4 @@ async def work(directory: Path, world: World, **options: Any) -> None:
         await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
 
 
-ROLES = {main.__name__: role(main) for main in (drive, ask, work)}
+ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work)}

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ import pytest
 from perdure.store import MUTATING_VERBS
 from perdure.testing.crash import Trap
 from tests.faults.evidence import judge, snapshot
-from tests.faults.family import Family, family
+from tests.faults.family import Family
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 PAIRS = 2000 if WHOLE else 20
@@ -29,12 +29,6 @@ POINTS = [f"{verb}.{point}" for verb in MUTATING_VERBS for point in ("enter", "b
     "shutdown.begin",
     "shutdown.released",
 ]
-
-
-@pytest.fixture
-async def processes() -> AsyncIterator[Family]:
-    async with family() as members:
-        yield members
 
 
 class Cases:

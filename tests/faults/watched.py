@@ -1,9 +1,10 @@
-"""A store whose every answer is written down, so that a test can see which writes of a worker were refused."""
+"""A store whose every answer is written down, with the time of the question, so that a test can see which late writes were refused."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ def watch(store: Store, answers: Path) -> Store:
 
 def _wrap(verb: str, inner: Callable[..., Any], file: int) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
+        asked = time.monotonic()
         answer = await inner(*args, **kwargs)
         for line in _lines(verb, args, answer):
-            os.write(file, json.dumps({"verb": verb, **line}).encode() + b"\n")
+            os.write(file, json.dumps({"verb": verb, "asked": asked, **line}).encode() + b"\n")
         return answer
 
     return call

@@ -7,7 +7,6 @@ freezes past its lease and comes back. Without a trap it only writes down what i
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections import Counter
@@ -52,7 +51,8 @@ class CrashingHost(Host):
                 return
             self._trap = None
         self.caught(name)
-        os.kill(os.getpid(), trap.signal)
+        # To the thread, not to the process: that one may be stopped by way of another thread, and this one would go on a while.
+        signal.pthread_kill(threading.get_ident(), trap.signal)
 
     def caught(self, name: str) -> None:
         """Called right before the signal; a test may write down that it fired."""

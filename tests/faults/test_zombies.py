@@ -1,0 +1,240 @@
+"""Freeze a worker at every crash point until others have done its work, then let it go on: nothing it writes is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perdure.testing.crash import Trap
+from tests.faults import app
+from tests.faults.evidence import Snapshot, judge, snapshot
+from tests.faults.family import Child, Family
+from tests.faults.roles import LEASE
+from tests.helpers import eventually
+
+WHOLE = bool(os.environ.get("PERDURE_PROVE"))
+AT_ONCE = 4
+TRIES = 8
+
+#: The verbs with which a worker writes, and the points at which it holds no transaction open.
+VERBS = ("register", "unblock", "heartbeat", "claim", "commit", "sweep", "retire")
+OUTSIDE = (
+    *(f"{verb}.{point}" for verb in VERBS for point in ("enter", "committed")),
+    "step.returned",
+    "shutdown.begin",
+    "shutdown.released",
+)
+INSIDE = tuple(f"{verb}.{point}" for verb in VERBS for point in ("begun", "written"))
+
+#: What must have been refused at least once: heartbeats, claims, and turns of each kind.
+REFUSED = {"heartbeat", "claim", "go on", "park", "finish", "again", "block", "release"}
+
+
+class Zombies:
+    """Runs cases, a few at a time, each in a directory of its own."""
+
+    def __init__(self, processes: Family, directory: Path) -> None:
+        self._processes = processes
+        self._directory = directory
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self.fired: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    async def dry(self) -> Child:
+        """A worker that was not disturbed, for the points that it passed."""
+        directory = self._directory / "dry"
+        worker = await self._processes.fork("work", directory)
+        client = await self._processes.fork("ask", directory)
+        assert await client.ended() == 0, client.noise()
+        worker.signal(signal.SIGTERM)
+        assert await worker.ended() == 0, worker.noise()
+        return worker
+
+    async def run(self, name: str, trap: Trap) -> None:
+        """A trap that was missed is set a little earlier, in a new case."""
+        async with self._room:
+            for again in range(TRIES):
+                directory = self._directory / f"{name}-{again}"
+                frozen = await self._freeze(directory, trap)
+                if frozen is not None:
+                    wrong = await (self._thaw_inside(frozen) if frozen.inside else self._thaw(frozen))
+                    wrong += judge(directory, [frozen.state])
+                    told = f"frozen at {trap}, in {directory}:\n" + "\n".join(wrong)
+                    assert not wrong, f"{told}\n{frozen.worker.noise()}"
+                    shutil.rmtree(directory)
+                    if frozen.inside == (trap.point in INSIDE):
+                        self.fired[trap.point or ""] += 1
+                        return
+                trap = Trap(point=trap.point, hit=random.randint(1, max(1, trap.hit - 1)), signal=trap.signal)
+        raise AssertionError(f"no worker passes {trap}")
+
+    async def _freeze(self, directory: Path, trap: Trap) -> Frozen | None:
+        worker = await self._processes.fork("work", directory, trap=msgspec.to_builtins(trap))
+        client = await self._processes.fork("ask", directory)
+        freezing = asyncio.ensure_future(worker.stopped())
+        asking = asyncio.ensure_future(client.ended())
+        await asyncio.wait([freezing, asking], return_when=asyncio.FIRST_COMPLETED)
+        if not freezing.done():
+            worker.signal(signal.SIGTERM)
+        if not await freezing:
+            assert worker.code == 0, worker.noise()
+            asking.cancel()
+            return None
+        assert worker.caught is not None
+        # While one thread passes a point, another may be in the middle of a transaction.
+        inside = await asyncio.to_thread(is_locked, directory / "runs.db")
+        return Frozen(trap, worker, asking, snapshot(directory, "frozen"), inside=inside)
+
+    async def _finish(self, frozen: Frozen) -> None:
+        bury = 0 if frozen.inside else frozen.worker.pid
+        last = await self._processes.fork("drive", frozen.worker.directory, last=True, bury=bury)
+        assert await last.ended() == 0, f"frozen at {frozen.trap}:\n{last.noise()}"
+        assert await frozen.asking == 0, f"frozen at {frozen.trap}:\n{last.noise()}"
+
+    async def _thaw(self, frozen: Frozen) -> list[str]:
+        """Let others finish, then let it go on; what it did that it should not have done."""
+        worker, directory = frozen.worker, frozen.worker.directory
+        await self._finish(frozen)
+        before = snapshot(directory, "before").finished()
+        one_more = await self._processes.fork("ask_for_one_more", directory)
+        await eventually(lambda: any(line.get("run") == "one more" for line in app.read(directory / "ledger")))
+        frozen.thawed = time.monotonic()
+        worker.signal(signal.SIGCONT)
+        await eventually(
+            lambda: worker.code is not None or frozen.begins_another_life(),
+            saying=f"in {directory}, frozen at {frozen.trap}, a new life",
+        )
+        if worker.code is not None:
+            await self._finish(frozen)
+        assert await one_more.ended() == 0, one_more.noise()
+        await self._end(worker)
+        after = snapshot(directory, "after").finished()
+        return frozen.late_writes(set(before), self.refused) + [
+            f"the zombie changed run {id!r}: {known} became {after.get(id)}"
+            for id, known in before.items()
+            if after.get(id) != known
+        ]
+
+    async def _thaw_inside(self, frozen: Frozen) -> list[str]:
+        """It holds the database, so nobody can take its runs away; it goes on as if nothing had happened."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + 1.5 * LEASE
+        finishing = asyncio.ensure_future(self._finish(frozen))
+        await eventually(lambda: loop.time() > limit)
+        frozen.worker.signal(signal.SIGCONT)
+        await eventually(lambda: frozen.worker.code is not None or frozen.goes_on())
+        await self._end(frozen.worker)
+        await finishing
+        return []
+
+    async def _end(self, worker: Child) -> None:
+        worker.signal(signal.SIGTERM)
+        assert await worker.ended() == 0, worker.noise()
+
+    async def run_all(self, traps: Iterator[Trap]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, trap in enumerate(traps):
+                group.create_task(self.run(f"{self.fired.total()}-{number:05}", trap))
+
+
+class Frozen:
+    """A worker that stands still, and the client that waits beside it."""
+
+    def __init__(
+        self, trap: Trap, worker: Child, asking: asyncio.Future[int], state: Snapshot, *, inside: bool
+    ) -> None:
+        self.trap = trap
+        self.worker = worker
+        self.asking = asking
+        self.state = state
+        self.inside = inside
+        self.thawed = 0.0
+        self._answers = len(worker.answers())
+
+    def goes_on(self) -> bool:
+        return any(line["verb"] == "claim" for line in self.worker.answers()[self._answers :])
+
+    def begins_another_life(self) -> bool:
+        verbs = [line["verb"] for line in self.worker.answers()[self._answers :]]
+        return "register" in verbs and "claim" in verbs[verbs.index("register") :]
+
+    def late_writes(self, finished: set[str], refused: Counter[str]) -> list[str]:
+        """What was taken of it although it came too late; what was not is counted.
+
+        What it had asked for before may have been done before, and only its answer was late.
+        """
+        taken = []
+        dead = self.worker.caught not in ("register.enter", "retire.committed")
+        for line in self.worker.answers()[self._answers :]:
+            if line["verb"] == "register":
+                dead = False
+            elif line["verb"] == "claim" and dead and line["asked"] > self.thawed:
+                refused["claim"] += 1
+                taken += [f"a dead worker claimed {id!r}" for id in line["answer"]]
+            elif line["verb"] == "heartbeat" and not line["answer"]:
+                refused["heartbeat"] += 1
+            elif line["verb"] == "commit" and line["answer"] == "lost":
+                refused[line["turn"]] += 1
+            elif line["verb"] == "commit" and line["run"] in finished and line["asked"] > self.thawed:
+                taken.append(f"a late turn was taken: {line}")
+        return taken
+
+
+def is_locked(database: Path) -> bool:
+    """Whether somebody keeps the right to write to himself."""
+    with closing(sqlite3.connect(database, isolation_level=None, timeout=1.0)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
+def traps(passed: list[str], points: tuple[str, ...]) -> Iterator[Trap]:
+    """Every passing of every point; or, bounded, one or two of each."""
+    for point, often in Counter(point for point in passed if point in points).items():
+        some = often if WHOLE else min(often, 2 if point in OUTSIDE else 1)
+        for hit in random.sample(range(1, often + 1), some):
+            yield Trap(point=point, hit=hit, signal=signal.SIGSTOP)
+
+
+def commits_of(worker: Child, turn: str) -> list[int]:
+    """Which commits of a worker carried such a turn, counted from 1."""
+    commits = [line for line in worker.answers() if line["verb"] == "commit"]
+    numbers = {asked: number for number, asked in enumerate(dict.fromkeys(line["asked"] for line in commits), 1)}
+    return [numbers[line["asked"]] for line in commits if line["turn"] == turn]
+
+
+@pytest.mark.timeout(7200 if WHOLE else 300)
+async def test_a_zombie_changes_nothing(processes: Family, tmp_path: Path) -> None:
+    zombies = Zombies(processes, tmp_path)
+    dry = await zombies.dry()
+    assert set(OUTSIDE) <= set(dry.passed), "these points are never passed"
+    await zombies.run_all(traps(dry.passed, OUTSIDE))
+    for _ in range(TRIES):
+        wanted = [turn for turn in REFUSED - set(zombies.refused) if commits_of(dry, turn)]
+        hits = [random.choice(commits_of(dry, turn)) for turn in wanted]
+        await zombies.run_all(Trap(point="commit.enter", hit=hit, signal=signal.SIGSTOP) for hit in hits)
+    assert set(OUTSIDE) <= set(zombies.fired), "these points never fired"
+    assert set(zombies.refused) >= REFUSED, "these were never refused"
+
+
+@pytest.mark.timeout(7200 if WHOLE else 300)
+async def test_a_worker_frozen_inside_a_transaction_holds_up_the_others_and_breaks_nothing(
+    processes: Family, tmp_path: Path
+) -> None:
+    zombies = Zombies(processes, tmp_path)
+    await zombies.run_all(traps((await zombies.dry()).passed, INSIDE))
+    assert set(INSIDE) <= set(zombies.fired), "these points never fired"
