@@ -1,0 +1,142 @@
+"""What the workloads share: the database, the rounds with a raw sample before each, and the result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from benchmarks.programs import ALL, Probe, Stage
+from benchmarks.raw import RawDatabase
+from perdure import Call, Engine, Status
+from perdure.store.url import SqliteUrl, parse
+
+#: What every result has, null where it does not apply.
+KEYS = (
+    "workload",
+    "store",
+    "runs",
+    "steps",
+    "runs_per_s",
+    "steps_per_s",
+    "cpu_us_per_step",
+    "p50_ms",
+    "p99_ms",
+    "raw_commits_per_s",
+    "raw_commit_p50_ms",
+    "raw_batch_rows_per_s",
+)
+
+Result = dict[str, Any]
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    """How much to do. The defaults take a minute or so each; tests use tiny ones."""
+
+    rounds: int = 5
+    #: Runs a round: w1, w2, w3.
+    runs: int = 2000
+    #: Steps of the one run: w3 (sequential), w4 (parallel), w6 (of the history).
+    steps: int = 1000
+    #: Seconds of sleep: w5.
+    sleep: float = 5.0
+    #: Rows beside the due ones: w7; parked rows: memory.
+    finished: int = 1_000_000
+    sleeping: int = 100_000
+    foreign: int = 100_000
+    slots: int = 100
+    raw_commits: int = 200
+    raw_batches: int = 5
+
+
+class Spent(Struct, frozen=True):
+    """What a stretch of work took."""
+
+    wall: float
+    cpu: float
+
+
+class Bench:
+    """One workload's database and its yardstick."""
+
+    def __init__(self, name: str, url: str, sizes: Sizes) -> None:
+        self.name = name
+        self.url = url
+        self.where: SqliteUrl = parse(url)
+        self.sizes = sizes
+        self.raw = RawDatabase(self.where, commits=sizes.raw_commits, batches=sizes.raw_batches)
+
+    def engine(self) -> Engine:
+        """An engine on the database, with all programs."""
+        return Engine(self.url, ALL)
+
+    def result(self, **values: object) -> Result:
+        """The answer to print."""
+        raw = self.raw.median()
+        common: Result = {
+            "workload": self.name,
+            "store": f"sqlite synchronous={self.where.synchronous}" if self.where.path else "sqlite in memory",
+            "raw_commits_per_s": round(raw.commits_per_s, 1),
+            "raw_commit_p50_ms": round(raw.commit_p50_ms, 4),
+            "raw_batch_rows_per_s": round(raw.batch_rows_per_s, 1),
+        }
+        rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
+        return dict.fromkeys(KEYS) | common | rounded
+
+
+async def work_off(engine: Engine, calls: Sequence[Call[Any]], expected: int, slots: int) -> Spent:
+    """Queue the calls, then time a worker from its start to the last outcome. Raises if a run did not succeed."""
+    handles = []
+    for start in range(0, len(calls), 1000):
+        handles += await engine.start_many(calls[start : start + 1000])
+    by_id = {handle.id: handle for handle in handles}
+    async with probing(expected, remember=2 * slots) as probe:
+        wall, cpu = time.perf_counter(), time.process_time()
+        async with engine.worker(slots=slots):
+            await probe.reached.wait()
+            for run_id in dict.fromkeys(probe.latest):
+                await by_id[run_id].result()
+            spent = Spent(time.perf_counter() - wall, time.process_time() - cpu)
+    for handle in handles:
+        if (status := await handle.status()) != "completed":
+            raise RuntimeError(f"run {handle.id} is {status}; the measurement is void")
+    return spent
+
+
+@contextlib.asynccontextmanager
+async def probing(expected: int, *, remember: int = 200) -> AsyncIterator[Probe]:
+    """Have the steps report for as long as this lasts."""
+    Stage.probe = Probe(expected, remember=remember)
+    try:
+        yield Stage.probe
+    finally:
+        Stage.probe = None
+
+
+async def until(question: Callable[[], Awaitable[bool]], every: float) -> None:
+    """Ask until the answer is yes."""
+    while True:
+        if await question():
+            return
+        await asyncio.sleep(every)
+
+
+async def none_left(engine: Engine, *statuses: Status) -> bool:
+    """Whether no run is in any of these."""
+    return not (await engine.list(status=statuses, limit=1)).runs
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so large a share of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)

@@ -1,0 +1,114 @@
+"""The workflows that are measured, and the one payload that all of them carry.
+
+Their steps run on the measuring process's own loop and report to the `Probe` that the measurement put there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from perdure import Context, step_info, workflow
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What every step returns: small and typed, as results of steps are."""
+
+    order: str
+    cents: int
+    paid: bool
+
+
+#: A receipt as the database has it; what the raw measurement writes too.
+PAYLOAD = '{"order":"order-000042","cents":4200,"paid":true}'
+
+
+class Probe:
+    """What the steps of one round report: how many ran, when, and for which runs the last ones did."""
+
+    def __init__(self, expected: int, *, remember: int = 200) -> None:
+        self.times: list[float] = []
+        #: The latest runs that had a step; once all steps have run, nobody else can be unfinished.
+        self.latest: deque[str] = deque(maxlen=remember)
+        self.reached = asyncio.Event()
+        self._left = expected
+
+    def report(self) -> None:
+        """A step runs."""
+        self.times.append(time.perf_counter())
+        self.latest.append(step_info().run_id)
+        self._left -= 1
+        if self._left <= 0:
+            self.reached.set()
+
+
+class Stage:
+    """Where the steps of this process find the current probe."""
+
+    probe: Probe | None = None
+
+
+async def pay(number: int) -> Receipt:
+    """The usual step: it does nothing but report, so what remains is the engine's own cost."""
+    if Stage.probe is not None:
+        Stage.probe.report()
+    return Receipt("order-000042", 4200, True)
+
+
+async def gate() -> None:
+    """A step that never ends by itself."""
+    if Stage.probe is not None:
+        Stage.probe.report()
+    await asyncio.get_running_loop().create_future()
+
+
+@workflow("bench.steps.v1")
+async def steps(ctx: Context, count: int) -> int:
+    """Steps one after the other."""
+    total = 0
+    for number in range(count):
+        total += (await ctx.step(pay, number)).cents
+    return total
+
+
+@workflow("bench.parallel.v1")
+async def parallel(ctx: Context, count: int) -> int:
+    """Steps side by side."""
+    receipts = await asyncio.gather(*[ctx.step(pay, number) for number in range(count)])
+    return sum(receipt.cents for receipt in receipts)
+
+
+@workflow("bench.sleep.v1")
+async def sleeper(ctx: Context, seconds: float) -> None:
+    """Only a sleep."""
+    await ctx.sleep(seconds)
+
+
+@workflow("bench.resume.v1")
+async def resumed(ctx: Context, count: int) -> int:
+    """A long history, quickly made, before a step that never ends."""
+    total = 0
+    quick = ctx.options(ephemeral=True)
+    for number in range(count):
+        total += (await quick.step(pay, number)).cents
+    await ctx.step(gate)
+    return total
+
+
+@workflow("bench.wait.v1")
+async def waiter(ctx: Context, number: int) -> int:
+    """A step, then a message that never comes."""
+    receipt = await ctx.step(pay, number)
+    await ctx.receive("go")
+    return receipt.cents
+
+
+@workflow("bench.foreign.v1")
+async def foreign(ctx: Context) -> None:
+    """Served by nobody."""
+
+
+ALL = (steps, parallel, sleeper, resumed, waiter)

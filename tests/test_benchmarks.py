@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import KEYS
+from benchmarks.programs import PAYLOAD, pay
+from perdure.core.codec import Codec
+
+ROOT = Path(__file__).parent.parent
+
+TINY = [
+    "--rounds", "1", "--runs", "10", "--steps", "20", "--sleep", "0.2", "--finished", "100", "--sleeping", "100",
+    "--foreign", "100", "--raw-commits", "5", "--raw-batches", "1",
+]  # fmt: skip
+
+#: What each workload tells besides the common keys.
+OF_ITS_OWN = {
+    "w1": {"ratio_steps_to_raw_commits"},
+    "w2": {"ratio_steps_to_raw_commits"},
+    "w3": {"step_p50_ms", "step_p99_ms", "ratio_step_to_raw_commit"},
+    "w4": {"ratio_steps_to_raw_commits"},
+    "w5": {"done_after_last_due_s"},
+    "w6": {"records_per_s"},
+    "w7": {"alone_p50_ms", "ratio_beside_to_alone", "ratio_woken_beside_to_alone"},
+    "memory": {"rss_growth_mb", "resident_bytes_per_run"},
+}
+
+
+def bench(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    ).stdout
+
+
+@pytest.mark.parametrize("workload", OF_ITS_OWN)
+def test_each_workload_prints_one_json_object_with_the_keys_that_are_promised(workload: str, tmp_path: Path) -> None:
+    [line] = bench(workload, "--json", "--store", f"sqlite:///{tmp_path}/bench.db", *TINY).splitlines()
+    result = json.loads(line)
+    assert result["workload"] == workload
+    assert result.keys() >= {*KEYS, *OF_ITS_OWN[workload]}
+    assert all(result[key] is not None for key in OF_ITS_OWN[workload])
+    assert all(result[key] > 0 for key in ("raw_commits_per_s", "raw_commit_p50_ms", "raw_batch_rows_per_s"))
+
+
+def test_without_json_it_prints_a_table_for_people() -> None:
+    lines = bench("w4", *TINY).splitlines()
+    assert lines[0].startswith("w4 on sqlite synchronous=FULL")
+    assert any("steps_per_s" in line for line in lines)
+
+
+async def test_the_payload_of_the_raw_measurement_is_what_a_step_of_the_benchmark_returns() -> None:
+    assert Codec().encode(await pay(1), "receipt") == PAYLOAD
