@@ -43,7 +43,8 @@ class Heart:
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._renewed = system.monotonic()
-        self._answered = system.monotonic()
+        #: Since when the main loop owes an answer; None if it has answered. A process that was suspended owes none.
+        self._asked: float | None = None
         self._background: Background | None = None
 
     def start(self) -> None:
@@ -61,24 +62,28 @@ class Heart:
 
     async def _beat(self) -> None:
         while not self._stalled():
-            self._loop.call_soon_threadsafe(self._answer)
+            if self._asked is None:
+                self._asked = self._system.monotonic()
+                self._loop.call_soon_threadsafe(self._answer)
             await self._system.sleep(self._lease / 3 * (0.9 + 0.2 * self._system.random()))
-            asked = self._system.monotonic()
+            before = self._system.monotonic()
             try:
                 alive = await self._store.heartbeat(self._worker_id)
             except StoreError as error:
                 logger.warning("heartbeat of worker %s failed: %s", self._worker_id, error)
                 continue
             if not alive:
-                self._loop.call_soon_threadsafe(self._on_dead)
-                return
-            self._renewed = asked
+                break
+            self._renewed = before
+        # A loop that is blocked hears of it when it is free again; by then others have its runs.
+        self._loop.call_soon_threadsafe(self._on_dead)
 
     def _answer(self) -> None:
-        self._answered = self._system.monotonic()
+        self._asked = None
 
     def _stalled(self) -> bool:
-        silent = self._system.monotonic() - self._answered
+        asked = self._asked
+        silent = 0.0 if asked is None else self._system.monotonic() - asked
         if silent < self._stall_limit:
             return False
         stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
