@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -53,7 +53,7 @@ def simulate(seed: int, *, keep_trace: bool = False) -> Report:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     """Without the garbage collector, which runs code when it likes, and without the engine's warnings about the faults."""
     logger = logging.getLogger("perdure")
     level = logger.level

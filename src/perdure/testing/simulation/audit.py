@@ -13,7 +13,8 @@ import msgspec
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Kind, Record, Run, RunFilter, Status
-from perdure.replay.execution import Execution, Origin
+from perdure.replay.execution import Execution
+from perdure.replay.origin import Origin
 from perdure.testing.invariants import Known, scan
 from perdure.testing.simulation.interpreter import Interpreter, Steps
 from perdure.testing.simulation.ledger import Ledger
@@ -23,7 +24,6 @@ from perdure.workflow.definition import Workflow
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
 
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
-_FINISHED = ("completed", "failed", "cancelled")
 
 
 class Audit:
@@ -37,6 +37,7 @@ class Audit:
 
     def findings(self) -> list[str]:
         """As sentences; none is what is wanted."""
+        self._count()
         return [
             *self._scan(),
             *self._overwritten(),
@@ -46,6 +47,18 @@ class Audit:
             *self._clients(),
             *self._replays(),
         ]
+
+    def _count(self) -> None:
+        sometimes = self._ledger.sometimes
+        for run in self._runs.values():
+            sometimes["a run was tried again as a whole"] += run.attempt > 1
+            sometimes["a run expired"] += _error_of(run) == "Expired"
+            if run.id in self._ledger.to_be_cancelled:
+                sometimes["a cancellation came in time"] += run.status is Status.CANCELLED
+                sometimes["a run completed although it was to be cancelled"] += run.status is Status.COMPLETED
+            records = self._histories[run.id]
+            sometimes["a step timed out"] += any("StepTimeout" in (r.payload or "") for r in records if r.failed)
+            sometimes["a child's outcome reached its parent"] += any(r.kind is Kind.CHILD for r in records)
 
     def _scan(self) -> list[str]:
         effects = tuple((effect.run_id, effect.location) for effect in self._ledger.effects)
@@ -110,10 +123,11 @@ class Audit:
                 yield from self._replay(run, self._histories[run.id])
 
     def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
-        failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
-        if failure is not None and failure.type.rpartition(".")[2] in _ENDED_FROM_OUTSIDE:
+        if _error_of(run) in _ENDED_FROM_OUTSIDE:
             return
-        execution = _execution(run, history, Interpreter(Steps("audit", Random(0), self._ledger)))  # noqa: S311
+        failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
+        steps = Steps("audit", Random(0), self._ledger)  # noqa: S311 - nothing is executed
+        execution = _execution(run, history, Interpreter(steps, self._ledger.sometimes))
         try:
             execution.begin()
             execution.replay(lambda: True)
@@ -153,6 +167,12 @@ def _execution(run: Run, history: list[Record], interpreter: Interpreter) -> Exe
         errors=ErrorTypes((), ()),
         logger=logging.getLogger("perdure.workflow"),
     )
+
+
+def _error_of(run: Run) -> str:
+    if run.error is None or run.status is Status.COMPLETED:
+        return ""
+    return Failure.from_json(run.error).type.rpartition(".")[2]
 
 
 def _essence(payload: str | None) -> tuple[str, str]:

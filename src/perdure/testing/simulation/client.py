@@ -56,9 +56,7 @@ class Client:
     async def _start(self, name: str) -> None:
         program = programs.encode(self._author.program())
         call = self._engine.workflows[PLAIN if self._rng.random() < 0.7 else STUBBORN](program)
-        options = StartOptions(id=name if self._rng.random() < 0.7 else None)
-        if options["id"] is None:
-            options["idempotency_key"] = name
+        options = StartOptions(id=name) if self._rng.random() < 0.7 else StartOptions(idempotency_key=name)
         if self._rng.random() < 0.2:
             options["at"] = self._rng.choice((0.5, 3.0))
         if self._rng.random() < 0.1:
@@ -92,7 +90,10 @@ class Client:
         run = self._rng.choice(self._runs)
         asked = await self._persist(lambda: run.cancel(f"{name} does not want it any more"))
         self._ledger.note(self._name, "cancels", run.id, asked)
-        self._ledger.sometimes["a run was to be cancelled" if asked else "a cancellation came after the end"] += 1
+        if asked:
+            self._ledger.to_be_cancelled.add(run.id)
+        else:
+            self._ledger.sometimes["a cancellation came after the end"] += 1
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -68,12 +68,17 @@ class Database:
         if self.caller is not None:
             self.maybe_crash(self.caller.process, name)
 
+    def kill(self, process: Process) -> None:
+        """End a process, here and now."""
+        self.ledger.died(process.name)
+        self.loop.kill(process)
+
     def maybe_crash(self, process: Process, name: str) -> None:
         """Kill a process, perhaps."""
         if self.odds.crash and process.name.startswith("worker") and self.rng.random() < self.odds.crash:
             self.ledger.note(process.name, "dies at", name)
-            self.ledger.sometimes["a process died inside or right after a transaction"] += 1
-            self.loop.kill(process)
+            self.ledger.sometimes["a process died around a transaction"] += 1
+            self.kill(process)
             raise Crashed(process.name)
 
 
@@ -88,6 +93,7 @@ class FaultStore:
         self._database = database
         self._system = system
         self._known_commits = 0
+        self._registered = False
         self._lost: Sequence[Turn] | None = None
 
     async def open(self) -> None:
@@ -154,21 +160,21 @@ class FaultStore:
         ledger = self._database.ledger
         if verb == "commit":
             ledger.committed(args[0], answer)
-            self._count(args[0], answer)
+            self._count_repeated(args[0], answer)
+        elif verb == "claim":
+            for claimed in cast("Claimed", answer).runs:
+                ledger.claimed(claimed.run.id, self.process.name)
+        elif verb == "register":
+            ledger.sometimes["a worker that had been declared dead began again"] += self._registered
+            self._registered = True
         elif verb == "load":
-            loaded: Loaded
-            for loaded in answer:
+            for loaded in cast("list[Loaded]", answer):
                 ledger.loaded(loaded.run.id, loaded.records)
 
-    def _count(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
-        sometimes = self._database.ledger.sometimes
-        if self._lost == turns:
-            sometimes["an answer to a commit was lost and the commit repeated"] += 1
-            if Verdict.APPLIED in verdicts:
-                sometimes["a repeated commit was recognised"] += 1
+    def _count_repeated(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
+        if self._lost == turns and Verdict.APPLIED in verdicts:
+            self._database.ledger.sometimes["a commit whose answer was lost was recognised"] += 1
         self._lost = None
-        sometimes["a write of a former owner was refused"] += sum(verdict is Verdict.LOST for verdict in verdicts)
-        sometimes["a park was refused because something came in"] += sum(v is Verdict.AWAKE for v in verdicts)
 
 
 def _summary(answer: Any) -> str:

@@ -7,6 +7,7 @@ result that was acted upon and then lost, replaced or given twice leaves a mark.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -65,10 +66,11 @@ class Steps:
 
 
 class Interpreter:
-    """Executes programs. `probe` is where the replay audit has no steps to execute."""
+    """Executes programs; counts in `sometimes`, where that is wanted, what came before what."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         self._steps = steps
+        self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
         self.workflows = (
             Workflow(PLAIN, self.main, retry=None),
             Workflow(STUBBORN, self.main, retry=Retry(attempts=3, initial=0.5, jitter=0)),
@@ -125,6 +127,9 @@ class Interpreter:
             log.append(await ctx.receive(name, str, timeout=timeout))
         except TimeoutError:
             log.append(f"no {name}")
+            self._sometimes["a timeout came before its message"] += 1
+        else:
+            self._sometimes["a message came before its timeout"] += timeout is not None
 
     async def _limit(self, ctx: Context, seconds: float, body: Program, log: list[str]) -> None:
         try:

@@ -44,6 +44,10 @@ class Ledger:
         self._loop = loop
         self._keep_trace = keep_trace
         self._hash = hashlib.blake2b(digest_size=16)
+        #: Runs that somebody asked to stop while they were under way.
+        self.to_be_cancelled: set[str] = set()
+        self._holders: dict[str, str] = {}
+        self._orphaned: Counter[str] = Counter()
         self._records: dict[tuple[str, int], Record] = {}
         self._outcomes: dict[str, Finish] = {}
 
@@ -70,17 +74,41 @@ class Ledger:
         self.note(effect.worker, "executes", effect.run_id, effect.location, effect.attempt)
         return len(self.effects)
 
+    def claimed(self, run_id: str, process: str) -> None:
+        """A worker was given a run."""
+        if self._holders.get(run_id, process) != process:
+            self.sometimes["a run was taken over from another worker"] += 1
+        self._holders[run_id] = process
+
+    def died(self, process: str) -> None:
+        """A worker is no more, with whatever it held."""
+        for run_id, holder in self._holders.items():
+            if holder == process:
+                self._orphaned[run_id] += 1
+                if self._orphaned[run_id] > 1:
+                    self.sometimes["a run lost its worker more than once"] += 1
+
     def committed(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
         """The database said what became of these turns."""
         for turn, verdict in zip(turns, verdicts, strict=True):
-            if verdict not in (Verdict.APPLIED, Verdict.AWAKE):
-                continue
             run_id = turn.lease.run_id
-            self.seen(run_id, turn.records)
-            if isinstance(turn.next, Finish):
-                before = self._outcomes.setdefault(run_id, turn.next)
-                if before != turn.next:
-                    self.violated(f"run {run_id} had the outcome {before} and got another: {turn.next}")
+            if verdict is Verdict.LOST:
+                self.sometimes["a write of a former owner was refused"] += 1
+                if run_id in self._outcomes:
+                    self.sometimes["a former owner came back after the end of the run"] += 1
+            elif verdict is not Verdict.BUSY:
+                self._written(run_id, turn, verdict)
+
+    def _written(self, run_id: str, turn: Turn, verdict: Verdict) -> None:
+        self.seen(run_id, turn.records)
+        if verdict is Verdict.AWAKE:
+            self.sometimes["a park was refused because something came in"] += 1
+        elif turn.next is not None:
+            self._holders.pop(run_id, None)
+        if isinstance(turn.next, Finish):
+            before = self._outcomes.setdefault(run_id, turn.next)
+            if before != turn.next:
+                self.violated(f"run {run_id} had the outcome {before} and got another: {turn.next}")
 
     def seen(self, run_id: str, records: Sequence[Record]) -> None:
         """Somebody was told that these records are durable; they stay what they are."""

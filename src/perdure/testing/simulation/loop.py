@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from random import Random
@@ -72,7 +72,13 @@ class SimHandle:
     __slots__ = ("_order", "_when", "args", "callback", "context", "lane")
 
     def __init__(
-        self, lane: Lane, order: int, when: int, callback: Callable[..., object], args: tuple[Any, ...], context: Context
+        self,
+        lane: Lane,
+        order: int,
+        when: int,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context,
     ) -> None:
         self.lane = lane
         self.callback: Callable[..., object] | None = callback
@@ -152,7 +158,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run(self, main: Coroutine[Any, Any, T], process: Process) -> T:
         """Run everything until `main` has ended."""
         with _running(self):
-            task = self.create_task(main, name="main", context=process.context())
+            task: SimTask[T] = self.create_task(main, name="main", context=process.context())
             while not task.done():
                 self._step()
             return task.result()
@@ -326,7 +332,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     coroutine = task.get_coro()
                     with suppress(BaseException):
                         if coroutine is not None:
-                            coroutine.close()  # type: ignore[union-attr]
+                            coroutine.close()
                 elif not task.cancelled():
                     task.exception()
         self._active.clear()
@@ -334,7 +340,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 @contextmanager
-def _running(loop: SimLoop) -> Iterator[None]:
+def _running(loop: SimLoop) -> Generator[None]:
     previous = events._get_running_loop()
     events._set_running_loop(loop)
     try:

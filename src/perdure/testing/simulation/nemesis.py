@@ -51,7 +51,7 @@ class Nemesis:
     async def _kill(self, life: Life) -> None:
         self._world.ledger.note("nemesis kills", life.process.name)
         self._world.ledger.sometimes["a worker was killed"] += 1
-        self._world.loop.kill(life.process)
+        self._world.database.kill(life.process)
 
     async def _stall(self, life: Life) -> None:
         """The whole process stands still, and wakes up to a world that has gone on."""

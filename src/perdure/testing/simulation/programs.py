@@ -124,9 +124,11 @@ class Author:
     def _op(self, depth: int) -> Op:
         if depth > 0 and self._rng.random() < 0.4:
             makers, weights = zip(*self._nests, strict=True)
-            return self._rng.choices(makers, weights)[0](depth - 1)
+            nest: Callable[[int], Op] = self._rng.choices(makers, weights)[0]
+            return nest(depth - 1)
         leaves, weights = zip(*self._leaves, strict=True)
-        return self._rng.choices(leaves, weights)[0]()
+        leaf: Callable[[], Op] = self._rng.choices(leaves, weights)[0]
+        return leaf()
 
     def _step(self) -> Op:
         rng = self._rng

@@ -52,14 +52,14 @@ class World:
     def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
         self.seed = seed
         self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
-        self.loop = SimLoop(self._fork("loop"))
+        self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
         self.odds = _odds(self.rng)
         self.database = Database(self.loop, self.ledger, self._fork("database"), self.odds)
         self.lives: list[Life] = []
         self.healed = False
         self._lives_begun = 0
-        self._retrying_bound = self.rng.choice((0.0, 0.5, 5.0, 30.0))
+        self._retrying_bound = self.rng.choice((0.0, 0.0, 0.5, 5.0, 30.0))
         self._options = _options(self.rng)
         self._observer = Process("observer")
 
@@ -174,7 +174,7 @@ class World:
         except StoreError as error:
             # Whoever runs a process that could not reach its database at the start, starts another.
             self.ledger.note(process.name, "cannot start:", error)
-            self.loop.kill(process)
+            self.database.kill(process)
             self.loop.call_later(1.0, self.begin_life, context=self._observer.context())
 
     def stop(self, life: Life) -> None:
@@ -221,7 +221,7 @@ def _odds(rng: Random) -> Odds:
         reply_lost=perhaps(0.002, 0.2),
         slow=perhaps(0.01, 0.3),
         delay=rng.choice((0.01, 0.2, LEASE, 2 * LEASE)),
-        crash=perhaps(0.0003, 0.01),
+        crash=perhaps(0.001, 0.03),
     )
 
 

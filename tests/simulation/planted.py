@@ -1,0 +1,271 @@
+"""Faults planted in the engine, each as a patch, to see whether the simulation finds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from perdure.core.model import NewMessage, Turn, Verdict
+from perdure.replay.operations import StepOperation
+from perdure.store import messages, reads, workers
+from perdure.store.retrying import Retrying
+from perdure.store.sqlite import claim, commit, states
+from perdure.store.sqlite.commit import Standing
+from perdure.store.sqlite.connection import SqliteTransaction
+from perdure.store.sqlite.store import SqliteStore
+from perdure.testing.simulation.loop import LANE
+from perdure.worker import worker
+from perdure.worker.claimer import Claimer
+from perdure.worker.residents import Residents
+
+Patch = pytest.MonkeyPatch
+
+_STATES = ("PARK", "FINISH", "_AGAIN", "_RELEASE", "_BLOCK")
+_LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
+_RECORD_LEASE = "AND token = ? AND nonce = ? AND status = 'running'"
+
+
+def reword(patch: Patch, module: ModuleType, name: str, old: str, new: str) -> None:
+    text = getattr(module, name)
+    assert old in text, f"{name} is not what this fault was planted in"
+    patch.setattr(module, name, text.replace(old, new))
+
+
+def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple[Any, ...], Turn], bool]) -> None:
+    """Replace what a write has to prove."""
+    for name in _STATES:
+        reword(patch, states, name, _LEASE, lease)
+    reword(patch, commit, "RECORD", _RECORD_LEASE, record_lease)
+
+    async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
+        rows = await tx.fetch(
+            "SELECT status, token, nonce, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,)
+        )
+        return Standing.LIVE if standing(rows[0], turn) else Standing.LOST
+
+    patch.setattr(commit, "_stand", stand)
+
+
+def no_fence(patch: Patch) -> None:
+    """Anybody may write to any run."""
+    fence(patch, "", "AND ? IS NOT NULL AND ? IS NOT NULL", lambda row, turn: True)
+
+
+def fence_by_worker(patch: Patch) -> None:
+    """A write proves only which worker it comes from, and a new process takes over the name of an old one."""
+
+    def name(*_: object) -> str:
+        return f"worker-{int(LANE.get().process.name.removeprefix('worker')) % 2}"
+
+    patch.setattr(worker, "uuid7", name)
+    reword(
+        patch,
+        workers,
+        "_REGISTER",
+        "{or_ignore}",
+        "ON CONFLICT (id) DO UPDATE SET status = 'alive', heartbeat_at = :now",
+    )
+    # The worker of a turn is not part of it, but the name is where the lane says.
+    for each in _STATES:
+        reword(patch, states, each, _LEASE, "AND worker = :worker AND status = 'running'")
+    proof = states._proof
+    patch.setattr(states, "_proof", lambda lease: {**proof(lease), "worker": name()})
+    reword(patch, commit, "RECORD", _RECORD_LEASE, "AND ? IS NOT NULL AND worker = ? AND status = 'running'")
+    row = commit._row
+    patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:16], name()))
+
+    async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
+        rows = await tx.fetch("SELECT status, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,))
+        return Standing.LIVE if rows[0] == ("running", name()) else Standing.LOST
+
+    patch.setattr(commit, "_stand", stand)
+
+
+def token_never_raised(patch: Patch) -> None:
+    """The token alone is the proof, and neither giving back nor claiming raises it."""
+    fence(
+        patch,
+        "AND token = :token AND status = 'running'",
+        "AND token = ? AND ? IS NOT NULL AND status = 'running'",
+        lambda row, turn: bool(row[:2] == ("running", turn.lease.token)),
+    )
+    reword(patch, claim, "TAKE", "token = token + 1", "token = MAX(token, 1)")
+    reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
+    reword(patch, states, "_RELEASE", "token = token + 1", "token = token")
+
+
+def split_check(patch: Patch) -> None:
+    """The lease is checked in one transaction, and the turn written in another."""
+    checked = commit._stand
+    no_fence(patch)
+
+    async def check(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Standing]:
+        return [await checked(tx, turn) for turn in turns]
+
+    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        standings = await self._read("check", lambda tx: check(tx, turns))
+        await asyncio.sleep(0.05)
+        live = [turn for turn, standing in zip(turns, standings, strict=True) if standing is Standing.LIVE]
+        written = iter(await self._write("commit", actor, lambda tx: commit.commit(tx, live)))
+        return [
+            next(written)
+            if standing is Standing.LIVE
+            else Verdict.LOST
+            if standing is Standing.LOST
+            else Verdict.APPLIED
+            for standing in standings
+        ]
+
+    patch.setattr(SqliteStore, "commit", in_two)
+
+
+def split_outcome(patch: Patch) -> None:
+    """A run's outcome is written in one transaction, and its parent told in another."""
+    words: list[NewMessage | None] = []
+    deliver = messages.deliver
+
+    async def later(_: SqliteTransaction, word: NewMessage | None) -> None:
+        words.append(word)
+
+    async def tell(tx: SqliteTransaction, told: Sequence[NewMessage | None]) -> None:
+        for word in told:
+            await deliver(tx, word)
+
+    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        words.clear()
+        verdicts = await self._write("commit", actor, lambda tx: commit.commit(tx, turns))
+        told = [*words]
+        words.clear()
+        if told:
+            await self._write("commit", actor, lambda tx: tell(tx, told))
+        return verdicts
+
+    patch.setattr(states, "deliver", later)
+    patch.setattr(SqliteStore, "commit", in_two)
+
+
+def split_inbox(patch: Patch) -> None:
+    """What came in is recorded in one transaction, and marked as read in another."""
+
+    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        unread = [msgspec.structs.replace(turn, read=0) for turn in turns]
+        verdicts = await self._write("commit", actor, lambda tx: commit.commit(tx, unread))
+        await self._write("commit", actor, lambda tx: read(tx, turns))
+        return verdicts
+
+    async def read(tx: SqliteTransaction, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if turn.read:
+                await tx.execute(commit._READ, (turn.read, turn.read, turn.lease.run_id))
+                await tx.execute(commit._CONSUME, (turn.lease.run_id, turn.read))
+
+    patch.setattr(SqliteStore, "commit", in_two)
+
+
+def parent_not_woken(patch: Patch) -> None:
+    """A child's outcome is left in its parent's inbox, and the parent sleeps on."""
+    asleep = messages._RAISE.replace("status = :status,", "").replace(":status", "'waiting'").replace(":woken = 1", "0")
+
+    async def deliver(tx: SqliteTransaction, word: NewMessage | None) -> None:
+        with Patch.context() as inner:
+            inner.setattr(messages, "_RAISE", asleep)
+            await messages.deliver(tx, word)
+
+    patch.setattr(states, "deliver", deliver)
+
+
+def waiter_not_woken(patch: Patch) -> None:
+    """A message does not wake the run that waits for it."""
+    reword(patch, messages, "_RAISE", "status = :status,", "")
+    reword(patch, messages, "_RAISE", ":woken = 1", "0")
+
+
+def park_without_looking(patch: Patch) -> None:
+    """A run is parked whatever came in meanwhile."""
+    reword(patch, states, "PARK", " AND inbox_seq = :seen", "")
+
+
+def message_retried_under_another_key(patch: Patch) -> None:
+    """A send whose answer was lost is repeated as another message."""
+
+    async def send(self: Retrying, new: Sequence[NewMessage], actor: str) -> Any:
+        tries = 0
+
+        def again() -> Any:
+            nonlocal tries
+            tries += 1
+            fresh = [msgspec.structs.replace(one, key=f"{one.key}~{tries}") for one in new] if tries > 1 else new
+            return self._store.send(fresh, actor)
+
+        return await self._again(again)
+
+    patch.setattr(Retrying, "send", send)
+
+
+def commit_retried_under_another_number(patch: Patch) -> None:
+    """A commit whose answer was lost appends its records a second time."""
+    reword(
+        patch,
+        commit,
+        "RECORD",
+        "SELECT ?, ?, ?,",
+        "SELECT ?1, MAX(?2, (SELECT COALESCE(MAX(seq) + 1, 0) FROM perdure_history WHERE run_id = ?1)), ?3,",
+    )
+
+
+def steps_before_records(patch: Patch) -> None:
+    """A step begins before what led to it is durable."""
+    patch.setattr(StepOperation, "ephemeral", property(lambda self: True))
+
+
+def newest_message_first(patch: Patch) -> None:
+    """Inboxes are read from the end."""
+    for name in ("_INBOX", "_MARKED", "_INBOXES"):
+        if hasattr(reads, name):
+            patch.setattr(reads, name, getattr(reads, name).replace("ORDER BY seq", "ORDER BY seq DESC"))
+
+
+def lost_claims_forgotten(patch: Patch) -> None:
+    """A worker never looks at what the database says it holds."""
+
+    async def nothing(self: Claimer) -> None:
+        return
+
+    patch.setattr(Claimer, "_reconcile", nothing)
+
+
+def residents_trusted(patch: Patch) -> None:
+    """A run that stayed in memory goes on from there, whoever had it meanwhile."""
+    patch.setattr(Residents, "take", lambda self, run: self._parked.pop(run.id, None))
+
+
+def dead_may_beat(patch: Patch) -> None:
+    """A worker that was declared dead is not told."""
+    reword(patch, workers, "_HEARTBEAT", " AND status = 'alive'", "")
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    plant.__name__: plant
+    for plant in (
+        no_fence,
+        fence_by_worker,
+        token_never_raised,
+        split_check,
+        split_outcome,
+        split_inbox,
+        parent_not_woken,
+        waiter_not_woken,
+        park_without_looking,
+        message_retried_under_another_key,
+        commit_retried_under_another_number,
+        steps_before_records,
+        lost_claims_forgotten,
+        residents_trusted,
+        dead_may_beat,
+    )
+}
