@@ -14,7 +14,8 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Kind, Record, Status
-from perdure.replay.execution import Execution, Origin
+from perdure.replay.execution import Execution
+from perdure.replay.origin import Origin
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
 from perdure.replay.outcome import Outcome
 from perdure.workflow.context import Context
@@ -120,6 +121,10 @@ class Driver:
         assert timer is not None, f"no timer is set, only {self.open}"
         self._record(Kind.TIMER, timer.location, None, (timer.due - self.execution.time) / SECOND)
         return timer.location
+
+    def late(self, location: str) -> None:
+        """A child that was given up has ended all the same."""
+        self._record(Kind.CHILD, location, "1", 0)
 
     def message(self, name: str, value: Any = None, *, after: float = 0) -> None:
         """A message arrived."""

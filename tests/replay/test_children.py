@@ -123,10 +123,7 @@ def test_giving_up_a_child_is_told_to_the_worker_and_its_late_result_goes_to_nob
     run = Driver(flow)
     run.fire()
     assert [operation.location for operation in run.execution.dropped] == ["test.ship.v1"]
-    run.execution.record(Kind.CHILD, "test.ship.v1", '{"weight":1}', 0)
-    run.history += run.execution.unsaved
-    run.execution.unsaved.clear()
-    run.positions.append(run.position)
+    run.late("test.ship.v1")
     run.complete("instead", "other")
     assert run.settled().result == "other"
 

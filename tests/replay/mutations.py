@@ -1,0 +1,100 @@
+"""Changing programs that have been recorded, as people change code that is running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from perdure.core.model import Record
+from tests.replay.generation import Author, Tape
+from tests.replay.programs import Node
+from tests.replay.recording import Play, recorded_locations
+
+#: Operations whose name is the program's own.
+NAMED = ("step", "child")
+
+
+class Subject:
+    """A program, what of it was begun within the history, and what of that is recorded there."""
+
+    def __init__(self, program: Node, history: Sequence[Record]) -> None:
+        play = Play(program, history)
+        locations = recorded_locations(history)
+        self.program = program
+        self.history = tuple(history)
+        self.position = play.position
+        self.nodes = list(walk(program))
+        self.begun = set(play.machine.begun)
+        self.recorded = {node_id for node_id, location in play.machine.begun.items() if location in locations}
+        self.failed = {
+            node_id
+            for node_id, location in play.machine.begun.items()
+            if any(each.location == location and each.failed for each in history)
+        }
+        play.close()
+
+    def holds_a_record(self, node: Node) -> bool:
+        """Whether a call within the node is recorded."""
+        return any(each.op in NAMED and each.id in self.recorded for each in walk(node))
+
+    def sequences(self) -> Iterator[tuple[Node, Node, Node]]:
+        """A sequence, and two calls that follow each other in it, the first of them recorded."""
+        for node in self.nodes:
+            if node.op == "seq" and node.id != self.program.id:
+                for first, second in zip(node.body, node.body[1:], strict=False):
+                    if first.op in NAMED and second.op in NAMED and first.id in self.recorded:
+                        yield node, first, second
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it."""
+    yield node
+    for each in node.body:
+        yield from walk(each)
+
+
+def change(program: Node, node_id: int, how: Callable[[Node], Node]) -> Node:
+    """The program with one node made into another."""
+    if program.id == node_id:
+        return how(program)
+    return msgspec.structs.replace(program, body=tuple(change(each, node_id, how) for each in program.body))
+
+
+def removed(program: Node, node: Node) -> Node:
+    """The program without a node; its place stays, for those around it that count."""
+    return change(program, node.id, lambda _: Node("nothing", node.id))
+
+
+def renamed(program: Node, node: Node) -> Node:
+    """The program with a call under another name."""
+    return change(program, node.id, lambda each: msgspec.structs.replace(each, name=f"{each.name}-renamed"))
+
+
+def swapped(program: Node, sequence: Node, first: Node, second: Node) -> Node:
+    """The program with two nodes of a sequence in each other's place."""
+    exchange = {first.id: second, second.id: first}
+    body = tuple(exchange.get(each.id, each) for each in sequence.body)
+    return change(program, sequence.id, lambda each: msgspec.structs.replace(each, body=body))
+
+
+def with_other_arguments(program: Node, node: Node) -> Node:
+    """The program with a call that is given something else."""
+    return change(program, node.id, lambda each: msgspec.structs.replace(each, id=each.id + 50_000))
+
+
+def replaced(program: Node, node: Node, tape: Tape) -> Node:
+    """The program with something altogether different in place of a node."""
+    return change(program, node.id, lambda _: Author(tape, None, first_id=100_000).node(3))
+
+
+def preceded(program: Node, node: Node, tape: Tape) -> Node:
+    """The program with something new before a node."""
+    new = Author(tape, None, first_id=100_000).node(3)
+    return change(program, node.id, lambda each: Node("seq", 90_000, body=(new, each)))
+
+
+def followed(program: Node, node: Node, tape: Tape) -> Node:
+    """The program with something new after a node."""
+    new = Author(tape, None, first_id=100_000).node(3)
+    return change(program, node.id, lambda each: Node("seq", 90_000, body=(each, new)))

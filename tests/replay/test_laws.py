@@ -1,0 +1,87 @@
+"""The law of replay: a run taken up anywhere, in any process, stands where it stood and goes on as it went on.
+
+Random programs over every primitive, random courses of events, every prefix of the history. Recorded here, replayed in processes with
+other hash seeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
+
+import pytest
+from hypothesis import given, settings
+
+from tests.replay.generation import programs, tapes
+from tests.replay.programs import PRIMITIVES, Machine, Node
+from tests.replay.recording import Play, record, recording_of, verify
+from tests.replay.replica import Replica
+
+EXAMPLES = 10_000 if os.environ.get("PERDURE_PROVE") else 250
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[list[Replica]]:
+    with Replica(1) as first, Replica(2) as second:
+        yield [first, second]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    # Programs that drop failing tasks are told so by asyncio, at the whim of the garbage collector.
+    caplog.set_level(logging.CRITICAL, logger="tests.replay")
+
+
+def report(coverage: Counter[str], title: str) -> None:
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(coverage.items()))
+    print(f"\n{title}: {counts}")
+
+
+@pytest.mark.timeout(3600)
+def test_replay_cut_anywhere_and_in_another_process_is_the_same_run(replicas: list[Replica]) -> None:
+    coverage: Counter[str] = Counter()
+    records: Counter[str] = Counter()
+    turns = cycle(replicas)
+
+    @settings(max_examples=EXAMPLES)
+    @given(programs(), tapes(200))
+    def law(program: Node, events: list[int]) -> None:
+        play = record(program, events)
+        coverage.update(play.machine.ended)
+        records.update(str(each.kind) for each in play.history)
+        play.close()
+        wrong = next(turns).verify(recording_of(play))
+        assert not wrong, wrong
+
+    law()
+    report(coverage, "primitives that ran to their end")
+    report(records, "records")
+    assert set(coverage) == PRIMITIVES
+    assert set(records) == {"step", "timer", "message", "child", "cancel", "attempt"}
+
+
+def test_every_primitive_is_one_that_a_machine_can_perform() -> None:
+    assert [name for name in PRIMITIVES if not hasattr(Machine, f"_{name}")] == []
+
+
+def test_the_law_sees_a_trace_that_differs_in_one_word() -> None:
+    play = record(Node("seq", 1, body=(Node("step", 2, "a"), Node("step", 3, "b"))), [30, 0, 0, 0, 7] * 10)
+    recording = recording_of(play)
+    assert play.outcome is not None
+    assert verify(recording) == ""
+    recording.positions[1][-1] += "!"
+    assert "after 1 records it stands at" in verify(recording)
+
+
+def test_iterating_a_set_of_text_is_found_out_by_a_process_with_another_hash_seed(replicas: list[Replica]) -> None:
+    program = Node("seq", 1, body=(Node("set", 2, "a", number=12),))
+    play = Play(program)
+    while play.open:
+        play.complete(play.open[0])
+    answers = [replica.verify(recording_of(play)) for replica in replicas]
+    assert any(
+        "arguments of another recorded call" in answer or "with the same arguments, at" in answer for answer in answers
+    )
