@@ -113,7 +113,8 @@ async def idle_child(ctx: Context, ledger: str) -> str:
 
 @workflow(EVERYTHING)
 async def everything(ctx: Context, ledger: str) -> list[str]:
-    seen = [await ctx.step(effect, ledger, "first"), await ctx.step(effect_async, ledger, "second")]
+    seen = [await ctx.step(effect, ledger, "first")]
+    seen.append(await ctx.step(effect_async, ledger, f"second, after {seen[0]}"))
     seen += await asyncio.gather(
         ctx.step(effect, ledger, "side by side"),
         ctx.step(effect_async, ledger, "side by side"),

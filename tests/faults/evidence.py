@@ -89,7 +89,7 @@ def judge(directory: Path, crashes: list[Snapshot]) -> list[str]:
     """Everything that is wrong at the end of a case."""
     ledger = app.read(directory / "ledger")
     end = snapshot(directory, "end")
-    wrong = _scan(directory, ledger)
+    wrong = scan_for_wrongs(directory)
     wrong += [
         f"run {id!r} should be {' or '.join(wanted)} and is {end.runs[id]['status'] if id in end.runs else 'not there'}"
         for id, wanted in OUTCOMES.items()
@@ -105,7 +105,9 @@ def judge(directory: Path, crashes: list[Snapshot]) -> list[str]:
     return wrong + _check_values(end, ledger) + _check_repeats(end, ledger)
 
 
-def _scan(directory: Path, ledger: list[dict[str, Any]]) -> list[str]:
+def scan_for_wrongs(directory: Path) -> list[str]:
+    """Every promise that the database breaks, given what the ledger knows."""
+    ledger = app.read(directory / "ledger")
     known = Known(
         starts=frozenset(line["run"] for line in ledger if line["did"] == "started"),
         sends=frozenset((line["run"], line["key"]) for line in ledger if line["did"] == "sent"),
@@ -156,6 +158,13 @@ def _check_values(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
                 value = json.loads(record["payload"])
                 if value not in returned.get((id, record["location"]), set()):
                     wrong.append(f"run {id!r}: {record['location']!r} recorded {value!r}, which no execution returned")
+    first = next((record for record in end.history.get("main", []) if record["location"] == "effect"), None)
+    wrong += [
+        f"a step was begun with a result that was not durable yet: {line}"
+        for line in ledger
+        if (line.get("run"), line.get("location")) == ("main", "effect_async")
+        and (first is None or f"after {json.loads(first['payload'])}:" not in line["value"])
+    ]
     main = end.runs.get("main", {})
     seen = json.loads(main.get("output") or "[]")
     recorded = {

@@ -12,14 +12,15 @@ from typing import Any
 
 import msgspec
 
-from perdure import Call, Engine, Handle, RunFinished, Status
+from perdure import Call, Engine, EngineClosed, Handle, RunFinished, Status
 from perdure.core.model import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
-from tests.faults import app
+from tests.faults import app, labour
 from tests.faults.watched import watch
 
 LEASE = 0.6
+WORKFLOWS = [*app.WORKFLOWS, *labour.WORKFLOWS]
 #: Between two looks at a run, so that the crash points of looking do not drown the others.
 PATIENCE = 0.03
 
@@ -47,9 +48,9 @@ class World(CrashingHost):
 def engine_in(directory: Path, world: World, watched: bool = False) -> Engine:
     url = f"sqlite:///{directory}/runs.db"
     if not watched:
-        return Engine(url, app.WORKFLOWS, system=world)
+        return Engine(url, WORKFLOWS, system=world)
     store = watch(Retrying(open_store(url, world), world), directory / f"answers-{os.getpid()}")
-    return Engine(url, app.WORKFLOWS, system=world, store=store)
+    return Engine(url, WORKFLOWS, system=world, store=store)
 
 
 def role(main: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -177,4 +178,29 @@ async def work(directory: Path, world: World, **options: Any) -> None:
         await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
 
 
-ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work)}
+async def fork(directory: Path, world: World) -> None:
+    """Use an engine in a process that was forked from the one that opened it, then in that one."""
+    async with engine_in(directory, world) as engine:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_in_the_child(engine))
+        _, status = os.waitpid(pid, 0)  # noqa: ASYNC222 - nothing else runs here
+        assert status == 0, f"the forked process ended with {status}"
+        await Client(engine, directory).start(labour.quick(str(directory / "ledger")), "after the fork")
+
+
+def _in_the_child(engine: Engine) -> int:
+    async def use() -> int:
+        try:
+            await engine.list()
+        except EngineClosed as error:
+            await engine.close()
+            return 0 if "fork" in str(error) else 3
+        return 4
+
+    # The parent's event loop is running, and was copied as such; this process needs one of its own.
+    asyncio._set_running_loop(None)
+    return asyncio.run(use())
+
+
+ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, fork)}

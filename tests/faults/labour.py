@@ -1,0 +1,83 @@
+"""Workflows for the tests of worker processes. Their steps wait until the test makes a file, and until then do what the test is about."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from perdure import Context, Retry, StepTimeout, Workflow, workflow
+from tests.faults.app import begin, effect, note, read
+
+
+def gate(ledger: str) -> Path:
+    """The file for which the steps wait."""
+    return Path(ledger).with_name("gate")
+
+
+async def waits(ledger: str) -> str:
+    value = begin(ledger, "waits")
+    try:
+        while not gate(ledger).exists():  # noqa: ASYNC110 - the test makes a file
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        note(ledger, did="cancelled", value=value)
+        raise
+    return value
+
+
+def waits_in_a_thread(ledger: str) -> str:
+    value = begin(ledger, "waits in a thread")
+    while not gate(ledger).exists():
+        time.sleep(0.01)
+    note(ledger, did="returned", value=value)
+    return value
+
+
+async def blocks(ledger: str) -> str:
+    """Blocks the event loop of the first process that executes it."""
+    others = any(line.get("location") == "blocks" for line in read(Path(ledger)))
+    value = begin(ledger, "blocks")
+    while not others and not gate(ledger).exists():
+        time.sleep(0.01)  # noqa: ASYNC251 - what nobody should do
+    return value
+
+
+def kills(ledger: str) -> str:
+    begin(ledger, "kills")
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+@workflow("labour.waiting.v1")
+async def waiting(ctx: Context, ledger: str, *, in_a_thread: bool = False) -> list[str]:
+    first = ctx.step(waits_in_a_thread, ledger) if in_a_thread else ctx.step(waits, ledger)
+    return [await first, await ctx.step(effect, ledger, "after")]
+
+
+@workflow("labour.blocking.v1")
+async def blocking(ctx: Context, ledger: str) -> str:
+    return await ctx.step(blocks, ledger)
+
+
+@workflow("labour.killing.v1")
+async def killing(ctx: Context, ledger: str) -> str:
+    return await ctx.step(kills, ledger)
+
+
+@workflow("labour.quick.v1")
+async def quick(ctx: Context, ledger: str) -> str:
+    return await ctx.step(effect, ledger, "quick")
+
+
+@workflow("labour.abandoning.v1")
+async def abandoning(ctx: Context, ledger: str, threads: int) -> int:
+    impatient = ctx.options(timeout=0.05, retry=Retry.never())
+    steps = [impatient.step(waits_in_a_thread, ledger) for _ in range(threads)]
+    return sum(isinstance(error, StepTimeout) for error in await asyncio.gather(*steps, return_exceptions=True))
+
+
+WORKFLOWS: list[Workflow[Any, Any]] = [waiting, blocking, killing, quick, abandoning]
