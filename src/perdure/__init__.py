@@ -1,8 +1,9 @@
 """Durable execution for Python: ordinary async functions that survive crashes, restarts, deploys and month-long waits."""
 
 from perdure.client.blocking import Blocking, BlockingHandle
-from perdure.client.engine import Engine, EngineWorker
+from perdure.client.engine import Engine
 from perdure.client.handle import Handle
+from perdure.client.working import EngineWorker
 from perdure.core.duration import Duration
 from perdure.core.errors import (
     BadArguments,

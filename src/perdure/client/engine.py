@@ -17,6 +17,7 @@ from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
 from perdure.client.watch import Watch
 from perdure.client.why import explain
+from perdure.client.working import EngineWorker
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, instant, seconds
 from perdure.core.errors import (
@@ -196,7 +197,14 @@ class Engine:
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
                 f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
             )
-        return new_run(call.type, call.encode(self._codec), options, self._system)
+        return new_run(call.type, self._known(call).encode(self._codec), options, self._system)
+
+    def _known(self, call: Call[Any]) -> Call[Any]:
+        """A call by name as one by its code, which can check the arguments, where that is here."""
+        known = self.workflows.get(call.type)
+        if call.workflow is not None or known is None:
+            return call
+        return known(*call.arguments) if isinstance(call.arguments, tuple) else known(**call.arguments)
 
     # looking
 
@@ -227,9 +235,9 @@ class Engine:
         """Runs, newest first, a page at a time."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        statuses = (status,) if isinstance(status, str) else status
+        statuses = None if status is None else _statuses((status,) if isinstance(status, str) else status)
         filter = RunFilter(
-            status=None if statuses is None else tuple(Status(one) for one in statuses),
+            status=statuses,
             type=type,
             queue=queue,
             parent_id=parent,
@@ -246,7 +254,8 @@ class Engine:
         """Why a run is where it is, in a sentence."""
         store = await self._opened()
         run = await self._run(run_id)
-        return explain(run, await store.workers(), await store.history(run_id), await store.now())
+        history = await store.history(run_id) if run.reason is Reason.RETRY else []
+        return explain(run, await store.workers(), history, await store.now())
 
     # telling
 
@@ -269,6 +278,7 @@ class Engine:
 
     async def cancel(self, run_id: str, reason: str = "") -> bool:
         """Ask a run to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
+        self._codec.encode(reason, "the reason of a cancellation")
         key = self._system.entropy(16).hex()
         outcome = await (await self._opened()).cancel(check_id(run_id), reason, key, self._actor)
         if outcome is SendOutcome.UNKNOWN:
@@ -347,43 +357,11 @@ class Engine:
         return worker
 
 
-class EngineWorker:
-    """A worker of an engine, to be entered or run."""
-
-    def __init__(self, engine: Engine, options: WorkerOptions) -> None:
-        self._engine = engine
-        self._options = options
-        self._worker: Worker | None = None
-
-    @property
-    def id(self) -> str:
-        """The id of the worker's current life; empty before it has started."""
-        return "" if self._worker is None else self._worker.id
-
-    async def __aenter__(self) -> EngineWorker:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Begin to work."""
-        if self._worker is not None:
-            raise UsageError("this worker was started before; make another: engine.worker()")
-        self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
-        await self._worker.start()
-
-    async def stop(self, grace: Duration | None = None) -> None:
-        """Stop claiming, let steps finish for the grace period, give back the rest."""
-        if self._worker is not None:
-            await self._worker.stop(None if grace is None else seconds(grace))
-
-    async def run(self) -> None:
-        """Work until SIGTERM, SIGINT or cancellation, then stop in order. A second signal stops at once."""
-        await self.start()
-        assert self._worker is not None
-        await self._worker.run_until_signalled()
+def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
+    try:
+        return tuple(Status(name) for name in names)
+    except ValueError as error:
+        raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
 
 
 def _by_type(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:

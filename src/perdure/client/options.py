@@ -6,7 +6,7 @@ import datetime
 from typing import TypedDict
 
 from perdure.core.duration import Duration, instant
-from perdure.core.errors import UsageError
+from perdure.core.errors import BadArguments, UsageError
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun
 from perdure.core.system import System
@@ -40,8 +40,10 @@ def new_run(type: str, encoded_input: str, options: StartOptions, system: System
     at = options.get("at")
     deadline = options.get("deadline")
     priority = options.get("priority")
-    if priority is not None and not -(2**31) <= priority < 2**31:
-        raise UsageError(f"priority {priority} is out of range")
+    if unknown := options.keys() - StartOptions.__annotations__.keys():
+        raise BadArguments(f"start has no option {min(unknown)!r}; it has {', '.join(StartOptions.__annotations__)}")
+    if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
+        raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
     return NewRun(
         id=uuid7(now, system.entropy(10)) if run_id is None else check_id(run_id),
         type=check_name(type, "workflow type"),

@@ -68,7 +68,7 @@ def _blocked(run: Run) -> str:
         Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
     }
     known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."
-    return f"{known}{_error(run)}"
+    return f"{known} {_summary(run.error)}" if run.error else known
 
 
 def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 
-from perdure.core.errors import InvalidCursor
+from perdure.core.errors import InvalidCursor, StoreCorrupt
 from perdure.core.model import Event, Loaded, Message, Page, Record, Run, RunFilter, Status
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
@@ -102,6 +102,11 @@ async def load(tx: Transaction, run_ids: Sequence[str]) -> list[Loaded]:
     loaded = []
     for run in await get_many(tx, run_ids):
         records = tuple(await history(tx, run.id))
+        if records and records[-1].seq != len(records) - 1:
+            raise StoreCorrupt(
+                f"The history of run {run.id!r} has {len(records)} records, but the last one has the number {records[-1].seq}: "
+                "some are missing. Restore them from a backup, or cancel the run."
+            )
         unread = tuple(await inbox(tx, run.id, run.inbox_read)) if run.inbox_seq > run.inbox_read else ()
         loaded.append(Loaded(run=run, records=records, inbox=unread))
     return loaded

@@ -50,8 +50,8 @@ class Retrying:
         self._bound = bound_seconds
 
     async def open(self) -> None:
-        """As the store."""
-        await self._again(self._store.open)
+        """As the store, once: what cannot be opened at the start is rather a mistake than an outage."""
+        await self._store.open()
 
     async def close(self) -> None:
         """As the store."""

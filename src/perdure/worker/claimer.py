@@ -11,8 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perdure.core.errors import StoreError
-from perdure.core.model import Claimed, ClaimedRun, ClaimRequest, Loaded, Release, Turn
+from perdure.core.codec import Codec
+from perdure.core.errors import StoreCorrupt, StoreError
+from perdure.core.failure import Failure
+from perdure.core.model import Block, Claimed, ClaimedRun, ClaimRequest, Lease, Loaded, Reason, Release, Turn
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
 from perdure.worker.alarm import Alarm
@@ -118,7 +120,7 @@ class Claimer:
     async def _round(self, hint: Change) -> float:
         """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
         if hint & Change.MARKED and not self._worker.holds_nothing:
-            self._worker.deliver(await self._store.marked(self._worker.id))
+            await self._deliver()
         if self._claims % RECONCILE_EVERY == 0:
             await self._reconcile()
         longest = self._store.poll_interval * UNASKED_POLLS
@@ -179,18 +181,40 @@ class Claimer:
                 continue
             unread = unread or run.inbox_seq > run.inbox_read
         if to_load:
-            for loaded in await self._load(list(to_load)):
+            for loaded in await self._load(list(to_load.values())):
                 self._worker.take(to_load[loaded.run.id], loaded.records, loaded.inbox)
         if unread:
             self._hint |= Change.MARKED
 
-    async def _load(self, run_ids: list[str]) -> list[Loaded]:
+    async def _load(self, claimed: list[ClaimedRun]) -> list[Loaded]:
         while True:
             try:
-                return await self._store.load(run_ids)
+                return await self._store.load([one.run.id for one in claimed])
+            except StoreCorrupt as error:
+                if len(claimed) == 1:
+                    await self._set_aside(claimed[0].lease, error)
+                    return []
+                return [loaded for one in claimed for loaded in await self._load([one])]
             except StoreError as error:
-                logger.warning("cannot load %d runs, trying again: %s", len(run_ids), error)
+                logger.warning("cannot load %d runs, trying again: %s", len(claimed), error)
                 await self._system.sleep(0.2)
+
+    async def _deliver(self) -> None:
+        """Hand what came in for the runs at hand to them; a run whose inbox cannot be read is set aside alone."""
+        try:
+            self._worker.deliver(await self._store.marked(self._worker.id))
+        except StoreCorrupt:
+            for lease in await self._store.holdings(self._worker.id):
+                try:
+                    self._worker.deliver(await self._store.inbox(lease.run_id, 0))
+                except StoreCorrupt as error:
+                    self._worker.forget(lease.run_id)
+                    await self._set_aside(lease, error)
+
+    async def _set_aside(self, lease: Lease, error: StoreCorrupt) -> None:
+        logger.error("run %s is blocked: %s", lease.run_id, error)
+        block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
+        await self._store.commit([Turn(lease=lease, next=block)], self._worker.id)
 
     async def _reconcile(self) -> None:
         """Give back what the database says we hold and we know nothing of: the answer to a claim was lost."""

@@ -255,6 +255,13 @@ class Worker:
             if held is not None:
                 loop.call_soon(held.receive, entries)
 
+    def forget(self, run_id: str) -> None:
+        """Let go of a run that cannot be worked on."""
+        held = self._held.get(run_id)
+        if held is not None:
+            held.drop()
+            self._let_go(held)
+
     # Owner
 
     def may_start_steps(self) -> bool:

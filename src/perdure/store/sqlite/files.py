@@ -6,13 +6,15 @@ version one process at a time checkpoints: the one that has the lock on a side f
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import sys
 from pathlib import Path
 
 from perdure.core.errors import StoreReadOnly, StoreUnavailable
+
+if sys.platform != "win32":
+    import fcntl
 
 #: STRICT tables.
 _OLDEST = (3, 37, 0)
@@ -47,8 +49,10 @@ def check_version() -> None:
 def check_access(path: str) -> None:
     """Refuse a file that may not be written, or beside which no log can be created; SQLite itself would be less clear."""
     file = Path(path).resolve()
+    # Who opens the file is the effective user, who may be another than the one that began the process.
+    effective = os.access in os.supports_effective_ids
     for needed in (file, file.parent):
-        if os.access(needed, os.F_OK) and not os.access(needed, os.W_OK):
+        if os.access(needed, os.F_OK) and not os.access(needed, os.W_OK, effective_ids=effective):
             raise StoreReadOnly(
                 f"{needed} cannot be written by this user. Check the permissions of the file and its directory."
             )
@@ -82,27 +86,27 @@ def checkpoints_need_care() -> bool:
 
 
 class CheckpointLock:
-    """The right to checkpoint, shared by all processes that have the file open. Given up by the death of its holder."""
+    """The right to checkpoint, which one of all processes that have the file open can hold. Ends with its holder."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(f"{path}-checkpoint", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(f"{path}-checkpoint", os.O_RDWR | os.O_CREAT, 0o644)
         self.held = False
 
     def take(self) -> bool:
         """Try to get it, without waiting."""
-        if not self.held:
+        if not self.held and sys.platform != "win32":
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            self.held = True
+        self.held = True
         return True
 
     def give_up(self) -> None:
         """Let another process have it."""
-        if self.held:
+        if self.held and sys.platform != "win32":
             fcntl.flock(self._file, fcntl.LOCK_UN)
-            self.held = False
+        self.held = False
 
     def close(self) -> None:
         """Give it up for good."""

@@ -1,0 +1,51 @@
+"""A worker, as an engine hands it out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.core.duration import Duration, seconds
+from perdure.core.errors import UsageError
+from perdure.worker import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from perdure.client.engine import Engine
+
+
+class EngineWorker:
+    """A worker of an engine, to be entered or run."""
+
+    def __init__(self, engine: Engine, options: WorkerOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._worker: Worker | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the worker's current life; empty before it has started."""
+        return "" if self._worker is None else self._worker.id
+
+    async def __aenter__(self) -> EngineWorker:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin to work."""
+        if self._worker is not None:
+            raise UsageError("this worker was started before; make another: engine.worker()")
+        self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
+        await self._worker.start()
+
+    async def stop(self, grace: Duration | None = None) -> None:
+        """Stop claiming, let steps finish for the grace period, give back the rest."""
+        if self._worker is not None:
+            await self._worker.stop(None if grace is None else seconds(grace))
+
+    async def run(self) -> None:
+        """Work until SIGTERM, SIGINT or cancellation, then stop in order. A second signal stops at once."""
+        await self.start()
+        assert self._worker is not None
+        await self._worker.run_until_signalled()
