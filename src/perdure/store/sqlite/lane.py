@@ -34,6 +34,7 @@ class Lane:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition(threading.Lock())
         self._manned = False
+        self._unfinished = 0
         self._thread: Awaitable[None] | None = None
 
     async def run(self, work: Callable[[], T], *, urgent: bool = False) -> T:
@@ -43,6 +44,7 @@ class Lane:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         with self._changed:
+            self._unfinished += 1
             if urgent:
                 self._jobs.appendleft((work, loop, answer))
             else:
@@ -52,6 +54,11 @@ class Lane:
             else:
                 self._man()
         return await answer
+
+    @property
+    def queue(self) -> int:
+        """How many jobs are waiting or under way."""
+        return self._unfinished
 
     def _man(self) -> None:
         self._manned = True
@@ -72,6 +79,8 @@ class Lane:
                     return
                 work, loop, answer = self._jobs.popleft()
             value, error = _attempt(work)
+            with self._changed:
+                self._unfinished -= 1
             # A loop that is closed has nobody left who waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, answer, value, error)

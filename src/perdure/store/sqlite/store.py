@@ -1,6 +1,6 @@
-"""The store on SQLite: one writer, one reader, each on a lane of its own.
+"""The store on SQLite: one writer and a few readers, each on a lane of its own.
 
-A database in memory, and one that is driven inline, has one connection for both. Heartbeats go before whatever else waits
+A database in memory, and one that is driven inline, has one connection for all. Heartbeats go before whatever else waits
 for the writer. A process that was forked from the one that opened the store must open its own.
 """
 
@@ -48,6 +48,8 @@ from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
 
+_READERS = 2
+
 _log = logging.getLogger("perdure.store")
 
 
@@ -65,16 +67,16 @@ class SqliteStore:
         self._process = 0
         self._writer = SqliteConnection(url, system, self._clock, writes=True)
         self._writing = Lane(system, inline=inline, idle=self._writer.rest)
-        self._reader, self._reading = self._writer, self._writing
+        self._readers = [(self._writer, self._writing)]
         if url.path is not None and not inline:
-            self._reader = SqliteConnection(url, system, self._clock, writes=False)
-            self._reading = Lane(system, inline=False, idle=self._reader.rest)
+            connections = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
+            self._readers = [(one, Lane(system, inline=False, idle=one.rest)) for one in connections]
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed."""
         await self._connect()
         try:
-            if await self._write("status", "", self._pending):
+            if await self._read("status", self._pending):
                 if not self._migrate:
                     raise SchemaMismatch(f"{self._writer.where} lacks tables of Perdure. Run `perdure migrate` once.")
                 await self._write("migrate", "", lambda tx: migrations.migrate(tx, SQLITE))
@@ -86,7 +88,8 @@ class SqliteStore:
         """Let go of every connection."""
         if self._process == os.getpid():
             self._process = 0
-            await self._reading.run(self._reader.close)
+            for reader, lane in self._readers:
+                await lane.run(reader.close)
             await self._writing.run(self._writer.close)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -194,7 +197,7 @@ class SqliteStore:
         """Each migration and when it was applied; works on a store that is not open, and does not open it."""
         await self._connect()
         try:
-            return await self._write("status", "", lambda tx: migrations.status(tx, SQLITE, self._url.prefix))
+            return await self._read("status", lambda tx: migrations.status(tx, SQLITE, self._url.prefix))
         finally:
             await self.close()
 
@@ -208,9 +211,14 @@ class SqliteStore:
 
     async def _connect(self) -> None:
         await self._writing.run(self._writer.open)
-        if self._reader is not self._writer:
-            await self._reading.run(self._reader.open)
         self._process = os.getpid()
+        try:
+            for reader, lane in self._readers:
+                if reader is not self._writer:
+                    await lane.run(reader.open)
+        except BaseException:
+            await self.close()
+            raise
 
     async def _pending(self, tx: SqliteTransaction) -> bool:
         return bool(await migrations.pending(tx, SQLITE, self._url.prefix))
@@ -221,7 +229,9 @@ class SqliteStore:
 
     async def _read(self, verb: str, body: Body[T]) -> T:
         self._check_open()
-        return await self._reading.run(lambda: self._run(self._reader, verb, "", body))
+        # A long listing must not hold up the loading of a run.
+        reader, lane = min(self._readers, key=lambda pair: pair[1].queue)
+        return await lane.run(lambda: self._run(reader, verb, "", body))
 
     def _run(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
         answer, stirred = connection.transact(verb, actor, body)
