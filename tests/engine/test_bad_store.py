@@ -36,6 +36,10 @@ async def acting(ctx: Context) -> int:
     return number
 
 
+def _files(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]
+
+
 @contextmanager
 def unprivileged() -> Iterator[None]:
     """Permissions mean nothing to root, so be somebody else for a while."""
@@ -69,7 +73,7 @@ async def test_a_file_in_a_directory_that_is_not_there_is_unavailable(tmp_path: 
     engine = Engine(f"sqlite:///{tmp_path / 'nowhere' / 'runs.db'}", [acting])
     with pytest.raises(StoreUnavailable, match="nowhere/runs.db cannot be opened"):
         await engine.start(acting())
-    assert os.listdir(tmp_path) == []
+    assert _files(tmp_path) == []
     await engine.close()
 
 
@@ -77,7 +81,7 @@ async def test_a_directory_is_no_database(tmp_path: Path) -> None:
     engine = Engine(f"sqlite:///{tmp_path}", [acting])
     with pytest.raises(StoreUnavailable, match="cannot be opened"):
         await engine.start(acting())
-    assert os.listdir(tmp_path) == []
+    assert _files(tmp_path) == []
 
 
 async def test_a_file_that_this_user_may_not_even_read_is_refused(on_disk: Stage) -> None:

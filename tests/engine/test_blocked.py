@@ -104,9 +104,9 @@ async def test_code_that_only_adds_after_the_recorded_part_does_not_block(on_dis
 async def test_a_blocked_run_is_let_go_by_hand_and_blocked_again_if_nothing_changed(on_disk: Stage) -> None:
     run_id = await _half_done(on_disk)
     engine = on_disk.engine(renamed)
+    run = await engine.get(run_id)
+    assert not await run.unblock()
     async with engine.worker():
-        run = await engine.get(run_id)
-        assert not await run.unblock()
         await until(run, Status.BLOCKED)
         assert await run.unblock()
         await until(run, Status.BLOCKED)
