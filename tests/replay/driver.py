@@ -15,8 +15,8 @@ from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Kind, Record, Status
 from perdure.replay.execution import Execution
-from perdure.replay.origin import Origin
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.origin import Origin
 from perdure.replay.outcome import Outcome
 from perdure.workflow.context import Context
 
@@ -69,7 +69,12 @@ class Driver:
             codec=codec, errors=errors or ErrorTypes(modules=[__name__]), logger=logging.getLogger("tests.replay"),
         )  # fmt: skip
         self.execution.begin()
-        assert self.execution.replay(lambda: True)
+        try:
+            assert self.execution.replay(lambda: True)
+        except Exception:
+            assert self.execution.unsaved == [], "a run that diverges has nothing to write"
+            assert self.execution.evict()
+            raise
         self._before = len(self.history)
         self._save()
 

@@ -9,18 +9,15 @@ led to it are durable.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import math
 from collections.abc import Callable, Sequence
 from contextvars import Context as ContextVars
 from typing import Any
 
-from msgspec import Struct
-
 from perdure.core.codec import Codec
 from perdure.core.errors import Diverged, DuplicateName, LoopStuck
-from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.failure import ErrorTypes
 from perdure.core.ids import child_id
 from perdure.core.model import FAR, Kind, Record
 from perdure.replay.divergence import Arguments, diverged, position
@@ -31,23 +28,15 @@ from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox
 from perdure.replay.memo import Memo
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
+from perdure.replay.results import Results
+from perdure.replay.timers import Timers
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
 
 Start = Callable[[Context], Any]
-
-
-class Origin(Struct, frozen=True, kw_only=True):
-    """What a run is known by, and where its time and randomness begin."""
-
-    run_id: str
-    type: str
-    started_at: int
-    seed: str
-    generation: int
-    attempt: int
 
 
 class Execution:
@@ -85,7 +74,6 @@ class Execution:
         self._start = start
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
         self._codec = codec
-        self._errors = errors
         self._random: WorkflowRandom | None = None
         self._history = [record for record in history if record.run_attempt == origin.attempt]
         self._memo = Memo([record for record in history if record.run_attempt < origin.attempt])
@@ -98,8 +86,8 @@ class Execution:
         self._counts: dict[str, int] = {}
         self._functions: dict[str, Any] = {}
         self._unawaited: dict[Watched[Any], None] = {}
-        self._timers: list[TimerOperation] = []
-        self._timer_count = 0
+        self._timers = Timers()
+        self._results = Results(origin.run_id, codec, errors)
         self._mailbox = Mailbox(codec, origin.run_id)
         self._main: RunTask[Any] | None = None
 
@@ -187,9 +175,7 @@ class Execution:
 
     def next_timer(self) -> TimerOperation | None:
         """The timer that is due first."""
-        while self._timers and not self.is_open(self._timers[0]):
-            heapq.heappop(self._timers)
-        return self._timers[0] if self._timers else None
+        return self._timers.first(self.is_open)
 
     def open_operations(self) -> list[Operation]:
         """What the workflow waits for, in the order in which it was asked for."""
@@ -237,7 +223,7 @@ class Execution:
     def sleep_until(self, due: int) -> asyncio.Future[None]:
         """See `Runtime`."""
         location, future = self._place("sleep")
-        return self._opened(self._timer(location, future, due), future)
+        return self._opened(self._timers.set(location, due, future), future)
 
     def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
         """See `Runtime`."""
@@ -270,7 +256,7 @@ class Execution:
         if self.loop.closed:
             return
         due = min(when * 1e6, float(FAR - self._origin.started_at))
-        operation = self._timer(handle.location, None, self._origin.started_at + math.ceil(due), handle)
+        operation = self._timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
         self._open[handle.location] = operation
         self.fresh.append(operation)
         self.loop.progressed()
@@ -310,18 +296,10 @@ class Execution:
             if not self.replaying:
                 self.dropped.append(operation)
 
-    def _timer(
-        self, location: str, future: Watched[Any] | None, due: int, handle: RunTimerHandle | None = None
-    ) -> TimerOperation:
-        self._timer_count += 1
-        operation = TimerOperation(location, future, due, self._timer_count, handle)
-        heapq.heappush(self._timers, operation)
-        return operation
-
     def _time_out(self, name: str, receiving: Watched[Any], due: int) -> None:
         location = self._locate("receive.timeout")
         expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
-        operation = self._timer(location, expired, due)
+        operation = self._timers.set(location, due, expired)
         self._opened(operation, expired)
 
         def on_expired(_: Any) -> None:
@@ -385,32 +363,11 @@ class Execution:
         if isinstance(operation, TimerOperation) and operation.handle is not None:
             self.loop.fire(operation.handle)
             return
-        future = operation.future
-        assert future is not None
-        future.forget()
-        if future.done():
-            return
-        if record.failed:
-            failure = Failure.from_json(record.payload or "{}")
-            future.set_exception(self._errors.restore(failure))
-            future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
-        elif value is not None or record.payload is None:
-            future.set_result(value)
-        else:
-            future.set_result(self._codec.decode(record.payload, self._type_of(operation), self._what(operation)))
-
-    def _type_of(self, operation: Operation) -> Any:
-        if isinstance(operation, StepOperation):
-            return operation.request.spec.returns
-        assert isinstance(operation, ChildOperation)
-        return operation.call.returns
-
-    def _what(self, operation: Operation) -> str:
-        return f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
+        self._results.hand_over(operation, record, value)
 
     def decode_result(self, operation: StepOperation, payload: str) -> Any:
         """A step's result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
-        return self._codec.decode(payload, self._type_of(operation), self._what(operation))
+        return self._results.decode(operation, payload)
 
     # draining and ending
 

@@ -1,10 +1,14 @@
-"""Waiting until told, or until some time has passed."""
+"""Waiting until told, or until some time has passed; and being called back once."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from perdure.core.system import System
+from perdure.core.system import Cancellable, System
+
+#: Timers further away than this are not set: what waits that long is not waiting here.
+_FURTHEST = 86_400.0
 
 
 class Alarm:
@@ -38,3 +42,23 @@ class Alarm:
     def _time_out(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(False)
+
+
+class Wakeup:
+    """One callback at a time; setting it anew replaces it."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._timer: Cancellable | None = None
+
+    def arm(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call back after so long."""
+        self.disarm()
+        if seconds < _FURTHEST:
+            self._timer = self._system.call_later(seconds, callback)
+
+    def disarm(self) -> None:
+        """Do not call back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

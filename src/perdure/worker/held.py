@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any
 
-from perdure.core.errors import DecodeError, Diverged, Expired, PerdureError
+from perdure.core.errors import DecodeError, Diverged, PerdureError
 from perdure.core.failure import Failure
 from perdure.core.model import (
     FAR,
@@ -23,22 +23,22 @@ from perdure.core.model import (
     Message,
     Next,
     Park,
-    Reason,
     Record,
     Release,
     Status,
     Turn,
     Verdict,
 )
-from perdure.core.system import Cancellable
-from perdure.replay.execution import Execution, Origin
+from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, Operation, StepOperation
 from perdure.replay.outcome import Outcome
+from perdure.worker.alarm import Wakeup
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
-from perdure.worker.policy import after_failed_run, reason_to_wait
+from perdure.worker.policy import after_failed_run, expired, reason_to_wait, set_aside
 from perdure.worker.recording import record_failure, record_result
+from perdure.worker.taking import make_execution
 from perdure.workflow.definition import Workflow
 
 logger = logging.getLogger("perdure.worker")
@@ -48,6 +48,9 @@ REPLAY_SLICE = 0.004
 
 #: How soon to look again whether the lease is safe enough to begin a step, in seconds.
 LEASE_RECHECK = 0.1
+
+
+AnyWorkflow = Workflow[Any, Any]
 
 
 class Stage(Enum):
@@ -62,9 +65,7 @@ class Stage(Enum):
 class Held:
     """See the module."""
 
-    def __init__(
-        self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew
-    ) -> None:
+    def __init__(self, claimed: ClaimedRun, workflow: AnyWorkflow, records: tuple[Record, ...], crew: Crew) -> None:
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.REPLAYING
@@ -80,7 +81,7 @@ class Held:
         self._verdict_next: Next | None = None
         self._committing = False
         self._forced: Next | None = None
-        self._timer: Cancellable | None = None
+        self._wakeup = Wakeup(crew.system)
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"
@@ -98,34 +99,13 @@ class Held:
             self._expire()
             return
         try:
-            execution = self._execution = self._make_execution()
+            execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
         except PerdureError as error:
-            self._set_aside(Reason.UNDECODABLE, error)
+            self._set_aside(error)
             return
         self._records = ()
         execution.begin()
         self._replay()
-
-    def _make_execution(self) -> Execution:
-        run, crew, signature = self.run, self._crew, self._workflow.signature
-        arguments = signature.decode(run.input, crew.codec, f"input of run {run.id!r} ({run.type})")
-        origin = Origin(
-            run_id=run.id,
-            type=run.type,
-            started_at=run.started_at,
-            seed=run.seed,
-            generation=run.generation,
-            attempt=run.attempt,
-        )
-        return Execution(
-            lambda context: signature.call(context, arguments),
-            signature.returns,
-            origin,
-            self._records,
-            codec=crew.codec,
-            errors=crew.errors,
-            logger=crew.logger,
-        )
 
     def _replay(self) -> None:
         if self.stage is not Stage.REPLAYING or self._execution is None:
@@ -135,26 +115,22 @@ class Held:
         try:
             done = self._execution.replay(lambda: monotonic() < pause_at)
         except (Diverged, DecodeError) as error:
-            self._fault(error)
+            self._set_aside(error)
             return
         if not done:
             asyncio.get_running_loop().call_soon(self._replay)
             return
         for warning in self._execution.warnings:
             logger.warning("run %s: %s", self.run.id, warning)
-        self._forget_started_children()
+        if self._execution.replayed:
+            # A child start rides in the turn of the record that led to it, so with any record durable they all are.
+            fresh = self._execution.fresh
+            fresh[:] = [operation for operation in fresh if not isinstance(operation, ChildOperation)]
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
         self._collect(self._now())
         backlog, self._backlog = self._backlog, []
         self.receive(backlog)
-
-    def _forget_started_children(self) -> None:
-        # A child start rides in the turn of the record that led to it, so with any record durable they all are.
-        assert self._execution is not None
-        if self._execution.replayed:
-            fresh = self._execution.fresh
-            fresh[:] = [operation for operation in fresh if not isinstance(operation, ChildOperation)]
 
     def resume(self, claimed: ClaimedRun) -> None:
         """Go on after having been parked, under a new lease. Nobody has written the history since."""
@@ -173,7 +149,8 @@ class Held:
         if self.stage is Stage.REPLAYING:
             self._backlog.extend(messages)
             return
-        if self.stage is not Stage.ACTIVE or self._execution is None:
+        # What comes after it was decided to give the run up is for whoever takes it next.
+        if self.stage is not Stage.ACTIVE or self._execution is None or self._forced is not None:
             return
         try:
             for message in messages:
@@ -188,7 +165,7 @@ class Held:
                     # Too late for this attempt, which has its outcome; but no other is to follow.
                     self._execution.cancel_requested = True
         except (Diverged, DecodeError) as error:
-            self._fault(error)
+            self._set_aside(error)
             return
         self.settle()
 
@@ -207,9 +184,8 @@ class Held:
         self.settle()
 
     def _on_timer(self) -> None:
-        self._timer = None
         execution = self._execution
-        if self.stage is not Stage.ACTIVE or execution is None or isinstance(self._verdict_next, Park):
+        if self.stage is not Stage.ACTIVE or execution is None or self._forced or isinstance(self._verdict_next, Park):
             return
         if self.run.deadline <= self._now():
             self._expire()
@@ -229,7 +205,7 @@ class Held:
         """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
         self.stage = Stage.OVER
         self._cancel_attempts()
-        self._disarm()
+        self._wakeup.disarm()
         execution, self._execution = self._execution, None
         if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
@@ -341,7 +317,7 @@ class Held:
         if self._execution is not None:
             records, self._execution.unsaved = tuple(self._execution.unsaved), []
         self._committing = True
-        self._disarm()
+        self._wakeup.disarm()
         return self._draft.turn(self.lease, records, self._verdict_next)
 
     def _next_state(self) -> Next | None:
@@ -391,18 +367,13 @@ class Held:
 
     # ends that the workflow does not choose
 
-    def _fault(self, error: PerdureError) -> None:
-        """Code and history do not fit; nothing of this pass is written."""
-        reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
-        self._set_aside(reason, error)
-
-    def _set_aside(self, reason: Reason, error: PerdureError) -> None:
-        logger.error("run %s is blocked (%s): %s", self.run.id, reason, error)
-        self._force(Block(reason, Failure.of(error, self._crew.codec).to_json()))
+    def _set_aside(self, error: PerdureError) -> None:
+        """Code and data do not fit; nothing of this pass is written."""
+        logger.error("run %s is blocked: %s", self.run.id, error)
+        self._force(set_aside(error, self._crew))
 
     def _expire(self) -> None:
-        error = Expired(f"run {self.run.id!r} ({self.run.type}) was not finished by its deadline")
-        self._force(Finish(Status.FAILED, Failure.of(error, self._crew.codec).to_json()))
+        self._force(expired(self.run, self._crew))
 
     def _force(self, state: Next) -> None:
         self._cancel_attempts()
@@ -422,20 +393,13 @@ class Held:
     # waiting
 
     def _arm(self, now: int) -> None:
-        self._disarm()
         wake = self._next_wake()
         if wake >= FAR:
+            self._wakeup.disarm()
             return
         # A step that is due and was not begun waits for the lease to be safe again.
         soonest = LEASE_RECHECK if any(operation.retry_at <= now for operation in self._ready) else 0.0
-        delay = max(soonest, (wake - now) / 1e6)
-        if delay < 86_400:
-            self._timer = self._crew.system.call_later(delay, self._on_timer)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._wakeup.arm(max(soonest, (wake - now) / 1e6), self._on_timer)
 
     def _now(self) -> int:
         return self._crew.system.now()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.errors import Fatal, UsageError
-from perdure.core.model import Again, Kind, Reason, Run
+from perdure.core.errors import Diverged, Expired, Fatal, PerdureError, UsageError
+from perdure.core.failure import Failure
+from perdure.core.model import Again, Block, Finish, Kind, Reason, Run, Status
 from perdure.core.retry import Retry, requested_delay
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
@@ -63,3 +64,15 @@ def reason_to_wait(execution: Execution) -> Reason:
     if Kind.CHILD in kinds:
         return Reason.CHILD
     return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER
+
+
+def set_aside(error: PerdureError, crew: Crew) -> Block:
+    """Block a run whose code does not follow its history, or whose data does not fit its code."""
+    reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
+    return Block(reason, Failure.of(error, crew.codec).to_json())
+
+
+def expired(run: Run, crew: Crew) -> Finish:
+    """Fail a run that is past its deadline."""
+    error = Expired(f"run {run.id!r} ({run.type}) was not finished by its deadline")
+    return Finish(Status.FAILED, Failure.of(error, crew.codec).to_json())

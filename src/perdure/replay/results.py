@@ -1,0 +1,45 @@
+"""Handing a recorded completion to the workflow, as the value or the exception that it declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.codec import Codec
+from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.model import Record
+from perdure.replay.operations import ChildOperation, Operation, StepOperation
+
+
+class Results:
+    """Resolves the futures of one run."""
+
+    def __init__(self, run_id: str, codec: Codec, errors: ErrorTypes) -> None:
+        self._run_id = run_id
+        self._codec = codec
+        self._errors = errors
+
+    def hand_over(self, operation: Operation, record: Record, value: object) -> None:
+        """Resolve an operation's future; `value` is the decoded payload where it is known already. Raises `DecodeError`."""
+        future = operation.future
+        assert future is not None
+        future.forget()
+        if future.done():
+            return
+        if record.failed:
+            future.set_exception(self._errors.restore(Failure.from_json(record.payload or "{}")))
+            future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
+        elif value is not None or record.payload is None:
+            future.set_result(value)
+        else:
+            future.set_result(self.decode(operation, record.payload))
+
+    def decode(self, operation: Operation, payload: str) -> Any:
+        """A result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
+        if isinstance(operation, StepOperation):
+            returns = operation.request.spec.returns
+        else:
+            assert isinstance(operation, ChildOperation)
+            returns = operation.call.returns
+        return self._codec.decode(
+            payload, returns, f"result of {operation.kind} {operation.location!r} of run {self._run_id!r}"
+        )

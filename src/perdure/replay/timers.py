@@ -1,0 +1,37 @@
+"""The timers that a run has set, the first due on top."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from perdure.replay.futures import Watched
+from perdure.replay.loop import RunTimerHandle
+from perdure.replay.operations import Operation, TimerOperation
+
+
+class Timers:
+    """A heap; those that were cancelled are passed over when they come to the top."""
+
+    def __init__(self) -> None:
+        self._heap: list[TimerOperation] = []
+        self._count = 0
+
+    def set(
+        self, location: str, due: int, future: Watched[None] | None = None, handle: RunTimerHandle | None = None
+    ) -> TimerOperation:
+        """A new timer."""
+        self._count += 1
+        operation = TimerOperation(location, future, due, self._count, handle)
+        heapq.heappush(self._heap, operation)
+        return operation
+
+    def first(self, is_open: Callable[[Operation], bool]) -> TimerOperation | None:
+        """The open timer that is due first."""
+        while self._heap and not is_open(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._heap.clear()

@@ -1,0 +1,34 @@
+"""Making a claimed run ready to execute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.model import Record, Run
+from perdure.replay.execution import Execution
+from perdure.replay.origin import Origin
+from perdure.worker.crew import Crew
+from perdure.workflow.definition import Workflow
+
+
+def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew) -> Execution:
+    """The execution of a run, not yet begun. Raises `DecodeError` when its input does not fit the workflow."""
+    signature = workflow.signature
+    arguments = signature.decode(run.input, crew.codec, f"input of run {run.id!r} ({run.type})")
+    origin = Origin(
+        run_id=run.id,
+        type=run.type,
+        started_at=run.started_at,
+        seed=run.seed,
+        generation=run.generation,
+        attempt=run.attempt,
+    )
+    return Execution(
+        lambda context: signature.call(context, arguments),
+        signature.returns,
+        origin,
+        records,
+        codec=crew.codec,
+        errors=crew.errors,
+        logger=crew.logger,
+    )
