@@ -1,0 +1,168 @@
+"""What type checkers must know about the public interface. Never run; checked by mypy and pyright.
+
+Each expected error is marked, and both checkers complain about a mark that is not needed.
+"""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+from perdure import (
+    Blocking,
+    BlockingHandle,
+    Call,
+    Context,
+    Engine,
+    Handle,
+    Operation,
+    Page,
+    Record,
+    Retry,
+    Run,
+    Status,
+    step,
+    workflow,
+)
+
+
+@dataclass
+class Order:
+    id: str
+    cents: int
+
+
+def charge(order_id: str, cents: int, *, currency: str = "EUR") -> str:
+    return f"{order_id}{cents}{currency}"
+
+
+@step(retry=Retry(attempts=3), timeout="30s")
+async def reserve(order_id: str) -> list[int]:
+    return [len(order_id)]
+
+
+def lazy(number: int) -> Awaitable[bool]:
+    raise NotImplementedError(number)
+
+
+class Gateway:
+    async def ping(self, host: str) -> float:
+        return float(len(host))
+
+
+@workflow("types.ship.v1")
+async def ship(ctx: Context, order: Order, express: bool = False) -> datetime.date:
+    return datetime.date(2030, 1, 1 if express else order.cents)
+
+
+@workflow("types.checkout.v1", retry=Retry.never())
+async def checkout(ctx: Context, order: Order) -> str:
+    assert_type(ctx.step(charge, order.id, order.cents), Operation[str])
+    assert_type(await ctx.step(charge, order.id, cents=3, currency="USD"), str)
+    assert_type(await ctx.step(reserve, order.id), list[int])
+    assert_type(await ctx.step(lazy, 3), bool)
+    assert_type(await ctx.step(Gateway().ping, "host"), float)
+    assert_type(await ctx.options(name="again", retry=Retry.quick(), timeout=3).step(charge, "a", 1), str)
+
+    ctx.step(charge, order.id)  # type: ignore[call-overload]
+    ctx.step(charge, order.id, "3")  # type: ignore[call-overload]
+    ctx.step(charge, order.id, 3, currenzy="")  # type: ignore[call-arg,arg-type]
+    ctx.step(reserve, 7)  # type: ignore[call-overload]
+    ctx.options(timeout=[])  # type: ignore[arg-type]
+    ctx.options(ephemral=True)  # type: ignore[call-arg]
+
+    assert_type(await ctx.sleep("3d"), None)
+    assert_type(await ctx.sleep(datetime.timedelta(days=3)), None)
+    assert_type(await ctx.receive("approval", bool), bool)
+    assert_type(await ctx.receive("order", Order, timeout="4h"), Order)
+    assert_type(await ctx.receive("anything"), Any)
+
+    assert_type(await ctx.call(ship(order)), datetime.date)
+    assert_type(await ctx.call(ship(order), queue="heavy", priority=3), datetime.date)
+    ctx.call(ship)  # type: ignore[arg-type]
+    ctx.call(ship(order), prio=3)  # type: ignore[call-arg]
+
+    receipt, seats, day = await asyncio.gather(
+        ctx.step(charge, order.id, 1), ctx.step(reserve, order.id), ctx.call(ship(order))
+    )
+    assert_type(receipt, str)
+    assert_type(seats, list[int])
+    assert_type(day, datetime.date)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(ctx.step(reserve, order.id))
+    assert_type(task.result(), list[int])
+    assert_type(await asyncio.wait_for(ctx.step(reserve, order.id), 3), list[int])
+
+    assert_type(ctx.now(), datetime.datetime)
+    assert_type(ctx.random(), float)
+    assert_type(ctx.run_id, str)
+    return receipt
+
+
+def calls(order: Order) -> None:
+    assert_type(checkout(order), Call[str])
+    assert_type(ship(order, express=True), Call[datetime.date])
+    assert_type(Call.named("types.checkout.v1", order), Call[Any])
+
+    checkout()  # type: ignore[call-arg]
+    checkout("o-42")  # type: ignore[arg-type]
+    checkout(order, express=True)  # type: ignore[call-arg]
+    ship(order, express="yes")  # type: ignore[arg-type]
+
+
+def declarations() -> None:
+    def sync_workflow(ctx: Context) -> None:
+        """Not async."""
+
+    async def no_context(order: Order) -> None:
+        """Takes no context."""
+
+    workflow("types.sync.v1")(sync_workflow)  # type: ignore[arg-type]
+    workflow("types.bare.v1")(no_context)  # type: ignore[arg-type]
+    assert_type(step(timeout="1s")(charge)("a", 1), str)
+
+
+async def engine(order: Order) -> None:
+    engine = Engine("sqlite://", [checkout, ship])
+    run = await engine.start(checkout(order), id="o-42", at="1h", priority=3, deadline=datetime.timedelta(days=1))
+    assert_type(run, Handle[str])
+    assert_type(await run.result(), str)
+    assert_type(await run.result(timeout="3s"), str)
+    assert_type(await run.status(), Status)
+    assert_type(await run.history(), list[Record])
+    assert_type(await run.run(), Run)
+    assert_type(await run.why(), str)
+    assert_type(await run.cancel(), bool)
+    assert_type(await engine.start_many([ship(order), ship(order)]), list[Handle[datetime.date]])
+    assert_type(await engine.get("o-42"), Handle[Any])
+    assert_type(await engine.get("o-42", checkout), Handle[str])
+    assert_type(await engine.list(status=Status.WAITING), Page)
+    assert_type(await engine.start(Call.named("types.checkout.v1", order)), Handle[Any])
+
+    await engine.start(checkout)  # type: ignore[arg-type]
+    await engine.start(checkout(order), idd="o")  # type: ignore[call-arg]
+    await engine.start(checkout(order), priority="high")  # type: ignore[arg-type]
+
+    async with engine.worker(slots=10, queues=["default"], lease="15s") as worker:
+        assert_type(worker.id, str)
+
+
+def covariant(run: Handle[bool], call: Call[bool]) -> tuple[Handle[int], Call[int]]:
+    return run, call
+
+
+def blocking(order: Order) -> None:
+    with Engine("sqlite://", [checkout, ship]).blocking() as engine:
+        assert_type(engine, Blocking)
+        run = engine.start(checkout(order), id="o-42")
+        assert_type(run, BlockingHandle[str])
+        assert_type(run.result(), str)
+        assert_type(engine.get("o-42", checkout), BlockingHandle[str])
+        assert_type(engine.start_many([ship(order)]), list[BlockingHandle[datetime.date]])
+        engine.start(checkout(order), idd="o")  # type: ignore[call-arg]
