@@ -132,6 +132,19 @@ def test_cancelling_a_run_keeps_the_reason(perdure: Perdure) -> None:
     assert (again.code, again.out) == (0, "o-1 had finished already.\n")
 
 
+def test_a_blocked_run_goes_on_when_it_is_unblocked(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    with sqlite3.connect("shop.db") as database:
+        database.execute("UPDATE perdure_runs SET status = 'blocked', reason = 'poison', error = '{}' WHERE id = 'o-1'")
+    database.close()
+    assert "unblock" in perdure("why", URL, "o-1").out
+    assert perdure("unblock", URL, "o-1", "--json").json == {"id": "o-1", "unblocked": True}
+    work("o-1")
+    assert perdure("show", URL, "o-1", "--json").json["run"]["status"] == "completed"
+    again = perdure("unblock", URL, "o-1")
+    assert (again.code, again.out) == (0, "o-1 is not blocked.\n")
+
+
 def test_what_others_wrote_into_the_tables_is_shown_as_it_is(perdure: Perdure) -> None:
     perdure("migrate", URL)
     with sqlite3.connect("shop.db") as database:

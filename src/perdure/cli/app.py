@@ -32,6 +32,7 @@ COMMANDS = MappingProxyType(
         "why": "perdure.cli.why",
         "send": "perdure.cli.send",
         "cancel": "perdure.cli.cancel",
+        "unblock": "perdure.cli.unblock",
         "migrate": "perdure.cli.migrate",
     }
 )

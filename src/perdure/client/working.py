@@ -34,10 +34,7 @@ class EngineWorker:
 
     async def start(self) -> None:
         """Begin to work."""
-        if self._worker is not None:
-            raise UsageError("this worker was started before; make another: engine.worker()")
-        self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
-        await self._worker.start()
+        await (await self._make()).start()
 
     async def stop(self, grace: Duration | None = None) -> None:
         """Stop claiming, let steps finish for the grace period, give back the rest."""
@@ -46,6 +43,10 @@ class EngineWorker:
 
     async def run(self) -> None:
         """Work until SIGTERM, SIGINT or cancellation, then stop in order. A second signal stops at once."""
-        await self.start()
-        assert self._worker is not None
-        await self._worker.run_until_signalled()
+        await (await self._make()).run_until_signalled()
+
+    async def _make(self) -> Worker:
+        if self._worker is not None:
+            raise UsageError("this worker was started before; make another: engine.worker()")
+        self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
+        return self._worker

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from enum import Enum, auto
 from typing import Any
 
 from perdure.core.errors import DecodeError, Diverged, PerdureError
@@ -38,6 +37,7 @@ from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.policy import after_failed_run, expired, reason_to_wait, set_aside
 from perdure.worker.recording import record_failure, record_result
+from perdure.worker.stage import Stage
 from perdure.worker.taking import make_execution
 from perdure.workflow.definition import Workflow
 
@@ -51,15 +51,6 @@ LEASE_RECHECK = 0.1
 
 
 AnyWorkflow = Workflow[Any, Any]
-
-
-class Stage(Enum):
-    """Where a held run stands."""
-
-    REPLAYING = auto()
-    ACTIVE = auto()
-    PARKED = auto()
-    OVER = auto()
 
 
 class Held:

@@ -23,10 +23,11 @@ from perdure.store.protocol import Store
 from perdure.worker.claimer import Claimer
 from perdure.worker.crew import Crew
 from perdure.worker.heart import Heart
-from perdure.worker.held import Held, Stage
+from perdure.worker.held import Held
 from perdure.worker.journal import Journal
 from perdure.worker.options import WorkerOptions
 from perdure.worker.residents import Residents
+from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
 from perdure.workflow.definition import Workflow
@@ -164,7 +165,7 @@ class Worker:
             )
 
     async def run_until_signalled(self) -> None:
-        """Work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
+        """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
         loop = asyncio.get_running_loop()
         signalled: asyncio.Future[None] = loop.create_future()
 
@@ -177,6 +178,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         try:
+            await self.start()
             await signalled
         finally:
             await self.stop()
