@@ -17,12 +17,9 @@ from perdure.store.dialect import Row
 
 T = TypeVar("T")
 
-_RUN_FIELDS = Run.__struct_fields__
-_RECORD_FIELDS = Record.__struct_fields__
-
 #: In the order of the fields of `Run`, and of `Record`.
-RUN = ", ".join(_RUN_FIELDS)
-RECORD = ", ".join(_RECORD_FIELDS)
+RUN = ", ".join(Run.__struct_fields__)
+RECORD = ", ".join(Record.__struct_fields__)
 MESSAGE = "run_id, seq, kind, name, payload, failed, message_key, sent_at"
 EVENT = "id, run_id, at, kind, actor, data"
 WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status"
@@ -34,24 +31,37 @@ _KIND = {kind.value: kind for kind in Kind}
 
 def to_run(row: Row) -> Run:
     """A row of `RUN`."""
-    fields = dict(zip(_RUN_FIELDS, row, strict=True))
+    # Unpacked by hand, as are records: what every claim and every replay goes through, ten times as fast as by name.
+    (
+        id, type, queue, priority, status, reason, input, output, error, attempt, generation, token, nonce, worker,
+        wake_at, deadline, created_at, started_at, finished_at, seed, inbox_seq, inbox_read, claims,
+        parent_id, parent_location, idempotency_key,
+    ) = row  # fmt: skip
     try:
-        fields["status"] = _STATUS[fields["status"]]
-        fields["reason"] = _REASON[fields["reason"]]
-    except KeyError as error:
-        raise StoreCorrupt(f"Run {row[0]!r} has a status or reason that Perdure does not know: {error}.") from error
-    return Run(**fields)
+        known_status, known_reason = _STATUS[status], _REASON[reason]
+    except KeyError as unknown:
+        raise StoreCorrupt(f"Run {id!r} has a status or reason that Perdure does not know: {unknown}.") from unknown
+    return Run(
+        id=id, type=type, queue=queue, priority=priority, status=known_status, reason=known_reason, input=input,
+        output=output, error=error, attempt=attempt, generation=generation, token=token, nonce=nonce, worker=worker,
+        wake_at=wake_at, deadline=deadline, created_at=created_at, started_at=started_at, finished_at=finished_at,
+        seed=seed, inbox_seq=inbox_seq, inbox_read=inbox_read, claims=claims,
+        parent_id=parent_id, parent_location=parent_location, idempotency_key=idempotency_key,
+    )  # fmt: skip
 
 
 def to_record(row: Row) -> Record:
     """A row of `RECORD`."""
-    fields = dict(zip(_RECORD_FIELDS, row, strict=True))
-    try:
-        fields["kind"] = _KIND[fields["kind"]]
-    except KeyError as error:
-        raise StoreCorrupt(f"A history record (seq {row[0]}) is of the unknown kind {error}.") from error
-    fields["failed"] = bool(fields["failed"])
-    return Record(**fields)
+    (
+        seq, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt,
+    ) = row  # fmt: skip
+    known = _KIND.get(kind)
+    if known is None:
+        raise StoreCorrupt(f"A history record (seq {seq}) is of the unknown kind {kind!r}.")
+    return Record(
+        seq=seq, kind=known, location=location, payload=payload, failed=failed != 0, at=at, started_at=started_at,
+        digest=digest, attempts=attempts, retry_at=retry_at, inbox_seq=inbox_seq, run_attempt=run_attempt,
+    )  # fmt: skip
 
 
 def to_message(row: Row) -> Message:

@@ -52,7 +52,11 @@ ORDER BY wake_at, id
 LIMIT ?
 """
 
+#: One statement for all that was chosen: a list of ids, each with the seed that it gets if it has none.
 TAKE = f"""
+WITH chosen (run_id, fresh_seed) AS MATERIALIZED (
+  SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:chosen)
+)
 UPDATE perdure_runs
 SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce, token = token + 1,
     claims = CASE
@@ -61,9 +65,10 @@ SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce =
     END,
     progress = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id), -1),
     started_at = CASE WHEN started_at = 0 THEN :now ELSE started_at END,
-    seed = CASE WHEN seed = '' THEN :seed ELSE seed END,
+    seed = CASE WHEN seed = '' THEN fresh_seed ELSE seed END,
     marked = CASE WHEN inbox_seq > inbox_read THEN 1 ELSE 0 END
-WHERE id = :run_id AND status = 'pending'
+FROM chosen
+WHERE id = chosen.run_id AND status = 'pending'
 RETURNING progress, {RUN}
 """
 
@@ -117,20 +122,26 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     for run_id, claims in choice.poison.items():
         await _set_aside(tx, run_id, claims)
     chosen = list(choice.suspects)[:1] if request.alone and choice.suspects else list(choice.taken)
-    rows = []
-    for run_id in chosen:
-        params = {
-            "worker": request.worker,
-            "nonce": request.nonce,
-            "now": tx.now,
-            "seed": entropy(16).hex(),
-            "run_id": run_id,
-        }
-        rows += await tx.fetch(TAKE, params)
+    rows = await _take(tx, request, chosen, entropy) if chosen else []
     answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone, left_until=choice.left_until)
     for claimed in answer.runs:
         tx.note(claimed.run.id, "claimed", to_json({"token": claimed.run.token}))
     return answer
+
+
+async def _take(
+    tx: SqliteTransaction, request: ClaimRequest, chosen: list[str], entropy: Callable[[int], bytes]
+) -> list[Row]:
+    seeds = entropy(16 * len(chosen)).hex()
+    params = {
+        "worker": request.worker,
+        "nonce": request.nonce,
+        "now": tx.now,
+        "chosen": to_json([(run_id, seeds[32 * place : 32 * place + 32]) for place, run_id in enumerate(chosen)]),
+    }
+    order = {run_id: place for place, run_id in enumerate(chosen)}
+    # In the order of choice: what RETURNING gives has none. The run's id is the second column.
+    return sorted(await tx.fetch(TAKE, params), key=lambda row: order[row[1]])
 
 
 async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Choice) -> None:
