@@ -112,6 +112,8 @@ class Zombies:
         await eventually(lambda: any(line.get("run") == "one more" for line in app.read(directory / "ledger")))
         frozen.thawed = time.monotonic()
         worker.signal(signal.SIGCONT)
+        if frozen.was_claiming and random.random() < 0.3:
+            worker.signal(signal.SIGTERM)
         await eventually(
             lambda: worker.code is not None or frozen.begins_another_life(),
             saying=f"in {directory}, frozen at {frozen.trap}, a new life",
@@ -162,6 +164,8 @@ class Frozen:
         self.inside = inside
         self.thawed = 0.0
         self._answers = len(worker.answers())
+        #: It had started by then, and so takes a signal as a wish.
+        self.was_claiming = any(line["verb"] == "claim" for line in worker.answers())
 
     def goes_on(self) -> bool:
         return any(line["verb"] == "claim" for line in self.worker.answers()[self._answers :])
