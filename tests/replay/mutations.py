@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 
 import msgspec
 
-from perdure.core.model import Record
+from perdure.core.model import Kind, Record
 from tests.replay.generation import Author, Tape
 from tests.replay.programs import Node
 from tests.replay.recording import Play, recorded_locations
 
 #: Operations whose name is the program's own.
 NAMED = ("step", "child")
+
+#: What performs its parts one after the other.
+SEQUENTIAL = (
+    "seq", "nested", "timeout", "timeout_at", "wait_for", "shield", "lock", "semaphore", "bounded", "variable", "generator",
+)  # fmt: skip
 
 
 class Subject:
@@ -27,23 +33,31 @@ class Subject:
         self.nodes = list(walk(program))
         self.begun = set(play.machine.begun)
         self.recorded = {node_id for node_id, location in play.machine.begun.items() if location in locations}
-        self.failed = {
-            node_id
-            for node_id, location in play.machine.begun.items()
-            if any(each.location == location and each.failed for each in history)
-        }
+        completed = {each.location for each in history if each.kind in (Kind.STEP, Kind.CHILD)}
+        self.completed = {node_id for node_id, location in play.machine.begun.items() if location in completed}
         play.close()
 
     def holds_a_record(self, node: Node) -> bool:
         """Whether a call within the node is recorded."""
         return any(each.op in NAMED and each.id in self.recorded for each in walk(node))
 
+    @property
+    def calls(self) -> list[Node]:
+        """The calls that were begun."""
+        return [node for node in self.nodes if node.op in NAMED and node.id in self.begun]
+
+    @property
+    def unreached(self) -> list[Node]:
+        """What the history did not get to."""
+        return [node for node in self.nodes if node.id not in self.begun and node is not self.program]
+
     def sequences(self) -> Iterator[tuple[Node, Node, Node]]:
-        """A sequence, and two calls that follow each other in it, the first of them recorded."""
+        """A sequence, and two calls of which one follows the other in it, the first of them recorded."""
         for node in self.nodes:
-            if node.op == "seq" and node.id != self.program.id:
-                for first, second in zip(node.body, node.body[1:], strict=False):
-                    if first.op in NAMED and second.op in NAMED and first.id in self.recorded:
+            if node.op in SEQUENTIAL:
+                calls = [each for each in node.body if each.op in NAMED]
+                for first, second in combinations(calls, 2):
+                    if first.id in self.recorded:
                         yield node, first, second
 
 

@@ -78,7 +78,7 @@ class Machine:
         self.trace.append(f"{node.op} {node.id}: {seen}")
 
     def _tasks(self, node: Node) -> list[asyncio.Task[Any]]:
-        return [asyncio.create_task(self.do(each), name=f"t{each.id}") for each in node.body]
+        return [asyncio.create_task(self.do(each), name=f"t{number}") for number, each in enumerate(node.body)]
 
     async def _each(self, nodes: tuple[Node, ...]) -> None:
         for each in nodes:
@@ -132,7 +132,7 @@ class Machine:
         raise ValueError(node.id)
 
     async def _set(self, node: Node) -> None:
-        for word in {f"word {number}" for number in range(node.number)}:  # noqa: PLC0208 - the mistake that is meant
+        for word in {f"word {number}" for number in range(node.number)}:
             await named(self._ctx, node.name, word)
 
     async def _nothing(self, node: Node) -> None:
@@ -179,7 +179,7 @@ class Machine:
 
     async def _group(self, node: Node) -> None:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.do(each), name=f"t{each.id}") for each in node.body]
+            tasks = [group.create_task(self.do(each)) for each in node.body]
         self.note(node, [task.result() for task in tasks])
 
     async def _nested(self, node: Node) -> Any:
@@ -256,7 +256,7 @@ class Machine:
         event = asyncio.Event()
 
         async def waiter(each: Node) -> Any:
-            self.note(each, await event.wait())
+            self.note(node, await event.wait())
             return await self.do(each)
 
         await self._meanwhile(node, waiter, event.set)
@@ -268,7 +268,7 @@ class Machine:
             async with condition:
                 await condition.wait_for(lambda: tickets[0] > 0)
                 tickets[0] -= 1
-                self.note(each, "has a ticket")
+                self.note(node, "has a ticket")
             return await self.do(each)
 
         async def release() -> None:

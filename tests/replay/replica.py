@@ -27,7 +27,7 @@ class Replica:
         self._process = subprocess.Popen(
             [python, "-m", "tests.replay.replica"],
             cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

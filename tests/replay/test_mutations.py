@@ -1,0 +1,165 @@
+"""The law of divergence: a change to what was recorded is found before anything is written, and no other change is.
+
+Reordering means: calls that follow one another change places. Parallel calls of different names may be listed in any order, since
+their places in the history stay what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perdure.core.errors import Diverged
+from tests.replay.generation import Tape, programs, tapes
+from tests.replay.mutations import (
+    NAMED,
+    Subject,
+    followed,
+    preceded,
+    removed,
+    renamed,
+    replaced,
+    swapped,
+    with_other_arguments,
+)
+from tests.replay.programs import Node
+from tests.replay.recording import Play, record
+
+EXAMPLES = 10_000 if os.environ.get("PERDURE_PROVE") else 150
+#: Changes that are tried on one recorded program.
+CHANGES = 12
+
+Changed = list[tuple[str, Node]]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="tests.replay")
+
+
+def subject_of(program: Node, events: list[int], cut: int) -> Subject:
+    """A run of the program that lacks the last `cut` records."""
+    play = record(program, events)
+    play.close()
+    whole = len(play.history)
+    return Subject(program, play.history[: whole - cut % (whole + 1)])
+
+
+def some(changes: Changed, tape: Tape) -> Changed:
+    """A few of them."""
+    if len(changes) <= CHANGES:
+        return changes
+    first, stride = tape.pick(len(changes)), 1 + tape.pick(len(changes) - 1)
+    return [changes[(first + number * stride) % len(changes)] for number in range(CHANGES)]
+
+
+def search(names: tuple[str, ...] | None, law: Callable[[Subject, Tape], None]) -> None:
+    """Hold many subjects to a law."""
+
+    @settings(max_examples=EXAMPLES)
+    @given(programs(names), tapes(120), st.integers(0, 1000), tapes(60))
+    def holds(program: Node, events: list[int], cut: int, choices: list[int]) -> None:
+        law(subject_of(program, events, cut), Tape(choices))
+
+    holds()
+
+
+def divergence(program: Node, subject: Subject) -> str | None:
+    """What is said about a changed program; None if it is taken for the recorded one."""
+    try:
+        play = Play(program, subject.history)
+    except Diverged as error:
+        return str(error)
+    warnings = play.execution.warnings
+    play.close()
+    return "; ".join(warnings) or None
+
+
+@pytest.mark.timeout(3600)
+def test_removing_renaming_or_reordering_what_was_recorded_diverges() -> None:
+    tried: Counter[str] = Counter()
+
+    def law(subject: Subject, tape: Tape) -> None:
+        changes = [
+            ("removed", removed(subject.program, node)) for node in subject.nodes[1:] if subject.holds_a_record(node)
+        ]
+        calls = [node for node in subject.calls if node.id in subject.recorded]
+        changes += [("renamed", renamed(subject.program, node)) for node in calls]
+        changes += [("swapped", swapped(subject.program, *each)) for each in subject.sequences()]
+        for what, changed in some(changes, tape):
+            tried[what] += 1
+            with pytest.raises(Diverged, match="does not follow its history"):
+                Play(changed, subject.history)
+
+    search(None, law)
+    print(f"\nchanges that were found: {dict(tried)}")
+    assert min(tried[what] for what in ("removed", "renamed", "swapped")) > 0
+
+
+@pytest.mark.timeout(3600)
+def test_no_other_change_raises_a_false_alarm() -> None:
+    tried: Counter[str] = Counter()
+
+    def law(subject: Subject, tape: Tape) -> None:
+        program = subject.program
+        changes: Changed = []
+        for node in subject.unreached:
+            changes += [("removed", removed(program, node)), ("replaced", replaced(program, node, tape))]
+            changes += [("preceded", preceded(program, node, tape)), ("renamed", renamed(program, node))]
+        for node in subject.calls:
+            if node.id not in subject.recorded:
+                changes += [
+                    ("open, renamed", renamed(program, node)),
+                    ("open, followed", followed(program, node, tape)),
+                ]
+                changes += [("open, with other arguments", with_other_arguments(program, node))]
+        for what, changed in some(changes, tape):
+            tried[what] += 1
+            play = Play(changed, subject.history)
+            assert play.execution.warnings == []
+            if what != "open, with other arguments":
+                assert [line.replace("-renamed", "") for line in play.position] == subject.position
+            play.close()
+
+    search(None, law)
+    print(f"\nchanges that were let pass: {dict(tried)}")
+    assert len(tried) == 7
+
+
+@pytest.mark.timeout(3600)
+def test_where_calls_share_their_names_no_change_to_what_was_recorded_passes_in_silence() -> None:
+    tried: Counter[str] = Counter()
+
+    def law(subject: Subject, tape: Tape) -> None:
+        calls = [node for node in subject.calls if node.id in subject.completed]
+        changes = [("removed", removed(subject.program, node)) for node in calls]
+        changes += [("renamed", renamed(subject.program, node)) for node in calls]
+        for sequence, first, second in subject.sequences():
+            if first.id in subject.completed:
+                alike = (first.op, first.name) == (second.op, second.name) and second.id in subject.completed
+                what = "swapped, of one name" if alike else "swapped"
+                changes.append((what, swapped(subject.program, sequence, first, second)))
+        for what, changed in some(changes, tape):
+            said = divergence(changed, subject)
+            assert said is not None, f"{what}: {changed}"
+            found = "does not follow its history" in said
+            assert found or what != "swapped, of one name"
+            tried[f"{what}: {'diverged' if found else 'warned'}"] += 1
+
+    search(("a", "a", "b"), law)
+    print(f"\nwhat became of them: {dict(tried)}")
+    assert tried["swapped, of one name: diverged"] > 0
+
+
+def test_named_operations_are_those_with_a_location() -> None:
+    program = Node("seq", 1, body=tuple(Node(op, number, f"s{number}") for number, op in enumerate(NAMED, start=2)))
+    play = Play(program)
+    while play.open:
+        play.complete(play.open[0], 1)
+    assert [play.machine.begun[each.id] for each in program.body] == ["s2", "s3.v1"]
