@@ -1,0 +1,109 @@
+"""What the documentation shows is true: every Python snippet runs, every command line exists, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from perdure.cli.app import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+#: Runs the snippets of one page one after the other in one module, as a reader would; `await` needs no function around it.
+RUNNER = """
+import ast, asyncio, inspect, pathlib, sys, types
+page = types.ModuleType("page")
+sys.modules["page"] = page
+with asyncio.Runner() as runner:
+    for number, source in enumerate(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8").split("\\x1e")):
+        code = compile(source, f"snippet {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if code.co_flags & inspect.CO_COROUTINE:
+            runner.run(eval(code, vars(page)))
+        else:
+            exec(code, vars(page))
+"""
+
+
+def snippets(page: Path, *languages: str) -> list[str]:
+    return [body for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, "python")], ids=named)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    sources = tmp_path / "snippets"
+    sources.write_text("\x1e".join(snippets(page, "python")), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUNNER, str(sources)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stderr == ""
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for block in snippets(page, "sh"):
+            for line in block.splitlines():
+                command = line.partition(" #")[0].strip()
+                if command:
+                    yield named(page), command
+
+
+@pytest.mark.parametrize(("page", "line"), list(command_lines()))
+def test_a_command_line_exists(page: str, line: str) -> None:
+    program, *words = shlex.split(line)
+    match program:
+        case "perdure":
+            _check_perdure(words)
+        case "make":
+            targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert words[0] in targets
+        case "pip":
+            assert words[0] == "install"
+        case "python":
+            assert words[0] == "-m" or (ROOT / words[0]).exists()
+        case _:
+            pytest.fail(f"{page} shows {line!r}, which this test does not know")
+
+
+def _check_perdure(words: list[str]) -> None:
+    context = click.Context(cli)
+    command = cli.get_command(context, words[0])
+    assert command is not None, f"there is no `perdure {words[0]}`"
+    # Parsing checks options and the number of arguments, and runs nothing.
+    command.make_context(words[0], words[1:], parent=context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_fits_a_screen() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    [example] = snippets(ROOT / "README.md", "python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 24
