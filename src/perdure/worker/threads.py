@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
+
+logger = logging.getLogger("perdure.worker")
 
 #: A thread without work for this long ends.
 IDLE_SECONDS = 30.0
@@ -37,22 +40,26 @@ class Job:
 class StepThreads:
     """Daemon threads, as many as there are sync steps under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        """`limit`: so many abandoned ones are too many."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        #: Threads without work that no job in the queue counts on.
         self._idle = 0
+        self._limit = limit
         self._abandoned = 0
 
     @property
-    def abandoned(self) -> int:
-        """Threads that still run something nobody waits for."""
-        return self._abandoned
+    def clogged(self) -> bool:
+        """Whether too many threads still run something that nobody waits for."""
+        return self._abandoned >= self._limit
 
     def submit(self, function: Callable[[], Any], done: Done) -> Job:
         """Run it in a thread, in the caller's context; `done(result, error)` is called on the caller's loop."""
         job = Job(function, done)
         with self._lock:
-            spare = self._idle > self._jobs.qsize()
+            spare = self._idle > 0
+            self._idle -= spare
             self._jobs.put(job)
         if not spare:
             threading.Thread(target=self._work, name="perdure step", daemon=True).start()
@@ -64,24 +71,27 @@ class StepThreads:
             if not job.finished and not job.abandoned:
                 job.abandoned = True
                 if job.started:
-                    self._abandoned += 1
+                    self._count(1)
 
     def _work(self) -> None:
-        while True:
+        while (job := self._next()) is not None:
             with self._lock:
-                self._idle += 1
-            try:
-                job = self._jobs.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                with self._lock:
-                    self._idle -= 1
-                return
-            with self._lock:
-                self._idle -= 1
-                job.started = True
-            if not job.abandoned:
+                job.started = not job.abandoned
+            if job.started:
                 self._run(job)
             del job  # else the run stays in memory until this thread gets another
+            with self._lock:
+                self._idle += 1
+
+    def _next(self) -> Job | None:
+        while True:
+            try:
+                return self._jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._idle -= 1
+                        return None
 
     def _run(self, job: Job) -> None:
         result: Any = None
@@ -93,9 +103,21 @@ class StepThreads:
         with self._lock:
             job.finished = True
             if job.abandoned:
-                self._abandoned -= 1
+                self._count(-1)
                 return
         try:
             job.loop.call_soon_threadsafe(job.done, result, error)
         except RuntimeError:  # the loop has been closed: nobody is left to tell
             return
+
+    def _count(self, change: int) -> None:
+        before = self.clogged
+        self._abandoned += change
+        if self.clogged and not before:
+            logger.error(
+                "%d threads are busy with sync steps that were given up (a timeout, a cancellation). This worker claims no more "
+                "runs until some of them return; such a step should look at `step_info().is_cancelled()`, or bound its own waits.",
+                self._abandoned,
+            )
+        elif before and not self.clogged:
+            logger.warning("threads of abandoned steps have returned; this worker claims runs again")

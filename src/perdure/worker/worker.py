@@ -55,7 +55,7 @@ class Worker:
         self._system = system
         self._workflows = workflows
         self._journal = Journal(store, system, lambda: self.id)
-        self._threads = StepThreads()
+        self._threads = StepThreads(options.abandoned_threads)
         self._crew = Crew(
             system=system,
             journal=self._journal,
@@ -212,7 +212,7 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """How many more runs may be taken."""
-        if self._threads.abandoned >= self.options.abandoned_threads:
+        if self._threads.clogged:
             return 0
         return self.options.slots - len(self._held)
 
