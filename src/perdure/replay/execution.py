@@ -26,7 +26,7 @@ from perdure.replay.futures import RunTask, Watched
 from perdure.replay.log import ReplayLog
 from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox
-from perdure.replay.memo import Memo
+from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
@@ -75,8 +75,9 @@ class Execution:
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
         self._codec = codec
         self._random: WorkflowRandom | None = None
-        self._history = [record for record in history if record.run_attempt == origin.attempt]
-        self._memo = Memo([record for record in history if record.run_attempt < origin.attempt])
+        earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
+        self._history = history[len(earlier) :]
+        self._memo = Memo(earlier) if earlier else NOTHING
         self._next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
         self._open: dict[str, Operation] = {}
@@ -105,19 +106,23 @@ class Execution:
     def replay(self, budget: Callable[[], bool]) -> bool:
         """Apply recorded completions until all are applied (True) or `budget()` says to pause (False). Raises `Diverged`."""
         history = self._history
-        while self._applied < len(history):
-            record = history[self._applied]
-            if self.outcome is not None:
-                raise self._diverged(record)
-            self._applied += 1
-            self._apply(record)
-            if self._applied % 32 == 0 and not budget():
-                return False
+        # Entered once for all of them: each drain would otherwise do it anew.
+        before = self.loop.enter()
+        try:
+            while self._applied < len(history):
+                if self.outcome is not None:
+                    raise self._diverged(history[self._applied])
+                self._applied += 1
+                self._apply(history[self._applied - 1])
+                if self._applied % 32 == 0 and not budget():
+                    return False
+        finally:
+            self.loop.leave(before)
         if self._arguments is not None:
             self._arguments.check(self._open.values())
         self.replaying = False
         self.replayed = len(history)
-        self._history = []
+        self._history = ()
         if not history:
             for message in self._memo.messages:
                 self.record(Kind.MESSAGE, message.location, message.payload, self.time)

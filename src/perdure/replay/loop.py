@@ -190,26 +190,32 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run callbacks until none is ready. Raises `LoopStuck` when that never happens."""
+        if events._get_running_loop() is self:
+            self._run_ready()
+            return
         before = self.enter()
-        self._idle_callbacks = 0
-        ready = self._ready
         try:
-            while ready:
-                self._idle_callbacks += 1
-                if self._idle_callbacks > STUCK_AFTER:
-                    raise LoopStuck(
-                        f"the workflow ran {STUCK_AFTER:,} callbacks without waiting for anything durable; "
-                        "a loop around `await asyncio.sleep(0)` never lets time pass, use `await ctx.sleep(...)`"
-                    )
-                try:
-                    ready.popleft().run()
-                except (SystemExit, KeyboardInterrupt):
-                    # The task that raised it has it as its exception, which is where the run's outcome is taken from.
-                    continue
-                except Exception as error:
-                    self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
+            self._run_ready()
         finally:
             self.leave(before)
+
+    def _run_ready(self) -> None:
+        self._idle_callbacks = 0
+        ready = self._ready
+        while ready:
+            self._idle_callbacks += 1
+            if self._idle_callbacks > STUCK_AFTER:
+                raise LoopStuck(
+                    f"the workflow ran {STUCK_AFTER:,} callbacks without waiting for anything durable; "
+                    "a loop around `await asyncio.sleep(0)` never lets time pass, use `await ctx.sleep(...)`"
+                )
+            try:
+                ready.popleft().run()
+            except (SystemExit, KeyboardInterrupt):
+                # The task that raised it has it as its exception, which is where the run's outcome is taken from.
+                continue
+            except Exception as error:
+                self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
 
     def enter(self) -> Before:
         """Make this the running loop and the keeper of new generators; what was before is for `leave`."""

@@ -6,7 +6,6 @@ place and arguments gets its old result, a sleep that was slept is over, and mes
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from perdure.core.model import Kind, Record
@@ -19,9 +18,7 @@ class Memo:
     def __init__(self, earlier: Sequence[Record]) -> None:
         self.messages = tuple(record for record in earlier if record.kind is Kind.MESSAGE)
         self._records = {record.location: record for record in earlier if _is_kept(record)}
-        self._failed_children = Counter(
-            record.location for record in earlier if record.kind is Kind.CHILD and record.failed
-        )
+        self._failed_children = [record.location for record in earlier if record.kind is Kind.CHILD and record.failed]
 
     def recall(self, operation: Operation) -> Record | None:
         """The result that an earlier attempt has of this operation."""
@@ -34,8 +31,12 @@ class Memo:
 
     def child_location(self, location: str) -> str:
         """Where a child is started: one that failed before is not the one to wait for now."""
-        failures = self._failed_children[location]
+        failures = self._failed_children.count(location)
         return f"{location}@{failures + 1}" if failures else location
+
+
+#: What a first attempt has to remember.
+NOTHING = Memo(())
 
 
 def _is_kept(record: Record) -> bool:

@@ -61,6 +61,8 @@ class Signature:
                 )
         self._parameters = parameters[1:]
         self._signature = inspect.Signature(self._parameters)
+        self._takes_names = all(p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in self._parameters)
+        self._decoder: msgspec.json.Decoder[Any] | None = None
         self._local_names = dict(local_names or {})
         try:
             self._resolved: dict[str, Any] | None = type_hints(function, self._local_names)
@@ -102,6 +104,31 @@ class Signature:
 
     def decode(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
         """Arguments by name from a JSON object, or from an array of positional ones. Raises `DecodeError`."""
+        if self._decoder is None:
+            self._decoder = self._make_decoder()
+        try:
+            found = self._decoder.decode(payload)
+        except Exception:
+            # One argument at a time, which also takes arrays and can say which argument is wrong.
+            return self._decode_each(payload, codec, what)
+        return {name: value for name in found.__struct_fields__ if (value := getattr(found, name)) is not msgspec.UNSET}
+
+    def _make_decoder(self) -> msgspec.json.Decoder[Any]:
+        """A decoder of all arguments at once. One that some type defeats refuses everything."""
+        hints = self._hints
+        fields: list[Any] = []
+        for p in self._parameters:
+            declared = hints.get(p.name, Any)
+            given = p.default is inspect.Parameter.empty or declared is Any
+            field = (p.name, declared if given else declared | msgspec.UnsetType)
+            fields.append(field if p.default is inspect.Parameter.empty else (*field, msgspec.UNSET))
+        try:
+            arguments = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+            return msgspec.json.Decoder(arguments)
+        except Exception:
+            return msgspec.json.Decoder(msgspec.defstruct("Nothing", [("perdure", int)]))
+
+    def _decode_each(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
         raw = codec.decode(payload, dict[str, msgspec.Raw] | list[msgspec.Raw], what)
         if isinstance(raw, list):
             names = [parameter.name for parameter in self._parameters]
@@ -123,6 +150,8 @@ class Signature:
 
     def call(self, context: object, arguments: dict[str, Any]) -> Any:
         """Call the function with the context and arguments by name."""
+        if self._takes_names:
+            return self._function(context, **arguments)
         bound = self._signature.bind_partial()
         bound.arguments.update({p.name: arguments[p.name] for p in self._parameters if p.name in arguments})
         return self._function(context, *bound.args, **bound.kwargs)
