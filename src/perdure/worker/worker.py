@@ -237,14 +237,21 @@ class Worker:
     def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Iterable[Message]) -> None:
         """Work on a run that was claimed and whose history was loaded."""
         held = Held(claimed, self._workflows[claimed.run.type], records, self._crew)
-        self._held[claimed.run.id] = held
+        self._hold(held)
         held.receive(inbox)
         asyncio.get_running_loop().call_soon(held.begin)
 
     def take_again(self, held: Held, claimed: ClaimedRun) -> None:
         """Work on a run that stayed in memory."""
-        self._held[claimed.run.id] = held
+        self._hold(held)
         asyncio.get_running_loop().call_soon(held.resume, claimed)
+
+    def _hold(self, held: Held) -> None:
+        # The answer to the turn that gave the run back may still be under way; its lease ended with this claim.
+        before = self._held.get(held.run.id)
+        if before is not None:
+            before.drop()
+        self._held[held.run.id] = held
 
     def deliver(self, messages: Iterable[Message]) -> None:
         """Hand inbox entries to the runs that they are for."""

@@ -29,6 +29,7 @@ def main() -> int:
         failed += bool(report.findings)
         for line in (*report.trace, *(f"seed {seed}: {finding}" for finding in report.findings)):
             sys.stdout.write(line + "\n")
+        sys.stdout.flush()
         if options.trace:
             sys.stdout.write(f"seed {seed}: trace {report.digest}\n")
         if seed % 50 == 0:

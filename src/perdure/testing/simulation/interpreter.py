@@ -69,7 +69,8 @@ class Interpreter:
     """Executes programs; counts in `sometimes`, where that is wanted, what came before what."""
 
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
-        self._steps = steps
+        # Bound once: the engine looks at a step's signature once for each function that it is given.
+        self._work = steps.work
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
         self.workflows = (
             Workflow(PLAIN, self.main, retry=None),
@@ -120,7 +121,7 @@ class Interpreter:
 
     async def _step(self, ctx: Context, op: Step, log: list[str]) -> str:
         options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral)
-        return await options.step(self._steps.work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
+        return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
 
     async def _receive(self, ctx: Context, name: str, timeout: float | None, log: list[str]) -> None:
         try:

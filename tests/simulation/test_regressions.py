@@ -1,0 +1,62 @@
+"""What the simulation found, each as the few steps that it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from perdure import Context, Engine, workflow
+from perdure.core.model import Turn, Verdict
+from perdure.host import Host
+from perdure.store import open_store
+from perdure.worker import Worker
+from perdure.worker.held import Stage
+
+
+@workflow("test.two_words")
+async def two_words(ctx: Context) -> list[str]:
+    return [await ctx.receive("word", str), await ctx.receive("word", str)]
+
+
+class LateAnswers:
+    """A store whose answers to a commit come only when the gate is open."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.commits = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        verdicts: list[Verdict] = await self._store.commit(turns, actor)
+        self.commits += 1
+        await self.gate.wait()
+        return verdicts
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_run_that_comes_back_before_its_park_was_answered_is_held_once() -> None:
+    host = Host()
+    store: Any = LateAnswers(open_store("sqlite://", host, inline=True))
+    async with Engine("sqlite://", [two_words], system=host, store=store) as engine, engine.worker() as started:
+        worker = started._worker
+        assert isinstance(worker, Worker)
+        store.gate.clear()
+        run = await engine.start(two_words(), id="r")
+        await until(lambda: store.commits == 1)
+        before = worker._held["r"]
+        await run.send("word", "one")
+        await until(lambda: worker._held.get("r") is not before)
+        assert before.stage is Stage.OVER
+        store.gate.set()
+        await run.send("word", "two")
+        assert await run.result() == ["one", "two"]

@@ -1,0 +1,121 @@
+"""The engine under simulation: what it promises holds for every seed, and the simulation would notice if it did not."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from perdure.testing.simulation import Report, simulate
+from tests.simulation.planted import PLANTED
+
+PROVE = bool(os.environ.get("PERDURE_PROVE"))
+
+BATCH = 25
+SEEDS = 20_000 if PROVE else 300
+#: A planted fault has to be found within so many seeds.
+ENOUGH = 5_000 if PROVE else 600
+RARE_WITHIN = 10_000 if PROVE else 400
+
+#: Each must have happened, or the simulation does not look where it should.
+RARE = frozenset(
+    {
+        "a cancellation came after the end",
+        "a cancellation came in time",
+        "a child's outcome reached its parent",
+        "a client asked again",
+        "a commit whose answer was lost was recognised",
+        "a former owner came back after the end of the run",
+        "a message came after the end",
+        "a message came before its timeout",
+        "a park was refused because something came in",
+        "a process died around a transaction",
+        "a run completed although it was to be cancelled",
+        "a run expired",
+        "a run lost its worker more than once",
+        "a run was set aside",
+        "a run was started twice and is one",
+        "a run was taken over from another worker",
+        "a run was tried again as a whole",
+        "a step failed and was tried again",
+        "a step timed out",
+        "a timeout came before its message",
+        "a worker stood still",
+        "a worker that had been declared dead began again",
+        "a worker was killed",
+        "a worker was stopped in order",
+        "a worker's event loop was blocked",
+        "a write of a former owner was refused",
+    }
+)
+
+
+def live(seed: int) -> Report:
+    report = simulate(seed)
+    gc.collect(0)
+    return report
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_promise_holds_whatever_goes_wrong(first: int) -> None:
+    findings = {seed: found for seed in range(first, first + BATCH) if (found := live(seed).findings)}
+    assert not findings, "see them with: python -m perdure.testing.simulation --trace --seed N"
+
+
+def test_what_is_rare_does_happen() -> None:
+    sometimes: Counter[str] = Counter()
+    seed = 1_000_000
+    while not sometimes.keys() >= RARE and seed < 1_000_000 + RARE_WITHIN:
+        report = live(seed)
+        assert not report.findings, f"seed {seed}"
+        sometimes += report.sometimes
+        seed += 1
+    for what, times in sorted(sometimes.items()):
+        print(f"{times:6} times in {seed - 1_000_000} seeds: {what}")
+    assert not RARE - sometimes.keys()
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED[name](monkeypatch)
+    for seed in range(ENOUGH):
+        report = live(seed)
+        if report.findings:
+            print(f"{name}: found by seed {seed}: {report.findings[0]}")
+            return
+    pytest.fail(f"{name} was not found within {ENOUGH} seeds")
+
+
+TRACES = """
+from perdure.testing.simulation import simulate
+for seed in range(500, 508):
+    print(simulate(seed).digest)
+"""
+
+
+def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", TRACES],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2", "random")
+    ]
+    assert len(traces[0].split()) == 8
+    assert len(set(traces[0].split())) == 8
+    assert traces[0] == traces[1] == traces[2]
+
+
+def test_the_command_line_shows_a_trace() -> None:
+    command = [sys.executable, "-m", "perdure.testing.simulation", "--seed", "7", "--trace"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "worker1 starts" in shown
+    assert "seed 7: trace " in shown
+    assert "1 seeds, 0 with findings" in shown
