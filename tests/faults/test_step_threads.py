@@ -31,18 +31,22 @@ async def test_a_step_does_not_wait_for_the_thread_of_another_that_has_just_begu
     threads = StepThreads(50)
     jobs = threads._jobs = Sluggish()
     ended: list[str] = []
+    second_has_run = threading.Event()
 
     def done(result: Any, _: BaseException | None) -> None:
         ended.append(result)
+
+    def second() -> str:
+        second_has_run.set()
+        return "second"
 
     threads.submit(lambda: "first", done)
     await eventually(lambda: ended == ["first"] and threads._idle == 1)
     jobs.taken.clear()
     jobs.go_on.clear()
-    second_has_run = threading.Event()
     threads.submit(lambda: "waited" if second_has_run.wait(5) else "waited in vain", done)
     await asyncio.to_thread(jobs.taken.wait, 10)
-    threads.submit(lambda: [second_has_run.set(), "second"][1], done)
+    threads.submit(second, done)
     jobs.go_on.set()
     await eventually(lambda: len(ended) == 3)
     assert sorted(ended) == ["first", "second", "waited"]
