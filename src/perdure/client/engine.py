@@ -319,12 +319,13 @@ class Engine:
         return await (await self._opened()).events(run_id)
 
     async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
+        limit = None if timeout is None else seconds(timeout)
         run = await self._run(run_id)
         if not run.status.finished:
             store = await self._opened()
             watch = self._watches.setdefault(asyncio.get_running_loop(), Watch(store, self._system))
             waiting = self._system.spawn(watch.finished(run_id), f"perdure result {run_id}")
-            timer = None if timeout is None else self._system.call_later(seconds(timeout), waiting.cancel)
+            timer = None if limit is None else self._system.call_later(limit, waiting.cancel)
             try:
                 run = await waiting
             except asyncio.CancelledError:
