@@ -119,10 +119,16 @@ async def test_an_interpreter_ends_although_a_step_is_still_in_its_thread(site: 
         f"ROLES['work'](Path({str(site.directory)!r}), lease={LONG}, grace=0.05)"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=ROOT)
-    run = await site.engine.start(labour.waiting(site.ledger, in_a_thread=True))
-    await site.executed("waits_in_a_thread")
-    process.send_signal(signal.SIGTERM)
-    assert await process.wait() == 0
+    try:
+        run = await site.engine.start(labour.waiting(site.ledger, in_a_thread=True))
+        await site.executed("waits_in_a_thread")
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     assert await run.status() is Status.PENDING
 
 
