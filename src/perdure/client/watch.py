@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from perdure.core.errors import StoreError
+from perdure.core.errors import EngineClosed, PerdureError, StoreError
 from perdure.core.model import Run
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
@@ -48,10 +48,17 @@ class Watch:
                     del self._waiters[run_id]
 
     async def close(self) -> None:
-        """Stop looking; whoever still waits is cancelled."""
+        """Stop looking; whoever still waits is told that the engine is closed."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._give_up(EngineClosed("the engine was closed while this waited for a result"))
+
+    def _give_up(self, error: PerdureError) -> None:
+        for waiting in list(self._waiters.values()):
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
 
     def _on_change(self, change: Change) -> None:
         if change & Change.FINISHED and not self._loop.is_closed():
@@ -76,6 +83,8 @@ class Watch:
                 if self._waiters and not self._changed:
                     await self._wait(poll)
                     poll = min(poll * 1.5, self._store.poll_interval)
+        except EngineClosed as error:
+            self._give_up(error)
         finally:
             unsubscribe()
 
