@@ -225,19 +225,19 @@ async def test_a_run_returns_to_the_worker_that_had_it(on_disk: Stage) -> None:
     @workflow("work.home.v1")
     async def home(ctx: Context) -> list[int]:
         begun.append(ctx.run_id)
-        return [await ctx.receive("number", int) for _ in range(5)]
+        return [await ctx.receive("number", int) for _ in range(10)]
 
     engines = [on_disk.engine(home) for _ in range(2)]
     async with engines[0].worker(), engines[1].worker():
         run = await engines[0].start(home())
-        for number in range(5):
+        for number in range(10):
             await until(run, Status.WAITING)
             await engines[0].send(run.id, "number", number)
             await until_recorded(run, number + 1)
-        assert await run.result("20s") == list(range(5))
+        assert await run.result("20s") == list(range(10))
         workers = {event.actor for event in await run.events() if event.kind == "claimed"}
     # How soon the home worker looks is its own affair; another may be first now and then, never each time.
-    assert len(begun) < 6
+    assert len(begun) < 11
     assert len(workers) <= 2
 
 

@@ -79,7 +79,7 @@ class Attempt:
         elif cancelled:
             self._end(None, asyncio.CancelledError("the step was cancelled from inside"))
         elif error is not None:
-            self._end(None, error)
+            self._end(None, error.error if isinstance(error, _Exit) else error)
         else:
             self._end(task.result(), None)
 
@@ -120,13 +120,26 @@ class Attempt:
             self._threads.abandon(self._job)
 
 
+class _Exit(Exception):
+    """A step's SystemExit or KeyboardInterrupt: a task hands those to whoever runs the loop, which would end the worker."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 async def _with_info(info: StepInfo, request: StepRequest) -> Any:
     current_step.set(info)
-    return await request.spec.function(*request.args, **request.kwargs)
+    try:
+        return await request.spec.function(*request.args, **request.kwargs)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Exit(error) from None
 
 
 async def _await(awaitable: Any) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Exit(error) from None
 
 
 def _in_thread(info: StepInfo, request: StepRequest) -> Any:
