@@ -61,7 +61,7 @@ class Machine:
                 if program.number == 1:
                     raise
         for task in self._background:
-            [end] = await asyncio.gather(task, return_exceptions=True)
+            end = (await asyncio.gather(task, return_exceptions=True))[0]
             self.note(program, described(end))
         return self.trace
 
@@ -193,7 +193,7 @@ class Machine:
         task = asyncio.create_task(self.do(first))
         await self._each(tuple(rest))
         self.note(node, task.cancel(f"by {node.id}"))
-        [end] = await asyncio.gather(task, return_exceptions=True)
+        end = (await asyncio.gather(task, return_exceptions=True))[0]
         self.note(node, described(end))
 
     # within limits

@@ -67,7 +67,7 @@ def _happen(play: Play, tape: Tape, lost: list[str]) -> None:
         play.cancel()
     elif kind < 7:
         play.message(MESSAGES[tape.pick(len(MESSAGES))], tape.pick(100), after=after)
-    elif kind < 10 and lost:
+    elif kind < 16 and lost:
         play.late(lost.pop())
     elif kind < 22 and play.execution.next_timer() is not None:
         play.fire()

@@ -1,0 +1,147 @@
+"""Another attempt at a whole run starts anew, but does not do again what succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from perdure import Context, workflow
+from perdure.core.model import Kind, Record
+from perdure.replay.operations import ChildOperation
+from tests.replay.driver import START, Driver, Function, named
+
+
+@workflow("test.child.v1")
+async def child(ctx: Context, number: int) -> int:
+    return number
+
+
+def second_attempt(flow: Function, history: Sequence[Record]) -> Driver:
+    """What a worker does with the next attempt: it recalls what it can, until nothing is left to recall."""
+    run = Driver(flow, history=history, attempt=2)
+    execution = run.execution
+    while execution.fresh:
+        fresh, execution.fresh = execution.fresh, []
+        for operation in fresh:
+            if execution.is_open(operation):
+                execution.recall(operation, execution.time)
+    run._save()
+    return run
+
+
+def test_results_of_an_earlier_attempt_are_used_and_failures_are_tried_again() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [await named(ctx, "charge"), await named(ctx, "ship")]
+
+    first = Driver(flow)
+    first.complete("charge", "receipt")
+    first.fail("ship", ValueError("no van"))
+    second = second_attempt(flow, first.history)
+    assert second.open == ["ship"]
+    second.complete("ship", "sent")
+    assert second.result == ["receipt", "sent"]
+    assert [(each.seq, each.location, each.run_attempt) for each in second.history] == [
+        (0, "charge", 1),
+        (1, "ship", 1),
+        (2, "charge", 2),
+        (3, "ship", 2),
+    ]
+
+
+def test_a_later_attempt_replays_by_its_own_records_alone() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [await named(ctx, "charge"), await named(ctx, "ship")]
+
+    first = Driver(flow)
+    first.complete("charge", "receipt")
+    first.fail("ship", ValueError("no van"))
+    second = second_attempt(flow, first.history)
+    again = Driver(flow, history=second.history, attempt=2)
+    assert again.open == ["ship"]
+    assert again.execution.replayed == 1
+    again.complete("ship", "sent")
+    assert again.result == ["receipt", "sent"]
+    assert second.execution.evict()
+
+
+def test_a_step_with_other_arguments_is_done_again() -> None:
+    def flow(amount: int) -> Function:
+        async def body(ctx: Context) -> Any:
+            return await named(ctx, "charge", amount)
+
+        return body
+
+    first = Driver(flow(1))
+    first.complete("charge", "receipt")
+    second = second_attempt(flow(2), first.history)
+    assert second.open == ["charge"]
+    assert second.execution.evict()
+
+
+def test_what_was_slept_is_not_slept_again_but_a_timeout_has_its_full_time() -> None:
+    async def flow(ctx: Context) -> Any:
+        await asyncio.sleep(3600)
+        async with asyncio.timeout(60):
+            await named(ctx, "slow")
+
+    first = Driver(flow)
+    assert first.fire() == "sleep"
+    assert first.fire() == "timer"
+    assert isinstance(first.error, TimeoutError)
+    second = second_attempt(flow, first.history)
+    assert second.open == ["timer", "slow"]
+    assert second.execution.evict()
+
+
+def test_messages_of_an_earlier_attempt_are_in_the_mailbox_again() -> None:
+    async def flow(ctx: Context) -> Any:
+        first = await ctx.receive("item")
+        await named(ctx, "use", first)
+        return [first, await ctx.receive("item")]
+
+    first = Driver(flow)
+    first.message("item", 1)
+    first.message("item", 2)
+    first.fail("use", ValueError("no"))
+    second = second_attempt(flow, first.history)
+    assert second.open == ["use"]
+    second.complete("use")
+    assert second.result == [1, 2]
+    again = Driver(flow, history=second.history, attempt=2)
+    assert again.result == [1, 2]
+
+
+def test_a_child_that_succeeded_is_kept_and_one_that_failed_is_another_run() -> None:
+    async def flow(ctx: Context) -> Any:
+        return await asyncio.gather(ctx.call(child(1)), ctx.call(child(2)))
+
+    first = Driver(flow)
+    first.complete("test.child.v1", 10)
+    first.fail("test.child.v1#2", ValueError("no"))
+    second = second_attempt(flow, first.history)
+    assert second.open == ["test.child.v1#2"]
+    operation = second.operation("test.child.v1#2")
+    assert isinstance(operation, ChildOperation)
+    assert operation.child_id == "run-1/test.child.v1#2@2"
+    second.complete("test.child.v1#2", 20)
+    assert second.result == [10, 20]
+
+
+def test_random_numbers_are_those_of_the_first_attempt_so_that_idempotency_keys_stay() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [str(ctx.uuid()), ctx.random()]
+
+    assert Driver(flow).result == Driver(flow, attempt=2).result
+
+
+def test_records_go_on_counting() -> None:
+    async def flow(ctx: Context) -> Any:
+        return await named(ctx, "a")
+
+    first = Driver(flow)
+    first.fail("a", ValueError("no"))
+    second = second_attempt(flow, first.history)
+    second.complete("a", "end")
+    assert [(each.seq, each.kind) for each in second.history] == [(0, Kind.STEP), (1, Kind.STEP)]
+    assert second.history[1].at >= START
