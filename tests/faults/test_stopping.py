@@ -8,14 +8,22 @@ import random
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from perdure import Engine, Status
+from perdure.core.model import NewMessage, Park, Release, Turn, Verdict
+from perdure.host import Host
+from perdure.store import open_store
 from perdure.testing.crash import Trap
+from tests.faults import app
 from tests.faults.evidence import judge, snapshot
 from tests.faults.family import Family
+from tests.helpers import eventually
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 AT_ONCE = 4
@@ -65,3 +73,29 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
         for number, (point, often) in enumerate(passed.items()):
             for hit in range(1, often + 1) if WHOLE else [random.randint(1, often)]:
                 group.create_task(case(1000 * number + hit, Trap(point=point, hit=hit, signal=signal.SIGTERM)))
+
+
+async def test_a_run_that_is_given_back_while_its_parking_is_refused_is_still_given_back(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    host = Host()
+    store: Any = open_store(url, host)
+    commit = store.commit
+    stopping: list[asyncio.Future[None]] = []
+
+    async def commit_late(turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        if not stopping and isinstance(turns[0].next, Park):
+            stopping.append(asyncio.ensure_future(worker.stop(grace=0)))
+            await store.send([NewMessage(run_id=turns[0].lease.run_id, name="other", payload="1", key="1")], "test")
+            assert worker._worker is not None
+            [held] = worker._worker._held.values()
+            await eventually(lambda: isinstance(held._forced, Release))
+        verdicts: list[Verdict] = await commit(turns, actor)
+        return verdicts
+
+    store.commit = commit_late
+    async with Engine(url, [app.stopped], system=host, store=store) as engine:
+        worker = engine.worker(lease=LEASE)
+        await worker.start()
+        run = await engine.start(app.stopped(str(tmp_path / "ledger")))
+        await eventually(lambda: stopping and stopping[0].done())
+        assert await run.status() is Status.PENDING

@@ -330,7 +330,9 @@ class Held:
         if outcome.status is Status.FAILED and not self._execution.cancel_requested:
             again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew)
             if again is not None:
-                return again
+                return again  # which takes its children up again
+        for orphan in self._execution.orphans:
+            self._draft.stop_child(orphan, self.run)
         return Finish(outcome.status, outcome.payload)
 
     def landed(self, verdict: Verdict) -> None:
@@ -342,9 +344,9 @@ class Held:
         if verdict is Verdict.LOST:
             logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
             self._finish_here()
-        elif verdict is Verdict.AWAKE:
+        elif verdict is Verdict.AWAKE and self._forced is None:
             self._crew.owner.unread(self)
-        elif after is None:
+        elif verdict is Verdict.AWAKE or after is None:
             self.settle()
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
