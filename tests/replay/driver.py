@@ -78,6 +78,11 @@ class Driver:
         self._before = len(self.history)
         self._save()
 
+    def __del__(self) -> None:
+        # Else the garbage collector would say in some other test that a task was destroyed.
+        if hasattr(self, "execution"):
+            self.execution.evict()
+
     # what the workflow waits for
 
     @property

@@ -80,6 +80,12 @@ class Author:
         return self._next_id
 
 
+def plainest(op: str) -> Node:
+    """The least that uses a primitive."""
+    parts = () if op in LEAVES else (Node("step", 3, "a"), Node("step", 4, "b"))
+    return Node("seq", 1, body=(Node(op, 2, MESSAGES[0], 5, parts),))
+
+
 def tapes(length: int) -> st.SearchStrategy[list[int]]:
     """Numbers to decide by."""
     return st.lists(st.integers(0, 9_999), min_size=length // 2, max_size=length)

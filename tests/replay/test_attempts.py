@@ -92,6 +92,10 @@ def test_what_was_slept_is_not_slept_again_but_a_timeout_has_its_full_time() -> 
     second = second_attempt(flow, first.history)
     assert second.open == ["timer", "slow"]
     assert second.execution.evict()
+    again = Driver(flow, history=second.history, attempt=2)
+    assert again.open == ["timer", "slow"]
+    assert again.execution.warnings == []
+    assert again.execution.evict()
 
 
 def test_messages_of_an_earlier_attempt_are_in_the_mailbox_again() -> None:

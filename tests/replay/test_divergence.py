@@ -174,6 +174,24 @@ def test_other_arguments_are_a_warning_and_no_more() -> None:
     assert run.execution.evict()
 
 
+def test_a_timer_that_went_off_before_the_code_would_have_it_is_a_warning() -> None:
+    def sleeping(*seconds: int) -> Flow:
+        async def flow(ctx: Context) -> None:
+            for each in seconds:
+                await ctx.sleep(each)
+            await ctx.receive("end")
+
+        return flow
+
+    run = Driver(sleeping(1, 86_400))
+    run.fire()
+    for seconds, warned in (((1, 86_400), False), ((86_400,), True), ((2, 86_400), True), ((0, 5), False)):
+        again = Driver(sleeping(*seconds), history=run.history)
+        assert bool(again.execution.warnings) is warned, seconds
+        assert again.execution.evict()
+    assert run.execution.evict()
+
+
 def test_children_of_one_type_that_changed_places_diverge() -> None:
     def calls(*numbers: int) -> Flow:
         async def flow(ctx: Context) -> Any:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
-from tests.replay.generation import programs, tapes
+from tests.replay.generation import plainest, programs, tapes
 from tests.replay.programs import PRIMITIVES, Machine, Node
 from tests.replay.recording import Play, record, recording_of, verify
 from tests.replay.replica import Replica
+
+Law = Callable[..., None]
 
 EXAMPLES = 10_000 if os.environ.get("PERDURE_PROVE") else 250
 
@@ -35,6 +37,15 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="tests.replay")
 
 
+def each_primitive_alone(law: Law) -> Law:
+    """So that none is ever left out, however few examples there are."""
+    a_message, then_all_is_completed = [54, 0, 0, 7], [0] * 100
+    events = a_message + then_all_is_completed
+    for op in sorted(PRIMITIVES):
+        law = example(plainest(op), events)(law)
+    return law
+
+
 def report(coverage: Counter[str], title: str) -> None:
     counts = ", ".join(f"{name} {count}" for name, count in sorted(coverage.items()))
     print(f"\n{title}: {counts}")
@@ -47,6 +58,7 @@ def test_replay_cut_anywhere_and_in_another_process_is_the_same_run(replicas: li
     turns = cycle(replicas)
 
     @settings(max_examples=EXAMPLES)
+    @each_primitive_alone
     @given(programs(), tapes(200))
     def law(program: Node, events: list[int]) -> None:
         play = record(program, events)

@@ -60,6 +60,8 @@ class Execution:
         #: Operations asked for, and started ones given up, since the worker last looked.
         self.fresh: list[Operation] = []
         self.dropped: list[Operation] = []
+        #: Children that the workflow, now ended, no longer waits for.
+        self.orphans: list[ChildOperation] = []
         #: Records not yet handed to the worker.
         self.unsaved: list[Record] = []
         #: Digests of arguments that are not what the history has; not a divergence by itself.
@@ -356,6 +358,8 @@ class Execution:
             if self._arguments is None:
                 self._arguments = Arguments(self.run_id, self._history)
             self.warnings.append(self._arguments.changed(operation, record))
+        elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
+            self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
         del self._open[record.location]
         self._resolve(operation, record, value)
 
@@ -388,6 +392,7 @@ class Execution:
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
+        self.orphans = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
         self._open.clear()
         self._let_go()
 
