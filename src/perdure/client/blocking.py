@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
@@ -83,7 +83,7 @@ class Blocking:
         return self._wait(self._engine.why(run_id))
 
     @contextmanager
-    def worker(self, **options: Any) -> Iterator[None]:
+    def worker(self, **options: Any) -> Generator[None]:
         """A worker on the background loop, for as long as the `with` lasts. See `Engine.worker`."""
         worker = self._engine.worker(**options)
         self._wait(worker.start())

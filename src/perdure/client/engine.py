@@ -176,9 +176,9 @@ class Engine:
         """Start many runs in one transaction: all of them, or none."""
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
-        common = StartOptions(at=at, priority=priority, queue=queue, deadline=deadline)
+        options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
         runs = [
-            self._new_run(call, common if ids is None else StartOptions(**common, id=ids[index]))
+            self._new_run(call, options if ids is None else {**options, "id": ids[index]})
             for index, call in enumerate(calls)
         ]
         if ids is not None:

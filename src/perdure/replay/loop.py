@@ -80,6 +80,13 @@ class RunTimerHandle(asyncio.TimerHandle):
         super().cancel()
 
 
+def _refuse_io(*_: object, **__: object) -> NoReturn:
+    raise NotInWorkflow(
+        "workflow code does no I/O of its own (sockets, threads, subprocesses, signals): its effects would be repeated on "
+        "replay. Do this in a step: `await ctx.step(function, ...)`"
+    )
+
+
 class RunLoop(asyncio.AbstractEventLoop):
     """See the module."""
 
@@ -263,11 +270,8 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     default_exception_handler = call_exception_handler
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise NotInWorkflow(
-            "workflow code does no I/O of its own (sockets, threads, subprocesses, signals): its effects would be repeated on "
-            "replay. Do this in a step: `await ctx.step(function, ...)`"
-        )
+    # Typed loosely, because the parameters of what is refused do not matter.
+    _refuse: Any = _refuse_io
 
     set_debug = _refuse
     get_exception_handler = _refuse
