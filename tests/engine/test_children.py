@@ -5,7 +5,20 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure import BadArguments, Call, Context, Kind, RunExists, RunFailed, Status, StepFailed, workflow
+from perdure import (
+    BadArguments,
+    Call,
+    Context,
+    Kind,
+    Retry,
+    RunCancelled,
+    RunExists,
+    RunFailed,
+    Status,
+    StepFailed,
+    step,
+    workflow,
+)
 from tests.engine.stage import Stage, until, until_recorded
 
 
@@ -210,3 +223,73 @@ async def test_a_failed_child_of_an_unknown_error_keeps_its_name(stage: Stage) -
         with pytest.raises(RunFailed, match="Local: inside") as caught:
             await (await engine.start(over())).result("20s")
     assert isinstance(caught.value.__cause__, StepFailed)
+
+
+async def test_children_that_nobody_waits_for_any_more_are_cancelled_when_their_parent_ends(stage: Stage) -> None:
+    @step(retry=Retry.never())
+    async def fail() -> None:
+        raise ValueError("gives up on the other one")
+
+    @workflow("family.broken.v1")
+    async def broken(ctx: Context) -> None:
+        await asyncio.gather(ctx.call(patient()), ctx.step(fail))
+
+    engine = stage.engine(broken, patient)
+    async with engine.worker():
+        run = await engine.start(broken(), id="p")
+        with pytest.raises(RunFailed, match="gives up"):
+            await run.result("20s")
+        with pytest.raises(RunCancelled, match="no longer waits"):
+            await (await engine.get("p/family.patient.v1")).result("20s")
+
+
+async def test_a_child_under_way_is_taken_up_by_the_next_attempt_of_its_parent(stage: Stage) -> None:
+    attempts: list[int] = []
+
+    @step(retry=Retry.never())
+    async def fail_once() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ValueError("once")
+
+    @workflow("family.again.v1", retry=Retry.fixed("1ms"))
+    async def again(ctx: Context) -> str:
+        word, _ = await asyncio.gather(ctx.call(patient()), ctx.step(fail_once))
+        return word
+
+    engine = stage.engine(again, patient)
+    async with engine.worker():
+        run = await engine.start(again(), id="p")
+        await until(run, Status.WAITING)
+        child = await engine.get("p/family.patient.v1")
+        await child.send("word", "kept")
+        assert await run.result("20s") == "kept"
+    assert [event.kind for event in await child.events()].count("created") == 1
+
+
+async def test_giving_up_a_call_never_reaches_a_run_that_is_not_a_child(stage: Stage) -> None:
+    @workflow("family.careless.v1")
+    async def careless(ctx: Context) -> str:
+        call = ctx.call(patient(), id="stranger")
+        call.cancel()
+        try:
+            return await call
+        except asyncio.CancelledError:
+            return "gave up"
+
+    @workflow("family.hasty.v1")
+    async def hasty(ctx: Context) -> str:
+        try:
+            async with asyncio.timeout(0.0001):
+                return await ctx.call(patient(), id="stranger")
+        except (TimeoutError, RunExists):
+            return "gave up"
+
+    engine = stage.engine(careless, hasty, patient)
+    async with engine.worker():
+        stranger = await engine.start(patient(), id="stranger")
+        await until(stranger, Status.WAITING)
+        for call in (careless(), hasty()):
+            assert await (await engine.start(call)).result("20s") == "gave up"
+        await stranger.send("word", "unharmed")
+        assert await stranger.result("20s") == "unharmed"

@@ -160,6 +160,8 @@ class NewMessage(Struct, frozen=True, kw_only=True, gc=False):
     failed: bool = False
     #: Unique within the run for ever: sending it twice is sending it once.
     key: str
+    #: If given, the run is meant only if it is a child of that one; an id may belong to somebody else.
+    only_child_of: str | None = None
 
 
 class Message(Struct, frozen=True, kw_only=True, gc=False):

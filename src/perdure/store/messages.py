@@ -18,7 +18,7 @@ from perdure.store.protocol import Change
 from perdure.store.rows import failure, to_json
 
 _TARGET = """
-SELECT status, inbox_seq, started_at, attempt
+SELECT status, inbox_seq, started_at, attempt, parent_id
 FROM perdure_runs
 WHERE id = :run_id
 {for_update}
@@ -73,7 +73,7 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
     if outcome is not SendOutcome.ACCEPTED or target is None:
         return outcome
     tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
-    status, _, started_at, attempt = target
+    status, _, started_at, attempt, _ = target
     if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
         reason = msgspec.json.decode(request.payload or "null")
         because = f": {reason}" if reason else ""
@@ -88,9 +88,9 @@ async def _target(tx: Transaction, run_id: str) -> Row | None:
 
 
 async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> SendOutcome:
-    if target is None:
+    if target is None or message.only_child_of not in (None, target[4]):
         return SendOutcome.UNKNOWN
-    status, inbox_seq, started_at, _ = target
+    status, inbox_seq, started_at, _, _ = target
     if await tx.fetch(_KNOWN, {"run_id": message.run_id, "key": message.key}):
         return SendOutcome.DUPLICATE
     if status in FINISHED:

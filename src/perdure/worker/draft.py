@@ -42,7 +42,11 @@ class Draft:
         if self._children.pop(operation.child_id, None) is None:
             reason = self._codec.encode(f"its parent {parent.id!r} no longer waits for it", "reason")
             key = f"cancel:{parent.id}:{operation.location}"
-            self._sends.append(NewMessage(run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key))
+            self._sends.append(
+                NewMessage(
+                    run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id
+                )
+            )
 
     def clear(self) -> None:
         """Forget what was gathered."""

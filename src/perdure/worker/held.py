@@ -330,7 +330,9 @@ class Held:
         if outcome.status is Status.FAILED and not self._execution.cancel_requested:
             again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew)
             if again is not None:
-                return again
+                return again  # which takes its children up again
+        for orphan in self._execution.orphans:
+            self._draft.stop_child(orphan, self.run)
         return Finish(outcome.status, outcome.payload)
 
     def landed(self, verdict: Verdict) -> None:

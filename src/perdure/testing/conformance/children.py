@@ -156,3 +156,12 @@ class Children:
         run = await store.get("unstarted")
         assert run is not None
         assert run.status is Status.CANCELLED
+
+    async def test_a_cancellation_that_is_meant_for_a_child_reaches_nobody_else(self, store: Store) -> None:
+        await store.create([a_run("stranger")], ACTOR)
+        lease = await held(store, "r1")
+        stop = a_message("stranger", kind=Kind.CANCEL, payload='"enough"', key="stop", only_child_of="r1")
+        assert await commit(store, lease, a_record(0), sends=(stop,)) is Verdict.APPLIED
+        run = await store.get("stranger")
+        assert run is not None
+        assert (run.status.finished, run.inbox_seq) == (False, 0)
