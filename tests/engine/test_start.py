@@ -165,7 +165,7 @@ async def test_a_worker_takes_only_its_queues(stage: Stage) -> None:
     async with engine.worker(queues=["default", "fast"]):
         assert await (await engine.start(echo(2), queue="fast")).result("20s") == 2
         assert await elsewhere.status() is Status.PENDING
-    async with engine.worker(queues=["slow"]):
+    async with engine.worker(queues="slow"):
         assert await elsewhere.result("20s") == 1
 
 

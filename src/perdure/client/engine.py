@@ -123,7 +123,7 @@ class Engine:
         self,
         *,
         slots: int = 100,
-        queues: Sequence[str] = ("default",),
+        queues: str | Sequence[str] = ("default",),
         lease: Duration = 15.0,
         grace: Duration = 10.0,
         retry: Retry | None = None,
@@ -136,7 +136,7 @@ class Engine:
             raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
         options = WorkerOptions.of(
             slots=slots,
-            queues=list(queues),
+            queues=[queues] if isinstance(queues, str) else list(queues),
             lease=lease,
             grace=grace,
             retry=retry,
