@@ -225,9 +225,8 @@ def steps_before_records(patch: Patch) -> None:
 
 def newest_message_first(patch: Patch) -> None:
     """Inboxes are read from the end."""
-    for name in ("_INBOX", "_MARKED", "_INBOXES"):
-        if hasattr(reads, name):
-            patch.setattr(reads, name, getattr(reads, name).replace("ORDER BY seq", "ORDER BY seq DESC"))
+    reword(patch, reads, "_INBOX", "ORDER BY run_id, seq", "ORDER BY run_id, seq DESC")
+    reword(patch, reads, "_MARKED", "ORDER BY m.run_id, m.seq", "ORDER BY m.run_id, m.seq DESC")
 
 
 def lost_claims_forgotten(patch: Patch) -> None:
@@ -264,6 +263,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         message_retried_under_another_key,
         commit_retried_under_another_number,
         steps_before_records,
+        newest_message_first,
         lost_claims_forgotten,
         residents_trusted,
         dead_may_beat,

@@ -11,7 +11,7 @@ from perdure.core.model import Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.worker import Worker
-from perdure.worker.held import Stage
+from perdure.worker.stage import Stage
 
 
 @workflow("test.two_words")
@@ -40,7 +40,7 @@ class LateAnswers:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - there is nobody to tell us
             await asyncio.sleep(0)
 
 

@@ -45,6 +45,7 @@ class Audit:
             *self._lost_results(),
             *self._children(),
             *self._clients(),
+            *self._cancellations(),
             *self._replays(),
         ]
 
@@ -114,6 +115,13 @@ class Audit:
                 stored = " ".join(msgspec.json.decode(run.output or "[]", type=list[str]))
                 if stored != result:
                     yield f"a client was given {result!r} as the result of run {run_id}, which is {stored!r}"
+
+    def _cancellations(self) -> Iterator[str]:
+        """No program of a simulation goes on after it was told to stop."""
+        for run in self._runs.values():
+            told = [r.seq for r in self._histories[run.id] if r.kind is Kind.CANCEL and r.run_attempt == run.attempt]
+            if told and run.status is Status.COMPLETED:
+                yield f"run {run.id} was told to stop by record {told[0]}, and completed"
 
     # replaying every run from its history, with nothing to execute
 

@@ -41,7 +41,7 @@ class Client:
         for number in range(self._rng.randint(4, 10)):
             await asyncio.sleep(self._rng.choice((0.0, 0.1, 1.0, 3.0)) * self._rng.random())
             kinds = (self._start, self._send, self._send, self._cancel)
-            weights = (5, 3, 3, 1) if self._runs else (1, 0, 0, 0)
+            weights = (5, 3, 3, 2) if self._runs else (1, 0, 0, 0)
             await self._rng.choices(kinds, weights)[0](f"{self._name}.{number}")
 
     async def compare(self) -> None:

@@ -163,7 +163,7 @@ class FaultStore:
             self._count_repeated(args[0], answer)
         elif verb == "claim":
             for claimed in cast("Claimed", answer).runs:
-                ledger.claimed(claimed.run.id, self.process.name)
+                ledger.claimed(claimed.run.id, claimed.run.attempt, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered
             self._registered = True

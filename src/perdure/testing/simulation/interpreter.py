@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -49,20 +50,27 @@ class Steps:
     def __init__(self, worker: str, rng: Random, ledger: Ledger) -> None:
         self._worker = worker
         self._rng = rng
-        self._ledger = ledger
+        self.ledger = ledger
 
     async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
         """Have an effect, take a while, then fail or succeed."""
         info = step_info()
         effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
-        number = self._ledger.effect(effect)
+        number = self.ledger.effect(effect)
         await asyncio.sleep(seconds * (0.5 + self._rng.random()))
         if fatal:
             raise Fatal(f"execution {number} says that it is of no use")
         if info.attempt <= failures:
-            self._ledger.sometimes["a step failed and was tried again"] += 1
+            self.ledger.sometimes["a step failed and was tried again"] += 1
             raise RuntimeError(f"execution {number} failed")
         return f"result {number}"
+
+
+class Log(list[str]):
+    """What a workflow has seen, in the order in which it saw it."""
+
+    #: Whether some of its sleeps may be over before they begin.
+    slept = False
 
 
 class Interpreter:
@@ -71,28 +79,39 @@ class Interpreter:
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         # Bound once: the engine looks at a step's signature once for each function that it is given.
         self._work = steps.work
+        self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
         self.workflows = (
             Workflow(PLAIN, self.main, retry=None),
-            Workflow(STUBBORN, self.main, retry=Retry(attempts=3, initial=0.5, jitter=0)),
+            Workflow(STUBBORN, self.main_again, retry=Retry(attempts=3, initial=0.5, jitter=0)),
         )
 
     async def main(self, ctx: Context, program: str) -> list[str]:
         """Run a program; what it saw, in the order in which it saw it."""
-        log: list[str] = []
+        log = Log()
         await self._run(ctx, programs.decode(program), log)
-        return log
+        return list(log)
 
-    async def _run(self, ctx: Context, program: Program, log: list[str]) -> None:
+    async def main_again(self, ctx: Context, program: str) -> list[str]:
+        """The same, where what was slept in an earlier attempt is not slept again."""
+        log = Log()
+        log.slept = True
+        await self._run(ctx, programs.decode(program), log)
+        return list(log)
+
+    async def _run(self, ctx: Context, program: Program, log: Log) -> None:
         for op in program:
             await self._one(ctx, op, log)
 
-    async def _one(self, ctx: Context, op: Op, log: list[str]) -> None:
+    async def _one(self, ctx: Context, op: Op, log: Log) -> None:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
             case Sleep(seconds=seconds, plain=plain):
+                until = ctx.now() + timedelta(seconds=seconds)
                 await (asyncio.sleep(seconds) if plain else ctx.sleep(seconds))
+                if ctx.now() < until and not log.slept:
+                    self._ledger.violated(f"run {ctx.run_id} slept until {ctx.now()} instead of {until}")
             case Receive(name=name, timeout=timeout):
                 await self._receive(ctx, name, timeout, log)
             case Limit(seconds=seconds, body=body):
@@ -116,14 +135,14 @@ class Interpreter:
             case Race(branches=branches):
                 await self._race(ctx, branches, log)
 
-    def _branches(self, ctx: Context, branches: Sequence[Program], log: list[str]) -> list[Any]:
+    def _branches(self, ctx: Context, branches: Sequence[Program], log: Log) -> list[Any]:
         return [self._run(ctx, branch, log) for branch in branches]
 
-    async def _step(self, ctx: Context, op: Step, log: list[str]) -> str:
+    async def _step(self, ctx: Context, op: Step, log: Log) -> str:
         options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral)
         return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
 
-    async def _receive(self, ctx: Context, name: str, timeout: float | None, log: list[str]) -> None:
+    async def _receive(self, ctx: Context, name: str, timeout: float | None, log: Log) -> None:
         try:
             log.append(await ctx.receive(name, str, timeout=timeout))
         except TimeoutError:
@@ -132,20 +151,20 @@ class Interpreter:
         else:
             self._sometimes["a message came before its timeout"] += timeout is not None
 
-    async def _limit(self, ctx: Context, seconds: float, body: Program, log: list[str]) -> None:
+    async def _limit(self, ctx: Context, seconds: float, body: Program, log: Log) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._run(ctx, body, log)
         except TimeoutError:
             log.append("too late")
 
-    async def _try(self, ctx: Context, body: Program, log: list[str]) -> None:
+    async def _try(self, ctx: Context, body: Program, log: Log) -> None:
         try:
             await self._run(ctx, body, log)
         except Exception as error:
             log.append(f"caught {type(error).__name__}")
 
-    async def _race(self, ctx: Context, branches: Sequence[Program], log: list[str]) -> None:
+    async def _race(self, ctx: Context, branches: Sequence[Program], log: Log) -> None:
         tasks = [asyncio.create_task(branch) for branch in self._branches(ctx, branches, log)]
         done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         log.append(f"winner {[task in done for task in tasks]}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.model import Finish, Record, Turn, Verdict
+from perdure.core.model import Finish, Kind, Record, Turn, Verdict
 from perdure.testing.simulation.loop import SimLoop, Violation
 
 
@@ -47,6 +47,9 @@ class Ledger:
         #: Runs that somebody asked to stop while they were under way.
         self.to_be_cancelled: set[str] = set()
         self._holders: dict[str, str] = {}
+        #: Steps with a durable result, of runs that were never tried again as a whole.
+        self._done: set[tuple[str, str]] = set()
+        self._tried_again: set[str] = set()
         self._orphaned: Counter[str] = Counter()
         self._records: dict[tuple[str, int], Record] = {}
         self._outcomes: dict[str, Finish] = {}
@@ -70,12 +73,18 @@ class Ledger:
 
     def effect(self, effect: Effect) -> int:
         """A step's function was called; the number of the call."""
+        where = (effect.run_id, effect.location)
+        if where in self._done and self._holders.get(effect.run_id) == effect.worker:
+            self.violated(f"{effect.location} of run {effect.run_id} has a durable result, and is executed again")
         self.effects.append(effect)
         self.note(effect.worker, "executes", effect.run_id, effect.location, effect.attempt)
         return len(self.effects)
 
-    def claimed(self, run_id: str, process: str) -> None:
+    def claimed(self, run_id: str, attempt: int, process: str) -> None:
         """A worker was given a run."""
+        if attempt > 1:
+            self._tried_again.add(run_id)
+            self._done = {where for where in self._done if where[0] != run_id}
         if self._holders.get(run_id, process) != process:
             self.sometimes["a run was taken over from another worker"] += 1
         self._holders[run_id] = process
@@ -116,6 +125,8 @@ class Ledger:
             before = self._records.setdefault((run_id, record.seq), record)
             if before != record:
                 self.violated(f"record {record.seq} of run {run_id} was {before} and is {record}")
+            if record.kind is Kind.STEP and run_id not in self._tried_again and record.run_attempt == 1:
+                self._done.add((run_id, record.location))
 
     def loaded(self, run_id: str, records: Sequence[Record]) -> None:
         """Somebody read a whole history: it has all that was ever seen of it."""

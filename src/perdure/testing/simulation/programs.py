@@ -112,7 +112,7 @@ class Author:
         leaves: list[tuple[Callable[[], Op], int]] = [(self._step, 8), (self._sleep, 3), (self._receive, 3)]
         nests: list[tuple[Callable[[int], Op], int]] = [
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
-            (self._child, 3),
+            (self._child, 6),
         ]  # fmt: skip
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests

@@ -221,7 +221,7 @@ def _odds(rng: Random) -> Odds:
         reply_lost=perhaps(0.002, 0.2),
         slow=perhaps(0.01, 0.3),
         delay=rng.choice((0.01, 0.2, LEASE, 2 * LEASE)),
-        crash=perhaps(0.001, 0.03),
+        crash=perhaps(0.002, 0.04),
     )
 
 
