@@ -15,6 +15,9 @@ from tests.simulation.planted import PLANTED
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 
+# These take about as long as they have seeds, which on a busy machine is more than a test usually gets.
+pytestmark = pytest.mark.timeout(7200 if PROVE else 600)
+
 BATCH = 25
 SEEDS = 20_000 if PROVE else 300
 #: A planted fault has to be found within so many seeds.

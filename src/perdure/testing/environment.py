@@ -93,7 +93,7 @@ class Environment:
         self._patience = seconds(patience)
         self._worker: Worker | None = None
         self._advancing = 0
-        self._engine = _CandidEngine(workflows, errors, self._clock, self._store, self._rest)
+        self._engine = _CandidEngine(workflows, errors, self._clock, self._store, self._rest, self._awaited)
 
     async def __aenter__(self) -> Environment:
         self._worker = await self._engine.new_worker(self._options)
@@ -178,6 +178,18 @@ class Environment:
             if give_up is not None and spins > _SPIN and loop.time() > give_up:
                 return
 
+    def _awaited(self, run_id: str) -> str:
+        """What the code of a run that is in memory waits for, by name."""
+        if self._worker is None:
+            return ""
+        held = self._worker._held.get(run_id) or self._worker._residents._parked.get(run_id)
+        execution = None if held is None else held._execution
+        if execution is None:
+            return ""
+        names = [f"message {name!r}" for name in execution.awaited_messages()]
+        names += [f"{operation.kind} {operation.location!r}" for operation in execution.open_operations()]
+        return f" Its code waits for {', '.join(names)}." if names else ""
+
     async def _rest(self) -> None:
         """Wait until nothing can happen any more without somebody else."""
         await self._settle(None)
@@ -196,9 +208,11 @@ class _CandidEngine(Engine):
         system: System,
         store: Store,
         rest: Callable[[], Awaitable[None]],
+        awaited: Callable[[str], str],
     ) -> None:
         super().__init__("sqlite://", workflows, errors=errors, system=system, store=store)
         self._rest = rest
+        self._awaited = awaited
 
     async def new_worker(self, options: WorkerOptions) -> Worker:
         """A worker that has not been started."""
@@ -215,9 +229,8 @@ class _CandidEngine(Engine):
             if run.status is Status.BLOCKED
             else "Let time pass with `await env.advance(...)`, or send what it waits for with `await env.send(...)`"
         )
-        raise StillWaiting(
-            f"run {run_id!r} ({run.type}) has no result yet. {await self.why(run_id)} {what_to_do}, first"
-        )
+        why = f"{await self.why(run_id)}{self._awaited(run_id)}"
+        raise StillWaiting(f"run {run_id!r} ({run.type}) has no result yet. {why} {what_to_do}, first")
 
 
 def _id_of(run: Handle[Any] | str) -> str:
