@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import LoopStuck, NotInWorkflow
+from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
 from perdure.core.model import Status
 from perdure.replay import loop as loop_module
+from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 
 
@@ -182,3 +183,34 @@ def test_a_drain_leaves_the_thread_as_it_found_it() -> None:
     run.complete("a")
     with pytest.raises(RuntimeError):
         asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ctx: named(ctx, "b"),
+        lambda ctx: ctx.sleep(1),
+        lambda ctx: ctx.receive("x"),
+        lambda ctx: ctx.call(Call.named("other.v1")),
+        lambda ctx: ctx.random(),
+        lambda ctx: ctx.uuid(),
+    ],
+    ids=["step", "sleep", "receive", "call", "random", "uuid"],
+)
+def test_a_context_is_of_no_use_outside_of_its_workflow(use: Callable[[Context], Any]) -> None:
+    contexts: list[Context] = []
+
+    async def flow(ctx: Context) -> Any:
+        contexts.append(ctx)
+        await named(ctx, "a")
+        return [await named(ctx, "b"), ctx.random()]
+
+    run = Driver(flow)
+    for _ in range(2):
+        with pytest.raises(WorkflowError, match="run 'run-1'.*outside of its workflow"):
+            use(contexts[0])
+    assert contexts[0].now() is not None
+    assert run.open == ["a"]
+    run.complete("a")
+    run.complete("b", "undisturbed")
+    assert run.settled().result[0] == "undisturbed"

@@ -16,7 +16,7 @@ from contextvars import Context as ContextVars
 from typing import Any
 
 from perdure.core.codec import Codec
-from perdure.core.errors import Diverged, DuplicateName, LoopStuck
+from perdure.core.errors import Diverged, LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
 from perdure.core.ids import child_id
 from perdure.core.model import FAR, Kind, Record
@@ -25,11 +25,12 @@ from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask, Watched
 from perdure.replay.log import ReplayLog
 from perdure.replay.loop import RunLoop, RunTimerHandle
-from perdure.replay.mailbox import Mailbox
+from perdure.replay.mailbox import Mailbox, bound
 from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
+from perdure.replay.places import Places
 from perdure.replay.results import Results
 from perdure.replay.timers import Timers
 from perdure.workflow.context import Context
@@ -86,8 +87,7 @@ class Execution:
         self._closed_children: set[str] = set()
         self._arguments: Arguments | None = None
         self._early_children: dict[str, Record] = {}
-        self._counts: dict[str, int] = {}
-        self._functions: dict[str, Any] = {}
+        self._places = Places(origin.run_id, origin.type)
         self._unawaited: dict[Watched[Any], None] = {}
         self._timers = Timers()
         self._results = Results(origin.run_id, codec, errors)
@@ -211,39 +211,41 @@ class Execution:
     @property
     def random(self) -> WorkflowRandom:
         """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
+        self._check_inside()
         if self._random is None:
             self._random = WorkflowRandom(f"{self._origin.seed}:{self._origin.generation}")
         return self._random
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
         """See `Runtime`."""
-        known = self._functions.setdefault(request.name, request.spec.identity)
-        if known is not request.spec.identity and known != request.spec.identity:
-            raise DuplicateName(
-                f"two different functions are steps named {request.name!r} in run {self.run_id!r} of {self._origin.type}; "
-                'give one of them a name of its own: `ctx.options(name="...").step(...)`'
-            )
+        self._check_inside()
+        self._places.check(request.name, request.spec.identity)
         digest = self._codec.digest((request.args, request.kwargs))
         location, future = self._place(request.name)
         return self._opened(StepOperation(location, future, request, digest), future)
 
     def sleep_until(self, due: int) -> asyncio.Future[None]:
         """See `Runtime`."""
+        self._check_inside()
         location, future = self._place("sleep")
         return self._opened(self._timers.set(location, due, future), future)
 
     def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
         """See `Runtime`."""
+        self._check_inside()
         future = self._watch(f"receive({name!r})")
         if self.loop.closed:
             return future
         self._mailbox.receive(name, type, future)
         if due is not None and not future.done():
-            self._time_out(name, future, due)
+            location = self._places.next("receive.timeout")
+            expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
+            bound(future, self._opened(self._timers.set(location, due, expired), expired), name)
         return future
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """See `Runtime`."""
+        self._check_inside()
         location, future = self._place(call.type)
         identity = options.id or child_id(self.run_id, self._memo.child_location(location))
         operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
@@ -255,11 +257,18 @@ class Execution:
             self._resolve(operation, early, None)
         return future
 
+    def _check_inside(self) -> None:
+        if not self.loop.is_current:
+            raise WorkflowError(
+                f"the context of run {self.run_id!r} was used outside of its workflow, in a step or in another thread, "
+                "where replay would not see it; give a step what it needs as an argument"
+            )
+
     # timers that asyncio asks for
 
     def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
         """See `TimerSink`."""
-        handle.location = self._locate("sleep" if is_sleep else "timer")
+        handle.location = self._places.next("sleep" if is_sleep else "timer")
         if self.loop.closed:
             return
         due = min(when * 1e6, float(FAR - self._origin.started_at))
@@ -274,16 +283,11 @@ class Execution:
 
     # opening
 
-    def _locate(self, name: str) -> str:
-        count = self._counts.get(name, 0) + 1
-        self._counts[name] = count
-        return name if count == 1 else f"{name}#{count}"
-
     def _watch(self, label: str) -> Watched[Any]:
         return Watched(loop=self.loop, label=label, unawaited=None if self.loop.closed else self._unawaited)
 
     def _place(self, name: str) -> tuple[str, Watched[Any]]:
-        location = self._locate(name)
+        location = self._places.next(name)
         return location, self._watch(location)
 
     def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:
@@ -302,19 +306,6 @@ class Execution:
                 self._closed_children.add(operation.location)
             if not self.replaying:
                 self.dropped.append(operation)
-
-    def _time_out(self, name: str, receiving: Watched[Any], due: int) -> None:
-        location = self._locate("receive.timeout")
-        expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
-        operation = self._timers.set(location, due, expired)
-        self._opened(operation, expired)
-
-        def on_expired(_: Any) -> None:
-            if not receiving.done():
-                receiving.set_exception(TimeoutError(f"no message {name!r} arrived in time"))
-
-        expired.add_done_callback(on_expired)
-        asyncio.Future.add_done_callback(receiving, lambda _: expired.cancel())
 
     # applying
 
@@ -364,9 +355,8 @@ class Execution:
         self._resolve(operation, record, value)
 
     def _diverged(self, record: Record) -> Diverged:
-        return diverged(
-            self.run_id, record, position(record, self._open.values(), self.awaited_messages(), self.outcome)
-        )
+        found = position(record, self._open.values(), self.awaited_messages(), self.outcome)
+        return diverged(self.run_id, record, found)
 
     def _resolve(self, operation: Operation, record: Record, value: object) -> None:
         if isinstance(operation, TimerOperation) and operation.handle is not None:

@@ -224,6 +224,11 @@ class RunLoop(asyncio.AbstractEventLoop):
             except Exception as error:
                 self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the code of this run that is being executed."""
+        return events._get_running_loop() is self
+
     def enter(self) -> Before:
         """Make this the running loop and the keeper of new generators; what was before is for `leave`."""
         before = events._get_running_loop(), sys.get_asyncgen_hooks()

@@ -5,6 +5,7 @@ Arriving is what the history records; taking happens while the loop drains. So a
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 from typing import Any
 
@@ -48,3 +49,15 @@ class Mailbox:
             future.set_result(self._codec.decode(payload, type, f"message {name!r} to run {self._run_id!r}"))
         except DecodeError as error:
             future.set_exception(error)
+
+
+def bound(receiving: Watched[Any], expired: Watched[Any], name: str) -> None:
+    """Let a receive fail when its timer goes off, and call the timer off when it has ended."""
+
+    def on_expired(_: Any) -> None:
+        if not receiving.done():
+            receiving.set_exception(TimeoutError(f"no message {name!r} arrived in time"))
+
+    expired.add_done_callback(on_expired)
+    # Not as the workflow would: this is no one awaiting it.
+    asyncio.Future.add_done_callback(receiving, lambda _: expired.cancel())
