@@ -20,7 +20,7 @@ async def two_words(ctx: Context) -> list[str]:
 
 
 class LateAnswers:
-    """A store whose answers to a commit come only when the gate is open."""
+    """A store whose answers to a commit come late, and only when the gate is open."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -34,6 +34,8 @@ class LateAnswers:
     async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
         verdicts: list[Verdict] = await self._store.commit(turns, actor)
         self.commits += 1
+        for _ in range(3):
+            await asyncio.sleep(0)
         await self.gate.wait()
         return verdicts
 
@@ -60,3 +62,25 @@ async def test_a_run_that_comes_back_before_its_park_was_answered_is_held_once()
         store.gate.set()
         await run.send("word", "two")
         assert await run.result() == ["one", "two"]
+
+
+async def test_a_slot_is_used_as_soon_as_it_is_free() -> None:
+    host = Host()
+    store: Any = LateAnswers(open_store("sqlite://", host, inline=True))
+    gates = {name: asyncio.Event() for name in "abcdefgh"}
+
+    async def pass_gate(name: str) -> str:
+        await gates[name].wait()
+        return name
+
+    @workflow("test.gated")
+    async def gated(ctx: Context, name: str) -> str:
+        return await ctx.step(pass_gate, name)
+
+    async with Engine("sqlite://", [gated], system=host, store=store) as engine, engine.worker(slots=8, grace=0):
+        first = await engine.start_many([gated(name) for name in "abcdefgh"])
+        later = await engine.start_many([gated("a") for _ in range(3)])
+        gates["a"].set()
+        assert await first[0].result(timeout=20) == "a"
+        for run in later:
+            assert await run.result(timeout=20) == "a"

@@ -211,6 +211,14 @@ async def test_a_worker_with_a_long_lease_stays_alive() -> None:
         assert worker.status == "alive"
 
 
+async def test_a_result_is_not_held_up_by_steps_of_other_runs() -> None:
+    async with Environment([hanging, patient]) as env:
+        await env.start(hanging())
+        run = await env.start(patient())
+        await env.send(run, "word", "now")
+        assert await run.result() == "now"
+
+
 async def test_leaving_does_not_wait_for_runs_that_wait() -> None:
     async with Environment([nap, patient, hanging], patience=0.05) as env:
         await env.start(nap(3))

@@ -44,6 +44,8 @@ _STILL = 5
 #: Turns of the event loop before a step that goes on is given real time, and how much at once.
 _SPIN = 100
 _NAP = 0.001
+#: For how long a result is waited for before another look, in real seconds.
+_MOMENT = 0.02
 #: Runs given back or failed in one sweep.
 _SWEEP = 500
 
@@ -167,16 +169,18 @@ class Environment:
     def _quiet(self) -> bool:
         return self._worker is None or self._worker.quiet
 
-    async def _settle(self, patience: float | None) -> None:
+    async def _settle(self, patience: float) -> bool:
+        """Wait until nothing is under way, in vain (False) if that takes longer than `patience`."""
         still = spins = 0
         loop = asyncio.get_running_loop()
-        give_up = None if patience is None else loop.time() + patience
+        give_up = loop.time() + patience
         while still < _STILL:
             spins += 1
             await asyncio.sleep(0 if spins < _SPIN else _NAP)
             still = still + 1 if self._quiet else 0
-            if give_up is not None and spins > _SPIN and loop.time() > give_up:
-                return
+            if spins > _SPIN and loop.time() > give_up:
+                return False
+        return True
 
     def _awaited(self, run_id: str) -> str:
         """What the code of a run that is in memory waits for, by name."""
@@ -190,12 +194,9 @@ class Environment:
         names += [f"{operation.kind} {operation.location!r}" for operation in execution.open_operations()]
         return f" Its code waits for {', '.join(names)}." if names else ""
 
-    async def _rest(self) -> None:
-        """Wait until nothing can happen any more without somebody else."""
-        await self._settle(None)
-        while self._advancing:
-            await asyncio.sleep(_NAP)
-            await self._settle(None)
+    async def _rest(self) -> bool:
+        """Wait a moment; whether nothing can happen any more without somebody else."""
+        return await self._settle(_MOMENT) and not self._advancing
 
 
 class _CandidEngine(Engine):
@@ -207,7 +208,7 @@ class _CandidEngine(Engine):
         errors: Iterable[type[Exception]],
         system: System,
         store: Store,
-        rest: Callable[[], Awaitable[None]],
+        rest: Callable[[], Awaitable[bool]],
         awaited: Callable[[str], str],
     ) -> None:
         super().__init__("sqlite://", workflows, errors=errors, system=system, store=store)
@@ -220,8 +221,9 @@ class _CandidEngine(Engine):
 
     async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
         # A timeout is on the virtual clock, which stands still while the test waits here: there is nothing to time out.
-        await self._rest()
-        run = await self._run(run_id)
+        resting = False
+        while not (run := await self._run(run_id)).status.finished and not resting:
+            resting = await self._rest()
         if run.status.finished:
             return self._outcome(run, returns)
         what_to_do = (

@@ -51,6 +51,8 @@ class Claimer:
         self._waiting = False
         self._claims = 0
         self._poll = SHORTEST_POLL
+        #: Whether the last claim took all that there was room for.
+        self._full = False
         self._stand_back_until = 0.0
         self._stand_back_again = 0.0
 
@@ -77,8 +79,8 @@ class Claimer:
         return self._waiting and self._hint is Change.NONE
 
     def slot_freed(self) -> None:
-        """A run was let go of; there is room for another."""
-        if self._worker.free_slots >= min(self._worker.options.slots // 4, 25) or self._worker.holds_nothing:
+        """A run was let go of; there is room for another, and perhaps another to take. All of one batch ring once."""
+        if self._full or self._worker.holds_nothing:
             self._alarm.ring()
 
     def _on_change(self, change: Change) -> None:
@@ -125,15 +127,17 @@ class Claimer:
             await self._reconcile()
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
+        self._full = True
         if room <= 0:
             return longest
         claimed = await self._claim(room)
+        self._full = len(claimed.runs) >= room
         if claimed.suspects:
             self._make_way()
         if claimed.runs:
             self._poll = SHORTEST_POLL
             await self._take(claimed.runs)
-            if len(claimed.runs) >= room:
+            if self._full:
                 return 0.0 if self._room() > 0 else longest
         return max(0.0005, min(longest, (claimed.next_wake - claimed.now) / 1e6))
 
