@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from perdure import Context, Engine, workflow
+import pytest
+
+from perdure import Context, Engine, StoreUnavailable, workflow
 from perdure.core.model import Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
+from perdure.testing.clock import VirtualClock
+from perdure.testing.environment import START
 from perdure.worker import Worker
 from perdure.worker.stage import Stage
 
@@ -84,3 +88,25 @@ async def test_a_slot_is_used_as_soon_as_it_is_free() -> None:
         assert await first[0].result(timeout=20) == "a"
         for run in later:
             assert await run.result(timeout=20) == "a"
+
+
+class Unready:
+    """A store that is gone again as soon as a worker has registered."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def unblock(self, *_: object) -> int:
+        raise StoreUnavailable("gone")
+
+
+async def test_a_worker_that_could_not_start_has_no_heartbeat() -> None:
+    clock = VirtualClock(START)
+    store: Any = Unready(open_store("sqlite://", clock, inline=True))
+    async with Engine("sqlite://", [two_words], system=clock, store=store) as engine:
+        with pytest.raises(StoreUnavailable):
+            await engine.worker().start()
+        assert "perdure heartbeat" not in {task.get_name() for task in asyncio.all_tasks()}

@@ -88,7 +88,13 @@ class Worker:
         """Begin to work."""
         await self._begin_life()
         # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
-        await self._store.unblock(None, tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
+        try:
+            await self._store.unblock(None, tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
+        except BaseException:
+            # Nobody will stop what never started, and a heart that beats on would make others think that it works.
+            if self._heart is not None:
+                await self._heart.stop()
+            raise
         self._claimer.start()
         self._sweeper.start()
 

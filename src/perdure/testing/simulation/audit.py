@@ -23,6 +23,7 @@ from perdure.workflow.definition import Workflow
 #: Errors with which the store itself ends a run, whatever its code was doing.
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
 
+_TOKENS = "SELECT run_id, kind, data FROM perdure_events WHERE kind IN ('claimed', 'released', 'reclaimed') ORDER BY run_id, id"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 
 
@@ -46,6 +47,7 @@ class Audit:
             *self._children(),
             *self._clients(),
             *self._cancellations(),
+            *self._tokens(),
             *self._replays(),
         ]
 
@@ -122,6 +124,15 @@ class Audit:
             told = [r.seq for r in self._histories[run.id] if r.kind is Kind.CANCEL and r.run_attempt == run.attempt]
             if told and run.status is Status.COMPLETED:
                 yield f"run {run.id} was told to stop by record {told[0]}, and completed"
+
+    def _tokens(self) -> Iterator[str]:
+        """Whoever takes a run or gives it back raises its token, each time."""
+        last: dict[str, int] = defaultdict(int)
+        for run_id, kind, data in self._query(_TOKENS):
+            token = msgspec.json.decode(data, type=dict[str, int])["token"]
+            if token <= last[run_id]:
+                yield f"run {run_id} was {kind} with the token {token} after it had had {last[run_id]}"
+            last[run_id] = token
 
     # replaying every run from its history, with nothing to execute
 
