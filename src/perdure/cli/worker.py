@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import os
 import signal
@@ -70,6 +71,6 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The loop of the extra `fast`, where it is installed."""
     if importlib.util.find_spec("uvloop") is None:
         return None
-    import uvloop
-
-    return uvloop.new_event_loop
+    # By name, so that the types are the same whether it is installed or not.
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    return factory

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.core.errors import DecodeError, Diverged, PerdureError
+from perdure.core.errors import PerdureError
 from perdure.core.failure import Failure
 from perdure.core.model import (
     FAR,
@@ -35,6 +35,7 @@ from perdure.worker.alarm import Wakeup
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
+from perdure.worker.guard import guarded
 from perdure.worker.policy import after_failed_run, expired, reason_to_wait, set_aside
 from perdure.worker.recording import record_failure, record_result
 from perdure.worker.stage import Stage
@@ -84,31 +85,24 @@ class Held:
 
     # taking up
 
+    @guarded
     def begin(self) -> None:
         """Start the workflow function and replay its history. From a plain callback of the loop."""
         if self.run.deadline <= self._crew.system.now():
             self._expire()
             return
-        try:
-            execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
-        except PerdureError as error:
-            self._set_aside(error)
-            return
+        execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
         self._records = ()
         execution.begin()
         self._replay()
 
+    @guarded
     def _replay(self) -> None:
         if self.stage is not Stage.REPLAYING or self._execution is None:
             return
         monotonic = self._crew.system.monotonic
         pause_at = monotonic() + REPLAY_SLICE
-        try:
-            done = self._execution.replay(lambda: monotonic() < pause_at)
-        except (Diverged, DecodeError) as error:
-            self._set_aside(error)
-            return
-        if not done:
+        if not self._execution.replay(lambda: monotonic() < pause_at):
             asyncio.get_running_loop().call_soon(self._replay)
             return
         for warning in self._execution.warnings:
@@ -123,6 +117,7 @@ class Held:
         backlog, self._backlog = self._backlog, []
         self.receive(backlog)
 
+    @guarded
     def resume(self, claimed: ClaimedRun) -> None:
         """Go on after having been parked, under a new lease. Nobody has written the history since."""
         self.run = claimed.run
@@ -135,6 +130,7 @@ class Held:
 
     # what happens to it
 
+    @guarded
     def receive(self, messages: Iterable[Message]) -> None:
         """Take in new inbox entries, in order."""
         if self.stage is Stage.REPLAYING:
@@ -143,23 +139,20 @@ class Held:
         # What comes after it was decided to give the run up is for whoever takes it next.
         if self.stage is not Stage.ACTIVE or self._execution is None or self._forced is not None:
             return
-        try:
-            for message in messages:
-                if message.seq > self.seen and self._execution.outcome is None:
-                    self.seen = message.seq
-                    self._draft.urgent = True
-                    self._execution.record(
-                        message.kind, message.name, message.payload, self._now(),
-                        failed=message.failed, inbox_seq=message.seq,
-                    )  # fmt: skip
-                elif message.kind is Kind.CANCEL:
-                    # Too late for this attempt, which has its outcome; but no other is to follow.
-                    self._execution.cancel_requested = True
-        except (Diverged, DecodeError) as error:
-            self._set_aside(error)
-            return
+        for message in messages:
+            if message.seq > self.seen and self._execution.outcome is None:
+                self.seen = message.seq
+                self._draft.urgent = True
+                self._execution.record(
+                    message.kind, message.name, message.payload, self._now(),
+                    failed=message.failed, inbox_seq=message.seq,
+                )  # fmt: skip
+            elif message.kind is Kind.CANCEL:
+                # Too late for this attempt, which has its outcome; but no other is to follow.
+                self._execution.cancel_requested = True
         self.settle()
 
+    @guarded
     def _step_ended(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
@@ -174,6 +167,7 @@ class Held:
             self._draft.urgent = True
         self.settle()
 
+    @guarded
     def _on_timer(self) -> None:
         execution = self._execution
         if self.stage is not Stage.ACTIVE or execution is None or self._forced or isinstance(self._verdict_next, Park):
@@ -335,6 +329,7 @@ class Held:
             self._draft.stop_child(orphan, self.run)
         return Finish(outcome.status, outcome.payload)
 
+    @guarded
     def landed(self, verdict: Verdict) -> None:
         """See `Author`."""
         self._committing = False
@@ -360,9 +355,10 @@ class Held:
 
     # ends that the workflow does not choose
 
-    def _set_aside(self, error: PerdureError) -> None:
-        """Code and data do not fit; nothing of this pass is written."""
-        logger.error("run %s is blocked: %s", self.run.id, error)
+    def break_off(self, error: Exception) -> None:
+        """Code, history and data do not fit together; nothing of this pass is written."""
+        known = isinstance(error, PerdureError)
+        logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
         self._force(set_aside(error, self._crew))
 
     def _expire(self) -> None:

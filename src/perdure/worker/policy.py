@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.errors import Diverged, Expired, Fatal, PerdureError, UsageError
+from perdure.core.errors import Diverged, Expired, Fatal, UsageError
 from perdure.core.failure import Failure
 from perdure.core.model import Again, Block, Finish, Kind, Reason, Run, Status
 from perdure.core.retry import Retry, requested_delay
@@ -66,8 +66,8 @@ def reason_to_wait(execution: Execution) -> Reason:
     return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER
 
 
-def set_aside(error: PerdureError, crew: Crew) -> Block:
-    """Block a run whose code does not follow its history, or whose data does not fit its code."""
+def set_aside(error: Exception, crew: Crew) -> Block:
+    """Block a run whose code does not follow its history, or whose data cannot be worked with."""
     reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
     return Block(reason, Failure.of(error, crew.codec).to_json())
 

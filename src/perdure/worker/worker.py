@@ -34,6 +34,9 @@ from perdure.workflow.definition import Workflow
 
 logger = logging.getLogger("perdure.worker")
 
+#: How long a worker that was told twice to stop waits for the database to take what it gives back, in seconds.
+SECOND_SIGNAL_PATIENCE = 2.0
+
 
 class Worker:
     """Executes the runs of some workflows. Use it as an async context manager, or `start` and `stop` it."""
@@ -174,12 +177,15 @@ class Worker:
         """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
         loop = asyncio.get_running_loop()
         signalled: asyncio.Future[None] = loop.create_future()
+        stopping: asyncio.Task[None] | None = None
 
         def on_signal() -> None:
-            if signalled.done():
-                self._release_rest()
-            else:
+            if not signalled.done():
                 signalled.set_result(None)
+            elif stopping is not None:
+                self._release_rest()
+                # Giving back takes a write; a database that does not take it must not keep the process alive.
+                self._system.call_later(SECOND_SIGNAL_PATIENCE, stopping.cancel)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
@@ -187,7 +193,13 @@ class Worker:
             await self.start()
             await signalled
         finally:
-            await self.stop()
+            stopping = self._system.spawn(self.stop(), "perdure stop")
+            await asyncio.wait([stopping])
+            if stopping.cancelled():
+                logger.warning(
+                    "worker %s did not wait for the database; its runs go to others when its lease ends", self.id
+                )
+                self._drop_everything()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 

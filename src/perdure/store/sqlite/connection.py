@@ -134,10 +134,12 @@ class SqliteConnection:
         self._seen_version = 0
         self._transactions = 0
         self._wary = 0
+        self._hurry = False
         self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
 
     def open(self) -> None:
         """Connect. Raises what `transact` raises."""
+        self._hurry = False
         check_version()
         if self._url.path is not None:
             check_file_system(self._url.path)
@@ -149,6 +151,10 @@ class SqliteConnection:
         except BaseException:
             self.close()
             raise
+
+    def hurry(self) -> None:
+        """Do not wait for a busy database any more. From any thread."""
+        self._hurry = True
 
     def close(self) -> None:
         """Disconnect."""
@@ -233,7 +239,7 @@ class SqliteConnection:
             try:
                 return work()
             except sqlite3.Error as error:
-                if not is_busy(error) or waited >= self._url.busy_seconds:
+                if not is_busy(error) or waited >= self._url.busy_seconds or self._hurry:
                     raise translate(error, self.where) from error
             self._wary = _WARY
             pause = _PAUSE[0] + self._system.random() * (_PAUSE[1] - _PAUSE[0])

@@ -88,6 +88,7 @@ class SqliteStore:
         """Let go of every connection."""
         if self._process == os.getpid():
             self._process = 0
+            self._writer.hurry()
             for reader, lane in self._readers:
                 await lane.run(reader.close)
             await self._writing.run(self._writer.close)

@@ -1,0 +1,33 @@
+"""Keeping one run's trouble to itself.
+
+What happens to a run happens in callbacks of the worker's loop, where an exception would only be logged and leave the run held for ever. A
+guarded method that raises sets its run aside instead; its neighbours go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+
+class Breakable(Protocol):
+    """Something that can be set aside when it breaks."""
+
+    def break_off(self, error: Exception) -> None:
+        """Set it aside because of an error."""
+
+
+P = ParamSpec("P")
+B = TypeVar("B", bound=Breakable)
+
+
+def guarded(method: Callable[Concatenate[B, P], None]) -> Callable[Concatenate[B, P], None]:
+    """A method that never raises: its error sets the object aside."""
+
+    def call(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.break_off(error)
+
+    return call

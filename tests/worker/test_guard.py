@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure import Context, Engine, Reason, Status, workflow
+from perdure.replay.execution import Execution
+from tests.helpers import eventually
+
+
+@workflow("guard.sleeper.v1")
+async def sleeper(ctx: Context) -> str:
+    await ctx.sleep("1h")
+    return "slept"
+
+
+@workflow("guard.healthy.v1")
+async def healthy(ctx: Context) -> str:
+    return "well"
+
+
+async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leaves_its_neighbours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Execution.begin
+
+    def broken(self: Execution) -> None:
+        if self.run_id == "broken":
+            raise ZeroDivisionError("a defect")
+        begin(self)
+
+    monkeypatch.setattr(Execution, "begin", broken)
+    async with Engine(f"sqlite:///{tmp_path}/app.db", [sleeper, healthy]) as engine, engine.worker():
+        run = await engine.start(sleeper(), id="broken")
+
+        async def is_blocked() -> bool:
+            return await run.status() is Status.BLOCKED
+
+        await eventually(is_blocked)
+        assert (await run.run()).reason is Reason.UNDECODABLE
+        assert "a defect" in await run.why()
+        assert await (await engine.start(healthy())).result("20s") == "well"
