@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -111,6 +112,25 @@ async def test_a_second_signal_does_not_wait_for_the_grace_period(site: Site) ->
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0, worker.noise()
     assert await run.status() is Status.PENDING
+
+
+async def test_a_second_signal_ends_a_worker_that_the_database_keeps_waiting(site: Site) -> None:
+    worker = await site.worker(lease=LONG, grace=LONG, trap={"point": "shutdown.begin", "signal": 0})
+    run = await site.engine.start(labour.waiting(site.ledger))
+    await site.executed("waits")
+    holder = sqlite3.connect(site.directory / "runs.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        worker.signal(signal.SIGTERM)
+        await eventually(lambda: worker.caught == "shutdown.begin")
+        worker.signal(signal.SIGTERM)
+        # Far less than the half minute for which a verb waits for a busy database.
+        async with asyncio.timeout(20):
+            assert await worker.ended() == 0, worker.noise()
+    finally:
+        holder.execute("ROLLBACK")
+        holder.close()
+    assert await run.status() is Status.RUNNING
 
 
 async def test_an_interpreter_ends_although_a_step_is_still_in_its_thread(site: Site) -> None:
