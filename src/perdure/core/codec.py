@@ -26,9 +26,10 @@ _log = logging.getLogger("perdure.codec")
 #: What has no inside: the text of these needs no second look.
 _SIMPLE = frozenset({type(None), bool, int})
 #: The end of a time of day or of a UTC offset.
-_CLOCK = re.compile(rb':[0-9][0-9]"')
+_CLOCK = re.compile(r':[0-9][0-9]"')
 #: A double in MessagePack whose exponent is all ones: NaN and the infinities.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+_BRACKET = ord("[")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _encode = msgspec.json.Encoder().encode
@@ -53,11 +54,12 @@ class Codec:
             raise _refusal(value, what, str(error)) from error
         if len(data) > self._warn_bytes:
             self._weigh(len(data), what)
-        if type(value) not in _SIMPLE and _is_suspicious(value, data):
+        text = data.decode()
+        if type(value) not in _SIMPLE and _is_suspicious(value, data, text):
             flaw = find_flaw(value)
             if flaw is not None:
                 raise EncodeError(_message(what, *flaw), path=flaw[0])
-        return data.decode()
+        return text
 
     def decode(self, payload: str | bytes, type: Any, what: str) -> Any:
         """The value of that type; `what` says in errors whose it is. Raises `DecodeError`."""
@@ -113,18 +115,18 @@ def _new_decoder(type: Any, what: str) -> msgspec.json.Decoder[Any]:
         raise DecodeError(f"{_name(type)}, the type of {what}, cannot be decoded from JSON: {error}") from error
 
 
-def _is_suspicious(value: object, data: bytes) -> bool:
-    """Whether the bytes leave a doubt that the value survives them. False alarms are cheap, misses are not allowed."""
-    if b"\\u0000" in data or b"NaN" in data or b'nan"' in data:
+def _is_suspicious(value: object, data: bytes, text: str) -> bool:
+    """Whether the JSON leaves a doubt that the value survives it. False alarms are cheap, misses are not allowed."""
+    if "\\u0000" in text or "NaN" in text or 'nan"' in text:
         return True
     if type(value) is str:
         return False
-    if b"null" in data and _may_hide_nan(value):
+    if "null" in text and _may_hide_nan(value):
         return True
     # Offsets with seconds lose them, and the text does not tell that they were there.
-    if b'Z"' in data or _CLOCK.search(data) is not None:
+    if 'Z"' in text or _CLOCK.search(text) is not None:
         return True
-    return _is_too_deep(data) or not _is_stable(data)
+    return (len(data) > 2 * DEPTH and _is_too_deep(data)) or not _is_stable(data)
 
 
 def _may_hide_nan(value: object) -> bool:
@@ -136,8 +138,6 @@ def _may_hide_nan(value: object) -> bool:
 
 
 def _is_too_deep(data: bytes) -> bool:
-    if len(data) <= 2 * DEPTH:
-        return False
     # Peeling off the innermost brackets takes as many rounds as there are levels. Brackets inside strings only add to them.
     brackets = data.translate(None, _NOT_BRACKETS)
     for _ in range(DEPTH):
@@ -160,7 +160,12 @@ def _is_stable(data: bytes) -> bool:
 
 def _has_set_of_sets(value: object, data: bytes) -> bool:
     # Sets inside of sets do not raise when they are sorted, although `<` on them is no order.
-    start = 1 if type(value) in {list, tuple} else 0
+    # The brackets that the text begins with may be those of lists: only further ones can be a set's.
+    start = 0
+    if isinstance(value, list | tuple):
+        start = 2 if value and isinstance(value[0], list | tuple) else 1
+    if data.find(_BRACKET, start) < 0:
+        return False
     return (data.find(b"[[", start) >= 0 or data.find(b"[{", start) >= 0) and has_set_of_sets(value)
 
 

@@ -39,6 +39,9 @@ from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
 
 Start = Callable[[Context], Any]
 
+# A member of an enum is slow to find by its class; these are looked at for every record.
+_ATTEMPT, _CANCEL, _CHILD, _MESSAGE = Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE
+
 
 class Execution:
     """See the module. Implements the `Runtime` that a `Context` talks to."""
@@ -146,7 +149,7 @@ class Execution:
         value: object = None,
     ) -> None:
         """Something happened: write it down and let the workflow see it. `value` spares decoding a payload just encoded."""
-        child = self._open.get(location) if kind is Kind.CHILD else None
+        child = self._open.get(location) if kind is _CHILD else None
         record = Record(
             seq=self._next_seq,
             kind=kind,
@@ -310,22 +313,21 @@ class Execution:
     # applying
 
     def _apply(self, record: Record, value: object = None) -> None:
-        if record.kind is Kind.ATTEMPT:
+        kind = record.kind
+        if kind is _ATTEMPT:
             self._apply_attempt(record)
             return
-        self.time = max(self.time, record.at)
+        if record.at > self.time:
+            self.time = record.at
         self.loop.set_time((self.time - self._origin.started_at) / 1e6)
-        match record.kind:
-            case Kind.MESSAGE:
-                self._mailbox.arrive(record.location, record.payload or "null")
-            case Kind.CANCEL:
-                self.cancel_requested = True
-                assert self._main is not None
-                self._main.cancel(
-                    record.payload and self._codec.decode(record.payload, str, "reason of a cancellation")
-                )
-            case _:
-                self._complete(record, value)
+        if kind is _MESSAGE:
+            self._mailbox.arrive(record.location, record.payload or "null")
+        elif kind is _CANCEL:
+            self.cancel_requested = True
+            assert self._main is not None
+            self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+        else:
+            self._complete(record, value)
         self._drain()
 
     def _apply_attempt(self, record: Record) -> None:
@@ -337,7 +339,7 @@ class Execution:
 
     def _complete(self, record: Record, value: object) -> None:
         operation = self._open.get(record.location)
-        if operation is None and record.kind is Kind.CHILD:
+        if operation is None and record.kind is _CHILD:
             if record.location in self._closed_children:
                 return
             if self._origin.attempt > 1:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Bound once: `super()` makes an object for each call.
+_init = asyncio.Future.__init__
+_await = asyncio.Future.__await__
+_add_done_callback = asyncio.Future.add_done_callback
+
 
 class RunFuture(asyncio.Future[T]):
     """A future with a hash that is the same in every process."""
@@ -55,7 +60,7 @@ class Watched(RunFuture[T]):
 
     def __init__(self, *, loop: RunLoop, label: str, unawaited: dict[Watched[Any], None] | None) -> None:
         # Not by way of `RunFuture`: this is made for every operation, and each level costs.
-        asyncio.Future.__init__(self, loop=loop)
+        _init(self, loop=loop)
         self._stable_hash = loop.next_hash()
         self.label = label
         #: Where it is listed until something waits for it.
@@ -67,21 +72,24 @@ class Watched(RunFuture[T]):
         self.operation: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
-        self._is_awaited()
-        return super().__await__()
+        if self._unawaited is not None:
+            self._is_awaited(self._unawaited)
+        return _await(self)
 
     __iter__ = __await__
 
     def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
         """Call back when it is done; whoever asks for that waits for it."""
-        self._is_awaited()
-        super().add_done_callback(fn, context=context)
+        if self._unawaited is not None:
+            self._is_awaited(self._unawaited)
+        _add_done_callback(self, fn, context=context)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the operation up."""
         cancelled = super().cancel(msg)
         if cancelled:
-            self._is_awaited()
+            if self._unawaited is not None:
+                self._is_awaited(self._unawaited)
             if self.watcher is not None:
                 self.watcher.abandoned(self.operation)
         return cancelled
@@ -90,7 +98,6 @@ class Watched(RunFuture[T]):
         """Nobody needs to be told of its end any more."""
         self.watcher = self.operation = None
 
-    def _is_awaited(self) -> None:
-        if self._unawaited is not None:
-            self._unawaited.pop(self, None)
-            self._unawaited = None
+    def _is_awaited(self, unawaited: dict[Watched[Any], None]) -> None:
+        unawaited.pop(self, None)
+        self._unawaited = None

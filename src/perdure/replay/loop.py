@@ -41,26 +41,27 @@ class TimerSink(Protocol):
 class Ready:
     """A callback in the queue."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "_context")
+    __slots__ = ("args", "callback", "context", "off")
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = copy_context() if context is None else context
-        self._cancelled = False
+        self.callback = callback
+        self.args = args
+        self.context = copy_context() if context is None else context
+        #: It is not to be called any more.
+        self.off = False
 
     def cancel(self) -> None:
         """Do not call it any more."""
-        self._cancelled = True
+        self.off = True
 
     def cancelled(self) -> bool:
         """Whether it was called off."""
-        return self._cancelled
+        return self.off
 
     def run(self) -> None:
         """Call it, unless it was called off."""
-        if not self._cancelled:
-            self._context.run(self._callback, *self._args)
+        if not self.off:
+            self.context.run(self.callback, *self.args)
 
 
 class RunTimerHandle(asyncio.TimerHandle):
@@ -216,8 +217,11 @@ class RunLoop(asyncio.AbstractEventLoop):
                     f"the workflow ran {STUCK_AFTER:,} callbacks without waiting for anything durable; "
                     "a loop around `await asyncio.sleep(0)` never lets time pass, use `await ctx.sleep(...)`"
                 )
+            handle = ready.popleft()
+            if handle.off:
+                continue
             try:
-                ready.popleft().run()
+                handle.context.run(handle.callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 # The task that raised it has it as its exception, which is where the run's outcome is taken from.
                 continue

@@ -29,21 +29,21 @@ class Operation:
 class StepOperation(Operation):
     """A step, with what its failed attempts left behind."""
 
-    __slots__ = ("attempts", "request", "retry_at")
+    __slots__ = ("attempts", "ephemeral", "request", "retry_at")
     kind = Kind.STEP
 
     def __init__(self, location: str, future: Watched[Any], request: StepRequest, digest: str) -> None:
-        super().__init__(location, future, digest)
+        # Not by way of `Operation`: this is made for every step, and each level costs.
+        self.location = location
+        self.future = future
+        self.digest = digest
         self.request = request
+        #: Whether the workflow goes on before the result is durable.
+        self.ephemeral = request.options.ephemeral is True
         #: Attempts used up so far.
         self.attempts = 0
         #: When the next attempt is due.
         self.retry_at = 0
-
-    @property
-    def ephemeral(self) -> bool:
-        """Whether the workflow goes on before the result is durable."""
-        return self.request.options.ephemeral is True
 
 
 class TimerOperation(Operation):

@@ -12,20 +12,15 @@ class Draft:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._children: dict[str, NewRun] = {}
-        self._sends: list[NewMessage] = []
+        self.children: dict[str, NewRun] = {}
+        self.sends: list[NewMessage] = []
         #: Whether a record waits to be saved that is not an ephemeral step's.
         self.urgent = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing but records is to be written."""
-        return not self._children and not self._sends
 
     def start_child(self, operation: ChildOperation, parent: Run) -> None:
         """Create a run; its id follows from the parent's location, so asking twice creates one. Raises `EncodeError`."""
         options = operation.options
-        self._children[operation.child_id] = NewRun(
+        self.children[operation.child_id] = NewRun(
             id=operation.child_id,
             type=operation.call.type,
             input=operation.call.encode(self._codec),
@@ -39,10 +34,10 @@ class Draft:
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
         """Tell a child that its result is not wanted any more, or do not start it in the first place."""
-        if self._children.pop(operation.child_id, None) is None:
+        if self.children.pop(operation.child_id, None) is None:
             reason = self._codec.encode(f"its parent {parent.id!r} no longer waits for it", "reason")
             key = f"cancel:{parent.id}:{operation.location}"
-            self._sends.append(
+            self.sends.append(
                 NewMessage(
                     run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id
                 )
@@ -50,18 +45,25 @@ class Draft:
 
     def clear(self) -> None:
         """Forget what was gathered."""
-        self._children.clear()
-        self._sends.clear()
+        self.children.clear()
+        self.sends.clear()
         self.urgent = False
 
     def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
         """The turn; the draft is empty afterwards."""
+        self.urgent = False
+        read = 0
+        for record in records:
+            if record.inbox_seq > read:
+                read = record.inbox_seq
+        if not self.children and not self.sends:
+            return Turn(lease=lease, records=records, read=read, next=next)
         turn = Turn(
             lease=lease,
             records=records,
-            read=max([record.inbox_seq for record in records], default=0),
-            children=tuple(self._children.values()),
-            sends=tuple(self._sends),
+            read=read,
+            children=tuple(self.children.values()),
+            sends=tuple(self.sends),
             next=next,
         )
         self.clear()

@@ -50,6 +50,9 @@ REPLAY_SLICE = 0.004
 #: How soon to look again whether the lease is safe enough to begin a step, in seconds.
 LEASE_RECHECK = 0.1
 
+# A member of an enum is slow to find by its class; these are looked at for every step.
+_ACTIVE, _OVER = Stage.ACTIVE, Stage.OVER
+_LOST, _AWAKE = Verdict.LOST, Verdict.AWAKE
 
 AnyWorkflow = Workflow[Any, Any]
 
@@ -74,6 +77,7 @@ class Held:
         self._committing = False
         self._forced: Next | None = None
         self._wakeup = Wakeup(crew.system)
+        self._now = crew.system.now
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"
@@ -137,7 +141,7 @@ class Held:
             self._backlog.extend(messages)
             return
         # What comes after it was decided to give the run up is for whoever takes it next.
-        if self.stage is not Stage.ACTIVE or self._execution is None or self._forced is not None:
+        if self.stage is not _ACTIVE or self._execution is None or self._forced is not None:
             return
         for message in messages:
             if message.seq > self.seen and self._execution.outcome is None:
@@ -170,7 +174,7 @@ class Held:
     @guarded
     def _on_timer(self) -> None:
         execution = self._execution
-        if self.stage is not Stage.ACTIVE or execution is None or self._forced or isinstance(self._verdict_next, Park):
+        if self.stage is not _ACTIVE or execution is None or self._forced or isinstance(self._verdict_next, Park):
             return
         if self.run.deadline <= self._now():
             self._expire()
@@ -199,11 +203,14 @@ class Held:
 
     def settle(self) -> None:
         """Look at what the workflow asked for, and write, dispatch or wait."""
-        if self.stage is not Stage.ACTIVE:
+        if self.stage is not _ACTIVE:
             return
         now = self._now()
+        execution = self._execution
         if self._forced is None:
-            self._collect(now)
+            assert execution is not None
+            if execution.fresh or execution.dropped:
+                self._collect(now)
             if self._ready:
                 self._dispatch(now)
         if self._committing:
@@ -250,9 +257,11 @@ class Held:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
         execution = self._execution
         assert execution is not None
+        durable = not self._committing and not execution.unsaved
+        if not durable and not any(operation.ephemeral for operation in self._ready):
+            return
         waiting: list[StepOperation] = []
         allowed = self._crew.owner.may_start_steps()
-        durable = not self._committing and not execution.unsaved
         for operation in self._ready:
             if not execution.is_open(operation):
                 continue
@@ -268,7 +277,7 @@ class Held:
 
     def _must_write(self, now: int) -> bool:
         execution = self._execution
-        if self._forced is not None or not self._draft.is_empty:
+        if self._forced is not None or self._draft.children or self._draft.sends:
             return True
         assert execution is not None
         if execution.outcome is not None:
@@ -278,8 +287,9 @@ class Held:
         return not self._attempts and (self._may_park(now) or self._crew.owner.stopping)
 
     def _may_park(self, now: int) -> bool:
-        if any(operation.retry_at <= now for operation in self._ready):
-            return False
+        for operation in self._ready:
+            if operation.retry_at <= now:
+                return False
         return self._next_wake() - now > self._crew.options.linger * 1e6
 
     def _next_wake(self) -> int:
@@ -295,7 +305,7 @@ class Held:
 
     def make_turn(self) -> Turn | None:
         """See `Author`."""
-        if self.stage is not Stage.ACTIVE:
+        if self.stage is not _ACTIVE:
             return None
         records: tuple[Record, ...] = ()
         self._verdict_next = self._next_state()
@@ -334,14 +344,14 @@ class Held:
         """See `Author`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
-        if self.stage is Stage.OVER:
+        if self.stage is _OVER:
             return
-        if verdict is Verdict.LOST:
+        if verdict is _LOST:
             logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
             self._finish_here()
-        elif verdict is Verdict.AWAKE and self._forced is None:
+        elif verdict is _AWAKE and self._forced is None:
             self._crew.owner.unread(self)
-        elif verdict is Verdict.AWAKE or after is None:
+        elif verdict is _AWAKE or after is None:
             self.settle()
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
@@ -389,6 +399,3 @@ class Held:
         # A step that is due and was not begun waits for the lease to be safe again.
         soonest = LEASE_RECHECK if any(operation.retry_at <= now for operation in self._ready) else 0.0
         self._wakeup.arm(max(soonest, (wake - now) / 1e6), self._on_timer)
-
-    def _now(self) -> int:
-        return self._crew.system.now()

@@ -22,6 +22,9 @@ logger = logging.getLogger("perdure.worker")
 #: Turns in one transaction at the most, so that one batch never holds the database for long.
 MAX_BATCH = 1000
 
+# A member of an enum is slow to find by its class; this one is looked at for every step.
+_BUSY = Verdict.BUSY
+
 
 class Author(Protocol):
     """Whoever has turns to make durable."""
@@ -101,7 +104,7 @@ class Journal:
 
     def _land(self, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]) -> None:
         for (author, turn), verdict in zip(batch, verdicts, strict=True):
-            if verdict is Verdict.BUSY:
+            if verdict is _BUSY:
                 self._waiting[author] = turn
             else:
                 author.landed(verdict)

@@ -12,17 +12,21 @@ from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.policy import after_failed_attempt
 
+# A member of an enum is slow to find by its class; this one is looked at for every step.
+_STEP = Kind.STEP
+
 
 def record_result(execution: Execution, attempt: Attempt, result: Any, run: Run, crew: Crew) -> PerdureError | None:
     """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
     operation = attempt.operation
+    what = f"result of step {operation.location!r} of run {run.id!r}"
     try:
-        payload = crew.codec.encode(result, f"result of step {operation.location!r} of run {run.id!r}")
-        value = execution.decode_result(operation, payload)
+        payload = crew.codec.encode(result, what)
+        value = crew.codec.decode(payload, operation.request.spec.returns, what)
     except PerdureError as error:
         return error
     execution.record(
-        Kind.STEP, operation.location, payload, crew.system.now(), value=value,
+        _STEP, operation.location, payload, crew.system.now(), value=value,
         started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
     )  # fmt: skip
     return None
@@ -35,7 +39,7 @@ def record_failure(execution: Execution, attempt: Attempt, error: BaseException,
     another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline)
     if another is None:
         execution.record(
-            Kind.STEP, operation.location, failure, crew.system.now(), failed=True,
+            _STEP, operation.location, failure, crew.system.now(), failed=True,
             started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
         )  # fmt: skip
         return False

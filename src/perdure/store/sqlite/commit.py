@@ -98,10 +98,13 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
         ) is not Standing.LIVE:
             verdicts[index] = Verdict.LOST if standing is Standing.LOST else Verdict.APPLIED
             continue
-        await _reach_out(tx, turn)
+        if turn.read or turn.children or turn.sends:
+            await _reach_out(tx, turn)
+        if turn.next is None:
+            continue
         if isinstance(turn.next, Park):
             parks.append((index, turn.next))
-        elif turn.next is not None and not await _leave(tx, turn):
+        elif not await _leave(tx, turn):
             verdicts[index] = Verdict.APPLIED if await _stand(tx, turn) is Standing.DONE else Verdict.LOST
     for index, park in parks:
         verdicts[index] = await _park(tx, turns[index], park)
