@@ -37,8 +37,6 @@ from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
 
-Start = Callable[[Context], Any]
-
 # A member of an enum is slow to find by its class; these are looked at for every record.
 _ATTEMPT, _CANCEL, _CHILD, _MESSAGE = Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE
 
@@ -48,7 +46,7 @@ class Execution:
 
     def __init__(
         self,
-        start: Start,
+        start: Callable[[Context], Any],
         returns: Any,
         origin: Origin,
         history: Sequence[Record],
