@@ -51,8 +51,7 @@ REPLAY_SLICE = 0.004
 LEASE_RECHECK = 0.1
 
 # A member of an enum is slow to find by its class; these are looked at for every step.
-_ACTIVE, _OVER = Stage.ACTIVE, Stage.OVER
-_LOST, _AWAKE = Verdict.LOST, Verdict.AWAKE
+_ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, Verdict.LOST, Verdict.AWAKE
 
 AnyWorkflow = Workflow[Any, Any]
 
