@@ -172,10 +172,10 @@ class _Thread(Background):
     async def stop(self) -> None:
         """Cancel what runs there and wait for its end."""
         with self._lock:
+            first, self._stopping = not self._stopping, True
             # Once is enough: a second cancellation would interrupt the cleanup that the first one set going.
-            if not self._stopping and self._loop is not None and self._task is not None:
+            if first and self._loop is not None and self._task is not None:
                 _deliver(self._loop, self._task.cancel)
-            self._stopping = True
         await asyncio.wrap_future(self._ended)
 
     def _run(self) -> None:
