@@ -23,7 +23,7 @@ check: $(VENV)/.dev ## Lint, format and types
 test: check ## Everything that must hold before a commit
 	$(BIN)/pytest -n 2 --dist worksteal
 
-bench: $(VENV)/.runtime ## Measure this machine: make bench ARGS="w2 --json"
+bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 prove: $(VENV)/.dev ## The long version of every fault test and search
@@ -42,6 +42,10 @@ $(BIN)/python:
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.runtime

@@ -19,6 +19,7 @@ from benchmarks.memory import memory
 from benchmarks.resuming import w6
 from benchmarks.sleeping import w5
 from benchmarks.throughput import w1, w2, w4
+from perdure.cli.process import fast_loop, tune_collector
 
 WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w1": w1,
@@ -61,7 +62,10 @@ def main(workload: str, store: str | None, *, as_json: bool, **sizes: int | floa
     with tempfile.TemporaryDirectory(prefix="perdure-bench-") as folder:
         bench = Bench(workload, store or f"sqlite:///{Path(folder) / 'bench.db'}", msgspec.convert(sizes, Sizes))
         try:
-            result = asyncio.run(_run(bench))
+            # As `perdure worker` does: a process that does nothing else.
+            tune_collector()
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                result = runner.run(_run(bench))
         finally:
             bench.raw.close()
     print(msgspec.json.encode(result).decode() if as_json else _table(result), flush=True)

@@ -56,6 +56,7 @@ EXCEPTIONS = {
     ("workflow/", "uuid.UUID"): "the workflow's own ids are made of the run's seed",
     ("store/sqlite", "threading."): "a connection belongs to one thread: the store's writer, and its readers",
     ("store/sqlite", "asyncio.ensure_future"): "names the answer of the host's thread, and starts nothing",
+    ("replay/loop.py", "threading.get_ident"): "it starts no thread, it asks which one it is on",
     ("worker/threads.py", "threading."): "steps that block run in threads which can be abandoned, unlike a pool's",
     ("client/blocking.py", "threading."): "the facade for callers without an event loop has one on a thread",
     ("client/blocking.py", "asyncio."): "the facade for callers without an event loop has one on a thread",

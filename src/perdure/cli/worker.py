@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,6 +14,7 @@ import click
 from perdure.cli import logs
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
+from perdure.cli.process import fast_loop, tune_collector
 from perdure.cli.target import is_url, load_engine
 from perdure.client.engine import Engine
 
@@ -41,7 +39,8 @@ def command(target: str, log_level: str, stop_at_eof: bool, output: Output, **op
     engine = load_engine(target)
     if stop_at_eof:
         threading.Thread(target=_stop_at_eof, name="perdure stdin", daemon=True).start()
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    tune_collector()
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(_work(engine, options, output))
 
 
@@ -65,12 +64,3 @@ def _stop_at_eof() -> None:
     while sys.stdin is not None and sys.stdin.buffer.read(4096):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The loop of the extra `fast`, where it is installed."""
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    # By name, so that the types are the same whether it is installed or not.
-    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
-    return factory

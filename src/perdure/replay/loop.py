@@ -13,6 +13,7 @@ from asyncio import events, tasks
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context, copy_context
+from threading import get_ident
 from typing import Any, NoReturn, Protocol, TypeVar
 from zlib import crc32
 
@@ -22,7 +23,7 @@ from perdure.replay.futures import RunFuture, RunTask
 T = TypeVar("T")
 
 #: The running loop, and the hooks for asynchronous generators.
-Before = tuple[asyncio.AbstractEventLoop | None, Any]
+Before = tuple[asyncio.AbstractEventLoop | None, Any, int]
 
 #: Callbacks in a row, none of which asked for anything durable, after which a drain is taken to be an endless loop.
 STUCK_AFTER = 100_000
@@ -101,6 +102,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._idle_callbacks = 0
         self._seconds = 0.0
         self.closed = False
+        #: The thread that executes code of the run at this moment; 0 for none.
+        self._thread = 0
         self.tasks: dict[RunTask[Any], None] = {}
         self.generators: list[AsyncGenerator[Any, Any]] = []
         #: Told about errors that no task or future could deliver.
@@ -198,7 +201,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run callbacks until none is ready. Raises `LoopStuck` when that never happens."""
-        if events._get_running_loop() is self:
+        if self._thread:
             self._run_ready()
             return
         before = self.enter()
@@ -231,18 +234,20 @@ class RunLoop(asyncio.AbstractEventLoop):
     @property
     def is_current(self) -> bool:
         """Whether it is the code of this run that is being executed."""
-        return events._get_running_loop() is self
+        # Not by asking asyncio, which asks the operating system for the process at each call.
+        return self._thread == get_ident()
 
     def enter(self) -> Before:
         """Make this the running loop and the keeper of new generators; what was before is for `leave`."""
-        before = events._get_running_loop(), sys.get_asyncgen_hooks()
+        before = events._get_running_loop(), sys.get_asyncgen_hooks(), self._thread
+        self._thread = get_ident()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(firstiter=self._hold_generator, finalizer=_keep)
         return before
 
     def leave(self, before: Before) -> None:
         """Put back what was before `enter`."""
-        loop, hooks = before
+        loop, hooks, self._thread = before
         events._set_running_loop(loop)
         sys.set_asyncgen_hooks(*hooks)
 
