@@ -25,6 +25,10 @@ class Alarm:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
+    def forget(self) -> None:
+        """Do not keep a ring: what it was about is being looked at."""
+        self._rung = False
+
     async def wait(self, seconds: float | None) -> bool:
         """Wait for a ring (True), at most so long (False); for ever with None."""
         if not self._rung:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from perdure.core.codec import Codec
 from perdure.core.errors import StoreCorrupt, StoreError
 from perdure.core.failure import Failure
-from perdure.core.model import Block, Claimed, ClaimedRun, ClaimRequest, Lease, Loaded, Reason, Release, Turn
+from perdure.core.model import FAR, Block, Claimed, ClaimedRun, ClaimRequest, Lease, Loaded, Reason, Release, Turn
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
 from perdure.worker.alarm import Alarm
@@ -53,6 +53,10 @@ class Claimer:
         self._poll = SHORTEST_POLL
         #: Whether the last claim took all that there was room for.
         self._full = False
+        #: Whether it passed over a run that may only be taken alone.
+        self._suspects = False
+        #: When the next waiting run becomes ready, as far as is known.
+        self._next_wake = FAR
         self._stand_back_until = 0.0
         self._stand_back_again = 0.0
 
@@ -80,18 +84,28 @@ class Claimer:
 
     def slot_freed(self) -> None:
         """A run was let go of; there is room for another, and perhaps another to take. All of one batch ring once."""
-        if self._full or self._worker.holds_nothing:
+        if self._full or (self._suspects and self._worker.holds_nothing):
+            self._alarm.ring()
+
+    def due_at(self, time: int) -> None:
+        """A run that was just given back waits for that time. Only a time before all that are known makes a difference."""
+        if time < self._next_wake:
+            self._next_wake = time
             self._alarm.ring()
 
     def _on_change(self, change: Change) -> None:
-        # Called from the thread that wrote.
-        if self._loop is not None and not self._loop.is_closed():
-            self._hint |= change
-            self._loop.call_soon_threadsafe(self._alarm.ring)
+        # Called from the thread that wrote. That a run has finished gives nobody anything to claim.
+        if change & (Change.READY | Change.MARKED) and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._heard, change)
+
+    def _heard(self, change: Change) -> None:
+        self._hint |= change
+        self._alarm.ring()
 
     async def _run(self) -> None:
         while self._task is not None:
             hint, self._hint = self._hint, Change.NONE
+            self._alarm.forget()
             try:
                 wait = await self._round(hint)
             except StoreError as error:
@@ -132,6 +146,8 @@ class Claimer:
             return longest
         claimed = await self._claim(room)
         self._full = len(claimed.runs) >= room
+        self._suspects = claimed.suspects
+        self._next_wake = claimed.next_wake
         if claimed.suspects:
             self._make_way()
         if claimed.runs:
@@ -139,7 +155,7 @@ class Claimer:
             await self._take(claimed.runs)
             if self._full:
                 return 0.0 if self._room() > 0 else longest
-        return max(0.0005, min(longest, (claimed.next_wake - claimed.now) / 1e6))
+        return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
 
     def _room(self) -> int:
         if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:

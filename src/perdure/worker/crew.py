@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes
+from perdure.core.model import Next, Park
 from perdure.core.system import System
 from perdure.worker.journal import Journal
 from perdure.worker.options import WorkerOptions
@@ -26,11 +27,11 @@ class Owner(Protocol):
     def may_start_steps(self) -> bool:
         """Whether the lease is safe enough to begin something new."""
 
-    def parked(self, held: Held) -> None:
+    def parked(self, held: Held, park: Park) -> None:
         """The run waits and holds no lease any more."""
 
-    def ended(self, held: Held) -> None:
-        """The run is over, here: finished, given back, set aside or lost."""
+    def ended(self, held: Held, after: Next | None) -> None:
+        """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
 
     def unread(self, held: Held) -> None:
         """The run's inbox has entries that it has not been given."""

@@ -354,13 +354,13 @@ class Held:
             self.settle()
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
-            self._crew.owner.parked(self)
+            self._crew.owner.parked(self, after)
         else:
-            self._finish_here()
+            self._finish_here(after)
 
-    def _finish_here(self) -> None:
+    def _finish_here(self, after: Next | None = None) -> None:
         self.drop()
-        self._crew.owner.ended(self)
+        self._crew.owner.ended(self, after)
 
     # ends that the workflow does not choose
 

@@ -17,7 +17,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import StoreError
 from perdure.core.failure import ErrorTypes
 from perdure.core.ids import uuid7
-from perdure.core.model import ClaimedRun, Message, Reason, Record, WorkerInfo
+from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record, WorkerInfo
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.claimer import Claimer
@@ -295,17 +295,20 @@ class Worker:
         """See `Owner`."""
         return not self.stopping and self._heart is not None and self._heart.is_safe()
 
-    def parked(self, held: Held) -> None:
+    def parked(self, held: Held, park: Park) -> None:
         """See `Owner`."""
         self._let_go(held)
+        self._claimer.due_at(park.wake_at)
         if self.stopping:
             held.drop()
         else:
             self._residents.keep(held)
 
-    def ended(self, held: Held) -> None:
+    def ended(self, held: Held, after: Next | None) -> None:
         """See `Owner`."""
         self._let_go(held)
+        if isinstance(after, Again):
+            self._claimer.due_at(after.wake_at)
 
     def unread(self, held: Held) -> None:
         """See `Owner`."""

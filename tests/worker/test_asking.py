@@ -1,0 +1,72 @@
+"""How often a worker asks the database for runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from perdure import Context, Engine, workflow
+from perdure.core.model import Claimed, ClaimRequest
+from perdure.host import Host
+from perdure.store import Store, open_store
+from tests.helpers import eventually
+
+
+class Counting:
+    """A store that counts the claims made of it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.claims = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        self.claims += 1
+        return await self._store.claim(request)
+
+
+async def work() -> int:
+    return 1
+
+
+@workflow("asking.v1")
+async def one_step(ctx: Context) -> int:
+    return await ctx.step(work)
+
+
+async def test_a_run_is_asked_for_once_and_its_end_asks_for_nothing(tmp_path: Path) -> None:
+    system = Host()
+    store = Counting(open_store(f"sqlite:///{tmp_path}/app.db", system))
+    async with Engine("sqlite:///app.db", [one_step], system=system, store=store) as engine, engine.worker():
+        await eventually(lambda: store.claims > 0)
+        await (await engine.start(one_step())).result()
+        before = store.claims
+        for _ in range(10):
+            await (await engine.start(one_step())).result()
+        assert store.claims - before == 10
+
+
+async def test_a_worker_that_is_busy_with_another_run_wakes_one_when_its_time_has_come() -> None:
+    go_on = asyncio.Event()
+
+    async def hold() -> None:
+        await go_on.wait()
+
+    @workflow("asking.busy.v1")
+    async def busy(ctx: Context) -> None:
+        await ctx.step(hold)
+
+    @workflow("asking.sleeping.v1")
+    async def sleeping(ctx: Context) -> str:
+        await ctx.sleep("200ms")
+        return "awake"
+
+    # Nobody else can write to a database in memory, so its workers do not poll it.
+    async with Engine("sqlite://", [busy, sleeping]) as engine, engine.worker():
+        other = await engine.start(busy())
+        assert await (await engine.start(sleeping())).result("20s") == "awake"
+        go_on.set()
+        await other.result()
