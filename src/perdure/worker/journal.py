@@ -112,19 +112,3 @@ class Journal:
             self._leave()
         else:
             self._busy = False
-
-    async def settled(self) -> None:
-        """Wait until what is being written has landed."""
-        while self._busy:
-            writing = self._writing
-            if writing is not None and not writing.done():
-                await asyncio.wait([writing])
-            else:
-                await self._system.sleep(0)
-
-    def abort(self) -> None:
-        """Forget what has not been sent, and stop waiting for what has."""
-        self._waiting.clear()
-        if self._writing is not None:
-            self._writing.cancel()
-        self._busy = False
