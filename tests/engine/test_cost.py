@@ -134,6 +134,7 @@ async def test_the_last_step_and_the_outcome_are_one_transaction() -> None:
     assert ending == [
         "INSERT INTO perdure_history",
         "UPDATE perdure_runs SET status = 'comple",
+        "SELECT id, parent_id, parent_location, g",
         "INSERT INTO perdure_events",
     ]
 

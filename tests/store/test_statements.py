@@ -12,6 +12,7 @@ from perdure.core.model import Finish, Lease, RunFilter, Status, Turn, Verdict
 from perdure.store import migration_script, open_store, reads, workers
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing
+from perdure.store.sqlite import states
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, claim
 
@@ -46,10 +47,13 @@ async def test_a_batch_of_records_is_one_row_each_and_no_read(store: SqliteStore
     assert await store.query("SELECT COUNT(*) FROM perdure_history") == [(2 * count,)]
 
 
-async def test_an_outcome_is_one_more_row_and_one_line_in_the_audit_trail(store: SqliteStore) -> None:
-    [lease] = await many_held(store, 1)
-    seen = await statements_of(store, [Turn(lease=lease, records=(a_record(0),), next=Finish(Status.COMPLETED, "1"))])
-    assert seen == ["BEGIN", "INSERT", "UPDATE", "INSERT", "COMMIT"]
+async def test_outcomes_are_one_more_row_and_one_line_in_the_audit_trail_each_and_one_look_for_parents(
+    store: SqliteStore,
+) -> None:
+    done = Finish(Status.COMPLETED, "1")
+    turns = [Turn(lease=lease, records=(a_record(0),), next=done) for lease in await many_held(store, 3)]
+    seen = await statements_of(store, turns)
+    assert seen == ["BEGIN", *["INSERT"] * 3, *["UPDATE"] * 3, "SELECT", *["INSERT"] * 3, "COMMIT"]
 
 
 async def test_a_repeated_batch_reads_only_then(store: SqliteStore) -> None:
@@ -88,6 +92,8 @@ HOT = {
     "next wake": (claiming.NEXT_WAKE, "USING INDEX perdure_runs_to_wake"),
     "take": (claiming.TAKE, "USING PRIMARY KEY (id=?)"),
     "record": (committing.RECORD, "USING PRIMARY KEY (id=?)"),
+    "finish": (states.FINISH, "USING PRIMARY KEY (id=?)"),
+    "parents": (states.PARENTS, "USING PRIMARY KEY (id=?)"),
     "expire": (workers._PAST_DEADLINE, "USING INDEX perdure_runs_to_expire (deadline<?)"),
     "holder": (workers._NEXT_HOLDER, "USING INDEX perdure_runs_held (worker>?)"),
     "held": (workers._HELD, "USING INDEX perdure_runs_held (worker=?)"),

@@ -91,6 +91,7 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
     rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
     doubtful = await tx.execute_many(RECORD, rows) != len(rows)
     parks: list[tuple[int, Park]] = []
+    finished: dict[str, Finish] = {}
     for index in wave:
         turn = turns[index]
         if (doubtful if turn.records else _reaches_out(turn)) and (
@@ -106,6 +107,10 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
             parks.append((index, turn.next))
         elif not await _leave(tx, turn):
             verdicts[index] = Verdict.APPLIED if await _stand(tx, turn) is Standing.DONE else Verdict.LOST
+        elif isinstance(turn.next, Finish):
+            finished[turn.lease.run_id] = turn.next
+    if finished:
+        await states.tell_parents(tx, finished)
     for index, park in parks:
         verdicts[index] = await _park(tx, turns[index], park)
 
