@@ -26,6 +26,9 @@ _log = logging.getLogger("perdure.host")
 _THREADS = 32
 _IDLE_SECONDS = 30.0
 
+#: Linux's CLOCK_MONOTONIC stands still while the machine is suspended, and a lease would seem to last through the night.
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
 
 class Host(System):
     """What the engine runs on outside of tests."""
@@ -39,7 +42,7 @@ class Host(System):
 
     def monotonic(self) -> float:
         """Seconds on a clock that never steps back and, where the machine has such a clock, goes on while it sleeps."""
-        return _monotonic()
+        return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
     def entropy(self, size: int) -> bytes:
         """Random bytes from the operating system."""
@@ -71,12 +74,6 @@ class Host(System):
 
     def crash_point(self, name: str) -> None:
         """Nothing: this is the real world."""
-
-
-def _monotonic() -> float:
-    # Linux's CLOCK_MONOTONIC stands still while the machine is suspended, and a lease would seem to last through the night.
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class _Threads:

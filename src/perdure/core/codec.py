@@ -30,6 +30,7 @@ _CLOCK = re.compile(r':[0-9][0-9]"')
 #: A double in MessagePack whose exponent is all ones: NaN and the infinities.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _BRACKET = ord("[")
+_ROWS = (list, tuple)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _encode = msgspec.json.Encoder().encode
@@ -162,8 +163,8 @@ def _has_set_of_sets(value: object, data: bytes) -> bool:
     # Sets inside of sets do not raise when they are sorted, although `<` on them is no order.
     # The brackets that the text begins with may be those of lists: only further ones can be a set's.
     start = 0
-    if isinstance(value, list | tuple):
-        start = 2 if value and isinstance(value[0], list | tuple) else 1
+    if isinstance(value, _ROWS):
+        start = 2 if value and isinstance(value[0], _ROWS) else 1
     if data.find(_BRACKET, start) < 0:
         return False
     return (data.find(b"[[", start) >= 0 or data.find(b"[{", start) >= 0) and has_set_of_sets(value)
