@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform
+import sqlite3
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -84,6 +86,9 @@ class Bench:
             "raw_commits_per_s": round(raw.commits_per_s, 1),
             "raw_commit_p50_ms": round(raw.commit_p50_ms, 4),
             "raw_batch_rows_per_s": round(raw.batch_rows_per_s, 1),
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            "loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
         }
         rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
         return dict.fromkeys(KEYS) | common | rounded
