@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model import NewMessage, Turn, Verdict
+from perdure.core.model import Finish, Lease, NewMessage, Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store import messages, reads, workers
 from perdure.store.retrying import Retrying
@@ -25,7 +25,7 @@ from perdure.worker.residents import Residents
 
 Patch = pytest.MonkeyPatch
 
-_STATES = ("PARK", "FINISH", "_AGAIN", "_RELEASE", "_BLOCK")
+_STATES = ("PARK", "_AGAIN", "_RELEASE", "_BLOCK")
 _LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
 _RECORD_LEASE = "AND token = ? AND nonce = ? AND status = 'running'"
 
@@ -40,6 +40,7 @@ def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple
     """Replace what a write has to prove."""
     for name in _STATES:
         reword(patch, states, name, _LEASE, lease)
+    reword(patch, states, "FINISH", _RECORD_LEASE, record_lease)
     reword(patch, commit, "RECORD", _RECORD_LEASE, record_lease)
 
     async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
@@ -75,7 +76,14 @@ def fence_by_worker(patch: Patch) -> None:
         reword(patch, states, each, _LEASE, "AND worker = :worker AND status = 'running'")
     proof = states._proof
     patch.setattr(states, "_proof", lambda lease: {**proof(lease), "worker": name()})
-    reword(patch, commit, "RECORD", _RECORD_LEASE, "AND ? IS NOT NULL AND worker = ? AND status = 'running'")
+    for module, each in ((commit, "RECORD"), (states, "FINISH")):
+        reword(patch, module, each, _RECORD_LEASE, "AND ? IS NOT NULL AND worker = ? AND status = 'running'")
+    finish = states.finish
+
+    async def finish_by_name(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
+        return await finish(tx, Lease(lease.run_id, lease.token, name()), outcome)
+
+    patch.setattr(states, "finish", finish_by_name)
     row = commit._row
     patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:16], name()))
 
