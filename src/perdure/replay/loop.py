@@ -253,6 +253,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def _hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         # Held so that the garbage collector never decides when its `finally` runs.
+        # `ag_frame` is there in CPython, though not in the types of an async generator.
         if len(self.generators) > 64:
             self.generators = [held for held in self.generators if held.ag_frame is not None]  # type: ignore[attr-defined]
         self.generators.append(generator)

@@ -31,6 +31,7 @@ async def listed(store: Store, limit: int = 100, **filter: object) -> list[str]:
     ids: list[str] = []
     cursor: str | None = None
     while True:
+        # The filters are named by the tests, one kind of value each.
         page = await store.list(RunFilter(**filter), limit, cursor)  # type: ignore[arg-type]
         assert len(page.runs) <= limit
         ids += [run.id for run in page.runs]

@@ -48,6 +48,7 @@ class Client:
         """Wait for the outcome of every run, and see that it is what the database has."""
         for run in self._runs:
             try:
+                # mypy cannot infer a lambda with a default; without it every call would ask for the last run.
                 result = " ".join(await self._persist(lambda run=run: run.result(timeout=30)))  # type: ignore[misc]
             except (RunFailed, RunCancelled) as error:
                 result = str(error)

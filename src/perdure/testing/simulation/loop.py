@@ -252,6 +252,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Seconds since the simulation began."""
         return self._now / 1e6
 
+    # The parameters of these are those of `AbstractEventLoop`, which types them with a variadic type variable.
+
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
