@@ -14,10 +14,10 @@ from enum import Enum, auto
 
 from perdure.core.errors import StoreCorrupt
 from perdure.core.model import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn, Verdict
+from perdure.store.children import start_children
 from perdure.store.dialect import Row
 from perdure.store.messages import send
 from perdure.store.sqlite import states
-from perdure.store.sqlite.children import start_children
 from perdure.store.sqlite.connection import SqliteTransaction
 
 RECORD = """
