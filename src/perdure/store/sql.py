@@ -70,7 +70,7 @@ class SqlStore(ABC):
             if await self._read("status", self._pending):
                 if not self._may_migrate:
                     raise SchemaMismatch(f"{self.where} lacks tables of Perdure. Run `perdure migrate` once.")
-                await self._write("migrate", "", lambda tx: migrations.migrate(tx, self._dialect))
+                await self._write("migrate", "", self._migrate)
         except BaseException:
             await self.close()
             raise
@@ -205,6 +205,9 @@ class SqlStore(ABC):
             return await self._read("status", lambda tx: migrations.status(tx, self._dialect, self._tables))
         finally:
             await self.close()
+
+    async def _migrate(self, tx: Transaction) -> None:
+        await migrations.migrate(tx, self._dialect)
 
     async def _pending(self, tx: Transaction) -> bool:
         return bool(await migrations.pending(tx, self._dialect, self._tables))

@@ -1,0 +1,317 @@
+"""The store on PostgreSQL 14 and newer.
+
+A verb is a transaction on one connection, in READ COMMITTED; the hottest are one statement each. One that loses a race or its
+connection is run again as a whole, a few times, which every verb allows; after that whoever asked is told that the database is
+unavailable. No session state is used. Should a pooler turn out to stand in between, statements are no longer prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import asyncpg
+
+from perdure.core.errors import StoreError
+from perdure.core.model import Claimed, ClaimRequest, Created, Loaded, NewRun, Turn, Verdict
+from perdure.core.system import System
+from perdure.store import migrations
+from perdure.store.dialect import Row, Transaction
+from perdure.store.postgres import creating, errors, loading
+from perdure.store.postgres.claim import claim, look
+from perdure.store.postgres.clock import ServerClock
+from perdure.store.postgres.commit import Doubtful, commit, commit_records, only_records
+from perdure.store.postgres.dialect import NOW, POSTGRES
+from perdure.store.postgres.pool import Connection, Pool
+from perdure.store.postgres.transaction import PostgresTransaction, Statements
+from perdure.store.protocol import Change
+from perdure.store.sql import SqlStore
+from perdure.store.url import PostgresUrl
+
+T = TypeVar("T")
+Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
+
+#: How often a transaction is tried before its caller is told, and the longest pause in between, in seconds.
+_TRIES = 5
+_PAUSE = 0.05
+#: Seconds after which the client gives up on a connection attempt and on a statement.
+_CONNECT_TIMEOUT = 5.0
+_STATEMENT_TIMEOUT = 12.0
+_OLDEST_SERVER = 14
+
+_BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '15s'
+"""
+_BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
+#: DDL of several processes that start at once, one after the other; the numbers are ours by chance.
+_MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
+_SCHEMA_EXISTS = "SELECT 1 WHERE to_regnamespace($1) IS NOT NULL"
+
+_TIME = f"SELECT {NOW}"
+
+_BEAT = f"""
+UPDATE perdure_workers
+SET heartbeat_at = COALESCE($2::bigint, {NOW})
+WHERE id = $1 AND status = 'alive'
+RETURNING heartbeat_at
+"""
+
+
+class PostgresStore(SqlStore):
+    """The verbs of `Store` over one PostgreSQL database. `time` replaces the server's clock in tests."""
+
+    def __init__(
+        self, url: PostgresUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__(POSTGRES, url.tables, migrate=migrate)
+        self.poll_interval = 1.2
+        self.where = url.where
+        self._url = url
+        self._system = system
+        self._statements = Statements(url.tables)
+        self._clock = ServerClock(system, time)
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._prepares = True
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        if self._process == os.getpid():
+            self._process = 0
+            for pool in list(self._pools.values()):
+                await pool.close()
+
+    async def changed(self) -> bool:
+        """True: it cannot be known without asking, and asking is as dear as claiming."""
+        self._check_open()
+        return True
+
+    def clock(self) -> int:
+        """The server's time as last measured, carried on by the monotonic clock."""
+        return self._clock.now()
+
+    async def now(self) -> int:
+        """The server's time."""
+
+        async def ask(connection: Connection) -> int:
+            asked = self._clock.asking()
+            return self._clock.answered(asked, await connection.fetchval(_TIME))
+
+        return await self._with("now", ask)
+
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+        """Create runs; in one statement unless one of them is there already."""
+
+        async def quickly(tx: PostgresTransaction) -> builtins.list[Created] | None:
+            return await creating.create_new(tx, runs)
+
+        made = await self._at_once("create", actor, quickly)
+        return await super().create(runs, actor) if made is None else made
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row, by the server's own clock."""
+
+        async def beat(tx: PostgresTransaction) -> bool:
+            asked = self._clock.asking()
+            rows = await tx.run(_BEAT, worker_id, self._clock.told)
+            if rows:
+                self._clock.answered(asked, rows[0][0])
+            return bool(rows)
+
+        return bool(await self._at_once("heartbeat", worker_id, beat))
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Wake what is due, then take ready runs."""
+        self._check_open()
+        self._system.crash_point("claim.enter")
+        seen = await self._with("claim", lambda connection: self._look(connection, request))
+        if seen.nothing:
+            for place in ("begun", "written", "committed"):
+                self._system.crash_point(f"claim.{place}")
+            return seen.empty_handed()
+        return await self._transact(
+            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
+        )
+
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        """Histories and unread inboxes, as of one moment."""
+        return await self._with("load", lambda connection: self._load(connection, run_ids))
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable; in one statement if they are nothing but records."""
+        if only_records(turns) and self._prepares:
+            verdicts = await self._at_once("commit", actor, lambda tx: commit_records(tx, turns))
+            if verdicts is not None:
+                return verdicts
+        try:
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False))
+        except Doubtful:
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True))
+        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
+            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
+            await self._system.sleep(_PAUSE * self._system.random())
+        return verdicts
+
+    async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
+        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        places = iter(range(1, len(params) + 1))
+        text = "".join(f"${next(places)}" if letter == "?" else letter for letter in sql) if params else sql
+        return await self._read_rows(lambda tx: tx.run(text, *params))
+
+    async def _connect(self) -> None:
+        self._process = os.getpid()
+        try:
+            await self.now()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _migrate(self, tx: Transaction) -> None:
+        assert isinstance(tx, PostgresTransaction)
+        await tx.run(_MIGRATION_LOCK, self._tables)
+        schema = self._url.schema
+        if schema is not None and not await tx.run(_SCHEMA_EXISTS, f'"{schema}"'):
+            await tx.connection.execute(f'CREATE SCHEMA "{schema}"')
+        await migrations.migrate(tx, POSTGRES)
+
+    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
+        return await self._transact(verb, actor, body)
+
+    async def _read(self, verb: str, body: Body[T]) -> T:
+        return await self._read_rows(body)
+
+    async def _read_rows(self, body: Body[T]) -> T:
+        return await self._with("read", lambda connection: body(self._transaction(connection, "", locking=False)))
+
+    async def _transact(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T:
+        """Run a verb in a transaction of its own."""
+        self._check_open()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: Connection) -> tuple[T, Change]:
+            await connection.execute(_BEGIN)
+            tx = self._transaction(connection, actor, locking=True)
+            self._system.crash_point(f"{verb}.begun")
+            answer = await body(tx)
+            await tx.write_notes()
+            self._system.crash_point(f"{verb}.written")
+            await connection.execute("COMMIT")
+            return answer, tx.stirred
+
+        answer, stirred = await self._with(verb, attempt)
+        self._committed(verb, stirred)
+        return answer
+
+    async def _at_once(self, verb: str, actor: str, body: Body[T]) -> T | None:
+        """Run a verb that is one statement. None: a row was there already, nothing was written, and it takes a transaction."""
+        self._check_open()
+        self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: Connection) -> tuple[T | None, Change]:
+            tx = self._transaction(connection, actor, locking=True)
+            self._system.crash_point(f"{verb}.begun")
+            self._system.crash_point(f"{verb}.written")
+            try:
+                return await body(tx), tx.stirred
+            except asyncpg.UniqueViolationError:
+                return None, Change.NONE
+
+        answer, stirred = await self._with(verb, attempt)
+        if answer is not None:
+            self._committed(verb, stirred)
+        return answer
+
+    def _committed(self, verb: str, stirred: Change) -> None:
+        self._system.crash_point(f"{verb}.committed")
+        if stirred:
+            self._tell(stirred)
+
+    async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do something on a connection, again and again while that may help."""
+        self._check_open()
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return await self._once(work)
+            except errors.ERRORS as error:
+                if errors.is_pooled(error) and self._prepares:
+                    self._prepares = False
+                    self._pool().flush()
+                elif not left or not (errors.is_race(error) or errors.is_lost(error)):
+                    raise errors.translate(error, self.where) from error
+            await self._system.sleep(_PAUSE * self._system.random() / (left + 1))
+        raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
+
+    async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        pool = self._pool()
+        connection = await pool.take()
+        try:
+            answer = await work(connection)
+        except asyncpg.PostgresError as error:
+            await self._put_back(pool, connection, broken=errors.is_lost(error))
+            raise
+        except Exception as error:
+            await self._put_back(pool, connection, broken=isinstance(error, errors.ERRORS))
+            raise
+        except BaseException:
+            # Cancelled in the middle of something: the server rolls back when the connection goes.
+            pool.drop(connection)
+            raise
+        pool.give(connection)
+        return answer
+
+    async def _put_back(self, pool: Pool, connection: Connection, *, broken: bool) -> None:
+        if not broken and connection.is_in_transaction():
+            with suppress(*errors.ERRORS):
+                await connection.execute("ROLLBACK")
+        if broken or connection.is_closed() or connection.is_in_transaction():
+            pool.drop(connection)
+            # A server that went away took all of them with it.
+            pool.flush()
+        else:
+            pool.give(connection)
+
+    def _pool(self) -> Pool:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = Pool(
+                self._system, self._open_connection, self._url.pool, lambda one: self._pools.pop(one.loop, None)
+            )
+            self._pools[loop] = pool
+        return pool
+
+    async def _open_connection(self) -> Connection:
+        connection = await asyncpg.connect(
+            self._url.dsn,
+            timeout=_CONNECT_TIMEOUT,
+            command_timeout=_STATEMENT_TIMEOUT,
+            statement_cache_size=200 if self._prepares else 0,
+            max_cached_statement_lifetime=0,
+            max_cacheable_statement_size=0,
+            server_settings={"application_name": "perdure"},
+        )
+        if connection.get_server_version().major < _OLDEST_SERVER:
+            version = connection.get_server_version().major
+            connection.terminate()
+            raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer.")
+        return connection
+
+    def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> PostgresTransaction:
+        return PostgresTransaction(connection, self._statements, self._clock, actor, locking=locking)
+
+    async def _look(self, connection: Connection, request: ClaimRequest) -> Any:
+        asked = self._clock.asking()
+        seen = await look(self._transaction(connection, "", locking=False), request, self._clock.told)
+        return seen.at(self._clock.answered(asked, seen.now))
+
+    async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        await connection.execute(_BEGIN_SNAPSHOT)
+        loaded = await loading.load(self._transaction(connection, "", locking=False), run_ids)
+        await connection.execute("COMMIT")
+        return loaded
