@@ -9,8 +9,7 @@ from typing import Any
 
 from perdure import Engine, Handle, Status, Workflow
 from perdure.host import Host
-from perdure.store import Retrying, open_store
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store import Retrying, SqlStore, open_store
 from tests.helpers import eventually
 
 #: What a run's own rows are; workers come and go without changing them.
@@ -25,7 +24,7 @@ class Stage:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.url = "sqlite://" if path is None else f"sqlite:///{path}"
-        self.store: SqliteStore | None = None
+        self.store: SqlStore | None = None
         self._engines: list[Engine] = []
 
     def engine(self, *workflows: Workflow[Any, Any], **options: Any) -> Engine:

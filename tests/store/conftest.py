@@ -14,8 +14,8 @@ import pytest
 pytest.register_assert_rewrite("perdure.testing.conformance")
 
 from perdure.store import SqlStore, open_store  # noqa: E402
-from perdure.testing.conformance.harness import ManualSystem, Unshared  # noqa: E402
 from perdure.store.url import PostgresUrl, parse  # noqa: E402
+from perdure.testing.conformance.harness import ManualSystem, Unshared  # noqa: E402
 from perdure.testing.invariants import scan_store  # noqa: E402
 from tests.servers.schemas import Schemas  # noqa: E402
 
@@ -99,9 +99,7 @@ AnyHarness = SqliteHarness | PostgresHarness
 
 
 @pytest.fixture(params=VARIANTS)
-async def harness(
-    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas
-) -> AsyncIterator[AnyHarness]:
+async def harness(request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas) -> AsyncIterator[AnyHarness]:
     if request.param == "postgres":
         async with schemas.one() as url:
             postgres = PostgresHarness(url)

@@ -43,6 +43,7 @@ from perdure.store.protocol import Change, Listener
 from perdure.store.runs import create, unblock
 
 T = TypeVar("T")
+Trace = Callable[[str], object]
 Body = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 _log = logging.getLogger("perdure.store")
@@ -102,6 +103,10 @@ class SqlStore(ABC):
     @abstractmethod
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+
+    @abstractmethod
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement that writes to a callback. For tests and tools."""
 
     @abstractmethod
     async def _connect(self) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import asyncpg
-
 from perdure.core.model import Again, Block, Finish, Kind, NewRun, Park, Release, Turn, Verdict
 from perdure.store.children import adopt
 from perdure.store.postgres.creating import NEW_RUNS, arrays_of
+from perdure.store.postgres.driver import AlreadyThere
 from perdure.store.postgres.ledger import COLUMNS, Draft, Ledger
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.protocol import Change
@@ -142,7 +141,7 @@ def _plain(turn: Turn) -> bool:
 async def commit_records(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[Verdict] | None:
     """Write the records of all turns whose lease holds. None: some did not, so that somebody has to look at them.
 
-    Raises the driver's UniqueViolationError, and writes nothing, if a record is there already.
+    Raises `AlreadyThere`, and writes nothing, if a record is there already.
     """
     leases = [turn.lease for turn in turns]
     rows = [record_row(turn, record) for turn in turns for record in turn.records]
@@ -168,7 +167,7 @@ async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bo
     try:
         for wave in waves(turns):
             await _Wave(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
-    except asyncpg.UniqueViolationError as error:
+    except AlreadyThere as error:
         if doubtful:
             raise
         raise Doubtful from error

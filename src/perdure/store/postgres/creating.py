@@ -47,7 +47,7 @@ FROM unnest(${len(_COLUMNS) + 1}::text[], ${len(_COLUMNS) + 2}::bigint[], ${len(
 
 
 async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[Created]:
-    """Create them all. Raises the driver's UniqueViolationError if one is there."""
+    """Create them all. Raises `AlreadyThere` if one is there."""
     if not runs:
         return []
     for new in runs:

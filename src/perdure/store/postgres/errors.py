@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncpg
-
 from perdure.core.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.store.postgres.driver import DriverError, ServerError
 
 #: The transaction lost against another one; the connection is fine.
 _LOST_RACE = frozenset({"40001", "40P01", "55P03"})
@@ -15,7 +14,7 @@ _NO_RIGHT = "42501"
 _READ_ONLY = "25006"
 
 #: What the driver raises when something is wrong; OSError and timeouts are the network's.
-ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+ERRORS = (ServerError, DriverError, OSError, TimeoutError)
 
 
 def is_race(error: BaseException) -> bool:
@@ -32,7 +31,7 @@ def is_lost(error: BaseException) -> bool:
     """Whether another connection may succeed: this one broke, the server restarts, is full, or has changed its role."""
     state = _state(error)
     return (
-        isinstance(error, (asyncpg.InterfaceError, OSError, TimeoutError))
+        isinstance(error, (DriverError, OSError, TimeoutError))
         or state[:2] == "08"
         or state[:3] == "57P"
         or state in ("57014", "25P03", "53300", _READ_ONLY)
@@ -42,7 +41,7 @@ def is_lost(error: BaseException) -> bool:
 def translate(error: BaseException, where: str) -> StoreError:
     """The error that the contract knows; `where` names the database."""
     state = _state(error)
-    detail = f"{error or type(error).__name__} ({state or type(error).__name__})"
+    detail = f"{str(error) or type(error).__name__} ({state or type(error).__name__})"
     if state == _READ_ONLY:
         return StoreReadOnly(f"{where} does not accept writes: {detail}. Point the URL at the primary.")
     if state == _NO_RIGHT:

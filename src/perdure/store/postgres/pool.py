@@ -10,15 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import asyncpg
-
 from perdure.core.errors import EngineClosed
 from perdure.core.system import System
-
-Connection = asyncpg.Connection
-
-#: Seconds that saying goodbye to a connection may take.
-_GOODBYE = 2.0
+from perdure.store.postgres.driver import Connection, say_goodbye
 
 
 class Pool:
@@ -86,11 +80,4 @@ class Pool:
             self._closed = True
             self._ended(self)
             idle, self._idle = self._idle, []
-            await asyncio.gather(*(_say_goodbye(connection) for connection in idle))
-
-
-async def _say_goodbye(connection: Connection) -> None:
-    try:
-        await connection.close(timeout=_GOODBYE)
-    except Exception:
-        connection.terminate()
+            await asyncio.gather(*(say_goodbye(connection) for connection in idle))

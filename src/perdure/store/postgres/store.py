@@ -14,22 +14,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import asyncpg
-
 from perdure.core.errors import StoreError
 from perdure.core.model import Claimed, ClaimRequest, Created, Loaded, NewRun, Turn, Verdict
 from perdure.core.system import System
 from perdure.store import migrations
 from perdure.store.dialect import Row, Transaction
 from perdure.store.postgres import creating, errors, loading
-from perdure.store.postgres.claim import claim, look
+from perdure.store.postgres.claim import Seen, claim, look
 from perdure.store.postgres.clock import ServerClock
 from perdure.store.postgres.commit import Doubtful, commit, commit_records, only_records
 from perdure.store.postgres.dialect import NOW, POSTGRES
-from perdure.store.postgres.pool import Connection, Pool
+from perdure.store.postgres.driver import AlreadyThere, Connection, ServerError, connect
+from perdure.store.postgres.pool import Pool
 from perdure.store.postgres.transaction import PostgresTransaction, Statements
 from perdure.store.protocol import Change
-from perdure.store.sql import SqlStore
+from perdure.store.sql import SqlStore, Trace
 from perdure.store.url import PostgresUrl
 
 T = TypeVar("T")
@@ -38,9 +37,6 @@ Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
 #: How often a transaction is tried before its caller is told, and the longest pause in between, in seconds.
 _TRIES = 5
 _PAUSE = 0.05
-#: Seconds after which the client gives up on a connection attempt and on a statement.
-_CONNECT_TIMEOUT = 5.0
-_STATEMENT_TIMEOUT = 12.0
 _OLDEST_SERVER = 14
 
 _BEGIN = """
@@ -78,6 +74,7 @@ class PostgresStore(SqlStore):
         self._clock = ServerClock(system, time)
         self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
         self._prepares = True
+        self._trace: Trace | None = None
 
     async def close(self) -> None:
         """Let go of every connection."""
@@ -163,6 +160,11 @@ class PostgresStore(SqlStore):
         text = "".join(f"${next(places)}" if letter == "?" else letter for letter in sql) if params else sql
         return await self._read_rows(lambda tx: tx.run(text, *params))
 
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement to a callback. For tests and tools."""
+        self._trace = callback
+        self._pool().flush()
+
     async def _connect(self) -> None:
         self._process = os.getpid()
         try:
@@ -219,7 +221,7 @@ class PostgresStore(SqlStore):
             self._system.crash_point(f"{verb}.written")
             try:
                 return await body(tx), tx.stirred
-            except asyncpg.UniqueViolationError:
+            except AlreadyThere:
                 return None, Change.NONE
 
         answer, stirred = await self._with(verb, attempt)
@@ -252,7 +254,7 @@ class PostgresStore(SqlStore):
         connection = await pool.take()
         try:
             answer = await work(connection)
-        except asyncpg.PostgresError as error:
+        except ServerError as error:
             await self._put_back(pool, connection, broken=errors.is_lost(error))
             raise
         except Exception as error:
@@ -287,15 +289,10 @@ class PostgresStore(SqlStore):
         return pool
 
     async def _open_connection(self) -> Connection:
-        connection = await asyncpg.connect(
-            self._url.dsn,
-            timeout=_CONNECT_TIMEOUT,
-            command_timeout=_STATEMENT_TIMEOUT,
-            statement_cache_size=200 if self._prepares else 0,
-            max_cached_statement_lifetime=0,
-            max_cacheable_statement_size=0,
-            server_settings={"application_name": "perdure"},
-        )
+        connection = await connect(self._url.dsn, prepares=self._prepares)
+        trace = self._trace
+        if trace is not None:
+            connection.add_query_logger(lambda logged: trace(logged.query))
         if connection.get_server_version().major < _OLDEST_SERVER:
             version = connection.get_server_version().major
             connection.terminate()
@@ -305,7 +302,7 @@ class PostgresStore(SqlStore):
     def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> PostgresTransaction:
         return PostgresTransaction(connection, self._statements, self._clock, actor, locking=locking)
 
-    async def _look(self, connection: Connection, request: ClaimRequest) -> Any:
+    async def _look(self, connection: Connection, request: ClaimRequest) -> Seen:
         asked = self._clock.asking()
         seen = await look(self._transaction(connection, "", locking=False), request, self._clock.told)
         return seen.at(self._clock.answered(asked, seen.now))

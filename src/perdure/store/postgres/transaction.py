@@ -7,13 +7,13 @@ so that it costs one round trip however many rows there are.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from perdure.store.dialect import Params, Row
 from perdure.store.postgres.clock import ServerClock
 from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.postgres.pool import Connection
+from perdure.store.postgres.driver import Connection
 from perdure.store.protocol import Change
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
@@ -150,11 +150,6 @@ class PostgresTransaction:
         """Put the noted lines into the transaction."""
         if self._notes:
             await self.connection.execute(self._statements.plain(NOTES), *self.take_notes())
-
-
-def columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Any]]:
-    """Rows turned into arrays."""
-    return [[row[name] for row in rows] for name in names]
 
 
 def _count(status: str) -> int:

@@ -15,10 +15,10 @@ from perdure.core.model import Claimed, ClaimRequest, Turn, Verdict
 from perdure.core.system import System
 from perdure.store.dialect import Row
 from perdure.store.protocol import Change
-from perdure.store.sql import SqlStore
+from perdure.store.sql import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
-from perdure.store.sqlite.connection import SQLITE, Body, Clock, SqliteConnection, Trace
+from perdure.store.sqlite.connection import SQLITE, Body, Clock, SqliteConnection
 from perdure.store.sqlite.lane import Lane
 from perdure.store.url import SqliteUrl
 
