@@ -19,6 +19,7 @@ from perdure.core.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+_PASSWORD = re.compile(r"(://[^:@/]*):[^@/]*@")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _EXAMPLE = (
     "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
@@ -57,6 +58,11 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
         """The database in messages: without the user's name and password."""
         parts = urlsplit(self.dsn)
         return f"The database {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def shown(url: str) -> str:
+    """A URL for people to see: without a password."""
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def parse(url: str) -> SqliteUrl | PostgresUrl:

@@ -91,7 +91,7 @@ class Held:
     @guarded
     def begin(self) -> None:
         """Start the workflow function and replay its history. From a plain callback of the loop."""
-        if self.run.deadline <= self._crew.system.now():
+        if self.run.deadline <= self._crew.clock():
             self._expire()
             return
         execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
@@ -126,7 +126,7 @@ class Held:
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.ACTIVE
-        if self.run.deadline <= self._crew.system.now():
+        if self.run.deadline <= self._crew.clock():
             self._expire()
         else:
             self.settle()

@@ -9,7 +9,8 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 #: What the server says is wrong; what the driver itself says; the one thing that is asked for by its name.
 ServerError: type[Exception] = asyncpg.PostgresError
-DriverError: type[Exception] = asyncpg.InterfaceError
+# The second is raised by a connection that the server has ended while nobody used it.
+DriverErrors: tuple[type[Exception], ...] = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 AlreadyThere: type[Exception] = asyncpg.UniqueViolationError
 
 #: Seconds after which a connection attempt, and a statement, is given up; well below any lease.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.core.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from perdure.store.postgres.driver import DriverError, ServerError
+from perdure.store.postgres.driver import DriverErrors, ServerError
 
 #: The transaction lost against another one; the connection is fine.
 _LOST_RACE = frozenset({"40001", "40P01", "55P03"})
@@ -14,7 +14,7 @@ _NO_RIGHT = "42501"
 _READ_ONLY = "25006"
 
 #: What the driver raises when something is wrong; OSError and timeouts are the network's.
-ERRORS = (ServerError, DriverError, OSError, TimeoutError)
+ERRORS = (ServerError, *DriverErrors, OSError, TimeoutError)
 
 
 def is_race(error: BaseException) -> bool:
@@ -31,7 +31,8 @@ def is_lost(error: BaseException) -> bool:
     """Whether another connection may succeed: this one broke, the server restarts, is full, or has changed its role."""
     state = _state(error)
     return (
-        isinstance(error, (DriverError, OSError, TimeoutError))
+        # The driver's ValueErrors are about a parameter, which no other connection would take either.
+        (isinstance(error, (*DriverErrors, OSError, TimeoutError)) and not isinstance(error, ValueError))
         or state[:2] == "08"
         or state[:3] == "57P"
         or state in ("57014", "25P03", "53300", _READ_ONLY)

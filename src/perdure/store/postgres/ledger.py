@@ -126,7 +126,7 @@ class Ledger:
     def put(self, message: NewMessage) -> SendOutcome:
         """An entry for an inbox, with its wake-up."""
         draft = self.drafts.get(message.run_id)
-        if draft is None:
+        if draft is None or message.only_child_of not in (None, draft.parent_id):
             return SendOutcome.UNKNOWN
         if (message.run_id, message.key) in self._known:
             return SendOutcome.DUPLICATE
