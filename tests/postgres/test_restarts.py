@@ -54,11 +54,11 @@ async def test_a_server_that_is_killed_under_load_costs_nothing_but_time(
     engine = Engine(server.dsn, [add])
     handles = []
     async with engine, engine.worker(slots=20, lease="60s"):
-        for round in range(RESTARTS):
-            names = [f"{round}-{number}" for number in range(LOAD)]
+        for turn in range(RESTARTS):
+            names = [f"{turn}-{number}" for number in range(LOAD)]
             starts = [asyncio.create_task(engine.start(add(name), id=name)) for name in names]
             # Kill it after a part of the load, another part each time, has gone through.
-            handles.append(await starts[LOAD * (round + 1) // (RESTARTS + 1)])
+            handles.append(await starts[LOAD * (turn + 1) // (RESTARTS + 1)])
             server.kill()
             await asyncio.to_thread(server.start)
             handles += [await start for start in starts]

@@ -58,20 +58,21 @@ class Postgres:
         """Make the cluster and start it."""
         if self._as:
             shutil.chown(self._folder, self._as["user"], self._as["group"])
-        initdb = [self._bin / "initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]
+        initdb = [str(self._bin / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]
         subprocess.run([*initdb, "--no-sync"], check=True, capture_output=True, cwd=self._folder, **self._as)
         self.start()
 
     def start(self) -> None:
         """Start it and wait until it answers."""
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
-        command = [self._bin / "postgres", "-D", self._data, "-p", str(self._port), "-k", self._folder, *options]
+        command = [str(self._bin / "postgres"), "-D", str(self._data), "-p", str(self._port), "-k", str(self._folder)]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **self._as
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                [*command, *options], stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **self._as
             )
+        self._process = process
         for _ in range(600):
-            if self._process.poll() is not None:
+            if process.poll() is not None:
                 break
             if self._ready():
                 return

@@ -14,7 +14,7 @@ _NO_RIGHT = "42501"
 _READ_ONLY = "25006"
 
 #: What the driver raises when something is wrong; OSError and timeouts are the network's.
-ERRORS = (ServerError, *DriverErrors, OSError, TimeoutError)
+ERRORS: tuple[type[Exception], ...] = (ServerError, *DriverErrors, OSError, TimeoutError)
 
 
 def is_race(error: BaseException) -> bool:

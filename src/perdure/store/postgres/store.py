@@ -24,7 +24,7 @@ from perdure.store.postgres.claim import Seen, claim, look
 from perdure.store.postgres.clock import ServerClock
 from perdure.store.postgres.commit import Doubtful, commit, commit_records, only_records
 from perdure.store.postgres.dialect import NOW, POSTGRES
-from perdure.store.postgres.driver import AlreadyThere, Connection, ServerError, connect
+from perdure.store.postgres.driver import AlreadyThere, Connection, connect
 from perdure.store.postgres.pool import Pool
 from perdure.store.postgres.transaction import PostgresTransaction, Statements
 from perdure.store.protocol import Change
@@ -254,11 +254,8 @@ class PostgresStore(SqlStore):
         connection = await pool.take()
         try:
             answer = await work(connection)
-        except ServerError as error:
-            await self._put_back(pool, connection, broken=errors.is_lost(error))
-            raise
         except Exception as error:
-            await self._put_back(pool, connection, broken=isinstance(error, errors.ERRORS))
+            await self._put_back(pool, connection, broken=errors.is_lost(error))
             raise
         except BaseException:
             # Cancelled in the middle of something: the server rolls back when the connection goes.
