@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 
+from perdure import Context, Engine, workflow
 from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
@@ -17,6 +19,10 @@ from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park,
 
 RUNS = 20_000 if os.environ.get("PERDURE_PROVE") else 4_000
 CLAIMERS = 8
+
+
+@workflow("idle.v1")
+async def nothing_to_do(ctx: Context) -> None: ...
 
 
 async def create_many(store: PostgresStore, count: int, **changes: object) -> None:
@@ -148,3 +154,20 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
     await other.close()
     assert await store.commit([records[0], parks[0]], ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
     assert len(await store.history("held")) == len(await store.history("free")) == 1
+
+
+async def test_eight_idle_workers_cost_the_server_less_than_ten_statements_a_second(url: str) -> None:
+    host = Host()
+    stores = [open_store(url, host) for _ in range(8)]
+    seen: list[str] = []
+    engines = [Engine(url, [nothing_to_do], system=host, store=store) for store in stores]
+    async with AsyncExitStack() as stack:
+        for engine, store in zip(engines, stores, strict=True):
+            await stack.enter_async_context(engine)
+            await store.trace(seen.append)
+            await stack.enter_async_context(engine.worker())
+        # Polls begin quickly and become slower while nothing happens.
+        await asyncio.sleep(8)
+        seen.clear()
+        await asyncio.sleep(4)
+        assert len(seen) / 4 < 10

@@ -76,7 +76,7 @@ class Held:
         self._committing = False
         self._forced: Next | None = None
         self._wakeup = Wakeup(crew.system)
-        self._now = crew.system.now
+        self._now = crew.clock
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"

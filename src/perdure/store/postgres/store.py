@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from perdure.core.errors import StoreError
-from perdure.core.model import Claimed, ClaimRequest, Created, Loaded, NewRun, Turn, Verdict
+from perdure.core.model import Claimed, ClaimRequest, Created, Loaded, NewRun, Swept, Turn, Verdict
 from perdure.core.system import System
-from perdure.store import migrations
+from perdure.store import migrations, workers
 from perdure.store.dialect import Row, Transaction
 from perdure.store.postgres import creating, errors, loading
 from perdure.store.postgres.claim import Seen, claim, look
@@ -26,6 +26,7 @@ from perdure.store.postgres.commit import Doubtful, commit, commit_records, only
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect
 from perdure.store.postgres.pool import Pool
+from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
@@ -66,7 +67,8 @@ class PostgresStore(SqlStore):
         self, url: PostgresUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
         super().__init__(POSTGRES, url.tables, migrate=migrate)
-        self.poll_interval = 1.2
+        # What an idle worker costs: two looks in three seconds.
+        self.poll_interval = 1.5
         self.where = url.where
         self._url = url
         self._system = system
@@ -122,14 +124,22 @@ class PostgresStore(SqlStore):
 
         return bool(await self._at_once("heartbeat", worker_id, beat))
 
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
+        self._check_open()
+        self._system.crash_point("sweep.enter")
+        if await self._with("sweep", self._anything_to_sweep):
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+        self._pass_by("sweep")
+        return Swept(dead_workers=(), released=0, expired=0, more=False)
+
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
         seen = await self._with("claim", lambda connection: self._look(connection, request))
         if seen.nothing:
-            for place in ("begun", "written", "committed"):
-                self._system.crash_point(f"claim.{place}")
+            self._pass_by("claim")
             return seen.empty_handed()
         return await self._transact(
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
@@ -234,6 +244,10 @@ class PostgresStore(SqlStore):
         if stirred:
             self._tell(stirred)
 
+    def _pass_by(self, verb: str) -> None:
+        for place in ("begun", "written", "committed"):
+            self._system.crash_point(f"{verb}.{place}")
+
     async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Do something on a connection, again and again while that may help."""
         self._check_open()
@@ -303,6 +317,13 @@ class PostgresStore(SqlStore):
         asked = self._clock.asking()
         seen = await look(self._transaction(connection, "", locking=False), request, self._clock.told)
         return seen.at(self._clock.answered(asked, seen.now))
+
+    async def _anything_to_sweep(self, connection: Connection) -> bool:
+        asked = self._clock.asking()
+        tx = self._transaction(connection, "", locking=False)
+        [(now, anything)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
+        self._clock.answered(asked, now)
+        return bool(anything)
 
     async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         await connection.execute(_BEGIN_SNAPSHOT)
