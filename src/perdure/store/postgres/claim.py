@@ -27,9 +27,9 @@ _SUSPECTS = 64
 #: With more ranges than this, each is first read in part only.
 _FEW = 4
 #: When to look again if others had locked what we could have taken, in microseconds.
-_MOMENT = 5_000
+MOMENT = 5_000
 
-_PAIRS = "unnest($1::text[], $2::text[]) AS pair (queue, type)"
+PAIRS = "unnest($1::text[], $2::text[]) AS pair (queue, type)"
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
 
 LOOK = f"""
@@ -38,13 +38,23 @@ SELECT clock.now,
   ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive'),
   EXISTS (SELECT 1 FROM perdure_runs WHERE status = 'running' AND worker = $3 AND nonce = $4),
   (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
-  EXISTS (SELECT 1 FROM {_PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} LIMIT 1) one),
+  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} LIMIT 1) one),
   EXISTS (
-    SELECT 1 FROM {_PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.claims > 0 LIMIT 1) one
+    SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.claims > 0 LIMIT 1) one
   ),
   EXISTS (
-    SELECT 1 FROM {_PAIRS}
+    SELECT 1 FROM {PAIRS}
     CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.wake_at > clock.now LIMIT 1) one
+  ),
+  (
+    SELECT MIN(one.wake_at)
+    FROM {PAIRS}
+    CROSS JOIN LATERAL (
+      SELECT r.wake_at FROM perdure_runs r
+      WHERE {_IN_PAIR} AND r.wake_at > clock.now - $6::bigint AND r.home <> $3
+        AND EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = r.home AND w.status = 'alive')
+      ORDER BY r.wake_at LIMIT 1
+    ) one
   )
 FROM clock
 """
@@ -67,7 +77,7 @@ UPDATE perdure_runs r SET status = 'pending', reason = NULL FROM due WHERE r.id 
 _NOT_YET = f"""
 WITH early AS MATERIALIZED (
   SELECT one.id
-  FROM {_PAIRS}
+  FROM {PAIRS}
   CROSS JOIN LATERAL (
     SELECT r.id FROM perdure_runs r WHERE {_IN_PAIR} AND r.wake_at > $3 ORDER BY r.wake_at LIMIT {_DUE}
     FOR NO KEY UPDATE SKIP LOCKED
@@ -77,16 +87,16 @@ UPDATE perdure_runs r SET status = 'waiting', reason = 'timer' FROM early WHERE 
 """
 
 #: Ready, not suspicious, and not left to the worker that had it last.
-_FREE = f"""{_IN_PAIR} AND r.wake_at <= $3 AND r.claims < $4
+FREE = f"""{_IN_PAIR} AND r.wake_at <= $3 AND r.claims < $4
       AND (r.home IS NULL OR r.home = $5 OR r.wake_at <= $6 OR r.home <> ALL ($7::text[]))"""
 
 BY_PRIORITY = f"""
 SELECT pair.queue, pair.type, one.priority, one.wake_at, one.id
-FROM {_PAIRS}
+FROM {PAIRS}
 CROSS JOIN LATERAL (
   SELECT r.priority, r.wake_at, r.id
   FROM perdure_runs r
-  WHERE {_FREE}
+  WHERE {FREE}
   ORDER BY r.priority, r.wake_at, r.id
   LIMIT $8
   FOR NO KEY UPDATE SKIP LOCKED
@@ -95,11 +105,11 @@ CROSS JOIN LATERAL (
 
 BY_AGE = f"""
 SELECT pair.queue, pair.type, 0, one.wake_at, one.id
-FROM {_PAIRS}
+FROM {PAIRS}
 CROSS JOIN LATERAL (
   SELECT r.wake_at, r.id
   FROM perdure_runs r
-  WHERE {_FREE} AND r.id <> ALL ($9::text[])
+  WHERE {FREE} AND r.id <> ALL ($9::text[])
   ORDER BY r.wake_at, r.id
   LIMIT $8
   FOR NO KEY UPDATE SKIP LOCKED
@@ -109,7 +119,7 @@ CROSS JOIN LATERAL (
 SUSPECTS = f"""
 SELECT one.priority, one.wake_at, one.id, one.claims,
   EXISTS (SELECT 1 FROM perdure_history h WHERE h.run_id = one.id AND h.seq > one.progress)
-FROM {_PAIRS}
+FROM {PAIRS}
 CROSS JOIN LATERAL (
   SELECT r.priority, r.wake_at, r.id, r.claims, r.progress
   FROM perdure_runs r
@@ -121,23 +131,27 @@ CROSS JOIN LATERAL (
 ORDER BY 1, 2, 3
 """
 
+OF_RUN = ", ".join("r." + column for column in RUN.split(", "))
+
+TAKEN = """status = 'running', reason = NULL, worker = {worker}, home = {worker}, nonce = {nonce}, token = r.token + 1,
+      claims = CASE WHEN r.claims > 0 AND chosen.last > r.progress THEN 1 ELSE r.claims + 1 END,
+      progress = COALESCE(chosen.last, -1),
+      started_at = CASE WHEN r.started_at = 0 THEN {now} ELSE r.started_at END,
+      seed = CASE WHEN r.seed = '' THEN chosen.fresh_seed ELSE r.seed END,
+      marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END"""
+
 #: Everything that was chosen is ours by its lock; the audit trail is part of the same statement.
 TAKE = f"""
 WITH taken AS (
   UPDATE perdure_runs r
-  SET status = 'running', reason = NULL, worker = $3, home = $3, nonce = $4, token = r.token + 1,
-      claims = CASE WHEN r.claims > 0 AND chosen.last > r.progress THEN 1 ELSE r.claims + 1 END,
-      progress = COALESCE(chosen.last, -1),
-      started_at = CASE WHEN r.started_at = 0 THEN $5 ELSE r.started_at END,
-      seed = CASE WHEN r.seed = '' THEN chosen.fresh_seed ELSE r.seed END,
-      marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END
+  SET {TAKEN.format(worker="$3", nonce="$4", now="$5")}
   FROM (
     SELECT given.run_id, given.fresh_seed,
       (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = given.run_id) AS last
     FROM unnest($1::text[], $2::text[]) AS given (run_id, fresh_seed)
   ) chosen
   WHERE r.id = chosen.run_id AND r.status = 'pending'
-  RETURNING r.progress, {", ".join("r." + column for column in RUN.split(", "))}
+  RETURNING r.progress, {OF_RUN}
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
   SELECT id, $5, 'claimed', $3, '{{"token":' || token || '}}' FROM taken
@@ -156,14 +170,14 @@ SELECT
   (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
   (
     SELECT MIN(one.wake_at)
-    FROM {_PAIRS}
+    FROM {PAIRS}
     CROSS JOIN LATERAL (
       SELECT r.wake_at FROM perdure_runs r
       WHERE {_IN_PAIR} AND r.wake_at > $6 AND r.home <> $5 AND r.home = ANY ($7::text[])
       ORDER BY r.wake_at LIMIT 1
     ) one
   ),
-  EXISTS (SELECT 1 FROM {_PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_FREE} LIMIT 1) one)
+  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {FREE} LIMIT 1) one)
 """
 
 
@@ -180,6 +194,13 @@ class Seen(Struct, frozen=True):
     ready: bool
     doubtful: bool
     early: bool
+    #: When the first run that is left to its last worker became ready.
+    left: int | None
+
+    @property
+    def usual(self) -> bool:
+        """Whether ready runs are all there is to it."""
+        return self.welcome and self.ready and not (self.held or self.due or self.doubtful or self.early)
 
     @property
     def due(self) -> bool:
@@ -210,8 +231,8 @@ class _Choice:
 
 async def look(tx: PostgresTransaction, request: ClaimRequest, told: int | None) -> Seen:
     """Find out whether there is anything to do."""
-    [(now, alive, held, next_wake, ready, doubtful, early)] = await tx.run(
-        LOOK, *_pairs(request), request.worker, request.nonce, told
+    [(now, alive, held, next_wake, ready, doubtful, early, left)] = await tx.run(
+        LOOK, *_pairs(request), request.worker, request.nonce, told, request.affinity
     )
     return Seen(
         now=now,
@@ -222,6 +243,7 @@ async def look(tx: PostgresTransaction, request: ClaimRequest, told: int | None)
         ready=ready,
         doubtful=doubtful,
         early=early,
+        left=left,
     )
 
 
@@ -229,7 +251,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     """Wake what is due, then take ready runs."""
     if seen.held:
         held = await tx.run(_HELD, request.worker, request.nonce)
-        return replace(seen.empty_handed(), runs=_runs(held))
+        return replace(seen.empty_handed(), runs=to_runs(held))
     if seen.due:
         await tx.run(WAKE, seen.now, max(_DUE, request.limit))
     if seen.early:
@@ -239,7 +261,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     rows = await _take(tx, request, seen, chosen, entropy) if chosen else []
     suspects = bool(choice.suspects) and not request.alone
     next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
-    return Claimed(runs=_runs(rows), next_wake=next_wake, suspects=suspects, now=seen.now)
+    return Claimed(runs=to_runs(rows), next_wake=next_wake, suspects=suspects, now=seen.now)
 
 
 async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> _Choice:
@@ -251,7 +273,7 @@ async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) ->
     choice.taken = [row[2] for row in ready]
     # A pass that did not find enough has seen all there is.
     if request.by_age and len(ready) >= first:
-        args = (*_free(request, seen), request.by_age, choice.taken)
+        args = (*free(request, seen), request.by_age, choice.taken)
         rows = sorted((row[2:] for row in await tx.run(BY_AGE, *args)), key=itemgetter(1, 2))
         choice.taken += [row[2] for row in rows[: request.by_age]]
     return choice
@@ -262,7 +284,7 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, eno
     pairs = len(request.queues) * len(request.types)
     page = enough if pairs <= _FEW else min(enough, max(16, 2 * enough // pairs))
     while True:
-        found = await tx.run(BY_PRIORITY, *_free(request, seen), page)
+        found = await tx.run(BY_PRIORITY, *free(request, seen), page)
         ready = sorted(row[2:] for row in found)
         if page >= enough:
             return ready[:enough]
@@ -302,16 +324,17 @@ async def _take(
 
 
 async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> int:
-    [(waiting, left, more)] = await tx.run(LATER, *_free(request, seen))
+    [(waiting, left, more)] = await tx.run(LATER, *free(request, seen))
     times = [FAR if waiting is None else waiting]
     if left is not None:
         times.append(left + request.affinity)
     if more:
-        times.append(seen.now + _MOMENT)
+        times.append(seen.now + MOMENT)
     return min(times)
 
 
-def _free(request: ClaimRequest, seen: Seen) -> tuple[object, ...]:
+def free(request: ClaimRequest, seen: Seen) -> tuple[object, ...]:
+    """The parameters of `FREE`."""
     pairs = _pairs(request)
     return (*pairs, seen.now, request.suspect_after, request.worker, seen.now - request.affinity, seen.alive)
 
@@ -321,6 +344,7 @@ def _pairs(request: ClaimRequest) -> tuple[list[str], list[str]]:
     return [queue for queue, _ in pairs], [type for _, type in pairs]
 
 
-def _runs(rows: Sequence[Row]) -> tuple[ClaimedRun, ...]:
+def to_runs(rows: Sequence[Row]) -> tuple[ClaimedRun, ...]:
+    """What was taken."""
     # Progress is the last record's number at the claim: -1 says that there was none.
     return tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)

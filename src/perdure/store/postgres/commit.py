@@ -1,9 +1,8 @@
 """Making turns durable on PostgreSQL.
 
-Turns that are nothing but records are one statement: lock the rows that are free, see whose lease holds, write. All others are
-one transaction of two statements: the first locks every row that the turns touch, in the order of ids and skipping those that
+One transaction of two statements: the first locks every row that the turns touch, in the order of ids and skipping those that
 somebody else holds; then it is decided here what becomes of each row; the second writes everything. A turn one of whose rows
-was skipped is BUSY and leaves no trace. Two turns of one run are decided one after the other.
+was skipped is BUSY and leaves no trace. Two turns of one run are decided one after the other. See `simple` for the usual case.
 """
 
 from __future__ import annotations
@@ -15,17 +14,13 @@ from perdure.core.model import Again, Block, Finish, Kind, NewRun, Park, Release
 from perdure.store.children import adopt
 from perdure.store.postgres.creating import NEW_RUNS, arrays_of
 from perdure.store.postgres.driver import AlreadyThere
+from perdure.store.postgres.history import HISTORY, arrays, given
 from perdure.store.postgres.ledger import COLUMNS, Draft, Ledger
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.protocol import Change
 from perdure.store.rows import to_json
 from perdure.store.turns import Standing, record_row, standing_of, waves
 
-_HISTORY = {
-    "run_id": "text", "seq": "bigint", "token": "bigint", "kind": "text", "location": "text", "payload": "text",
-    "failed": "smallint", "at": "bigint", "started_at": "bigint", "digest": "text", "attempts": "bigint",
-    "retry_at": "bigint", "inbox_seq": "bigint", "run_attempt": "bigint",
-}  # fmt: skip
 _MESSAGES = {
     "run_id": "text", "seq": "bigint", "kind": "text", "name": "text", "payload": "text", "failed": "smallint",
     "message_key": "text", "sent_at": "bigint",
@@ -39,29 +34,6 @@ _RUNS = {
 _EVENTS = {"run_id": "text", "at": "bigint", "kind": "text", "actor": "text", "data": "text"}
 _CONSUMED = {"run_id": "text", "upto": "bigint"}
 
-
-def _given(columns: dict[str, str], first: int) -> str:
-    arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(columns.values(), first))
-    return f"unnest({arrays}) AS given ({', '.join(columns)})"
-
-
-#: The rows that are free and whose lease holds; the records of those, and of no others.
-RECORDS = f"""
-WITH locked AS MATERIALIZED (
-  SELECT id, token, nonce, status FROM perdure_runs WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-), live AS MATERIALIZED (
-  SELECT locked.id
-  FROM unnest($1::text[], $2::bigint[], $3::text[]) AS lease (run_id, token, nonce)
-  JOIN locked ON locked.id = lease.run_id AND locked.token = lease.token AND locked.nonce = lease.nonce
-  WHERE locked.status = 'running'
-), written AS (
-  INSERT INTO perdure_history ({", ".join(_HISTORY)})
-  SELECT {", ".join("given." + column for column in _HISTORY)}
-  FROM {_given(_HISTORY, 4)}
-  JOIN live ON live.id = given.run_id
-)
-SELECT id FROM live
-"""
 
 #: Parents never change, so that those of the finished may be looked up before anything is locked.
 LOCK = f"""
@@ -77,7 +49,7 @@ FOR NO KEY UPDATE SKIP LOCKED
 _THERE = "SELECT id FROM perdure_runs WHERE id = ANY ($1::text[])"
 
 _WRITTEN = f"""
-SELECT {", ".join("h." + column for column in _HISTORY)}
+SELECT {", ".join("h." + column for column in HISTORY)}
 FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS given (run_id, first, last)
 JOIN perdure_history h ON h.run_id = given.run_id AND h.seq BETWEEN given.first AND given.last
 """
@@ -96,23 +68,23 @@ JOIN perdure_messages m ON m.run_id = given.run_id AND m.seq > given.read AND m.
 
 _CHILDREN = f"{NEW_RUNS} ON CONFLICT DO NOTHING RETURNING id"
 
-_AT = [1, 1 + len(_HISTORY)]
+_AT = [1, 1 + len(HISTORY)]
 for _columns in (_MESSAGES, _CONSUMED, _EVENTS):
     _AT.append(_AT[-1] + len(_columns))
 
 #: Everything, each row once: the statements in it do not see each other's effects.
 WRITE = f"""
 WITH records AS (
-  INSERT INTO perdure_history ({", ".join(_HISTORY)}) SELECT * FROM {_given(_HISTORY, _AT[0])}
+  INSERT INTO perdure_history ({", ".join(HISTORY)}) SELECT * FROM {given(HISTORY, _AT[0])}
 ), entries AS (
-  INSERT INTO perdure_messages ({", ".join(_MESSAGES)}) SELECT * FROM {_given(_MESSAGES, _AT[1])}
+  INSERT INTO perdure_messages ({", ".join(_MESSAGES)}) SELECT * FROM {given(_MESSAGES, _AT[1])}
 ), taken_in AS (
   UPDATE perdure_messages m
   SET consumed = 1, payload = NULL
-  FROM {_given(_CONSUMED, _AT[2])}
+  FROM {given(_CONSUMED, _AT[2])}
   WHERE m.run_id = given.run_id AND m.seq <= given.upto AND m.consumed = 0
 ), noted AS (
-  INSERT INTO perdure_events ({", ".join(_EVENTS)}) SELECT * FROM {_given(_EVENTS, _AT[3])}
+  INSERT INTO perdure_events ({", ".join(_EVENTS)}) SELECT * FROM {given(_EVENTS, _AT[3])}
 )
 UPDATE perdure_runs r
 SET status = given.status, reason = given.reason, token = given.token, wake_at = given.wake_at,
@@ -123,37 +95,9 @@ SET status = given.status, reason = given.reason, token = given.token, wake_at =
     home = CASE WHEN given.homeless THEN NULL ELSE r.home END,
     output = CASE WHEN given.sets_output THEN given.output ELSE r.output END,
     error = CASE WHEN given.sets_error THEN given.error ELSE r.error END
-FROM {_given(_RUNS, _AT[4])}
+FROM {given(_RUNS, _AT[4])}
 WHERE r.id = given.id
 """
-
-
-def only_records(turns: Sequence[Turn]) -> bool:
-    """Whether one statement can write them."""
-    runs = {turn.lease.run_id for turn in turns}
-    return bool(turns) and len(runs) == len(turns) and all(map(_plain, turns))
-
-
-def _plain(turn: Turn) -> bool:
-    return bool(turn.records) and turn.next is None and not (turn.read or turn.children or turn.sends)
-
-
-async def commit_records(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[Verdict] | None:
-    """Write the records of all turns whose lease holds. None: some did not, so that somebody has to look at them.
-
-    Raises `AlreadyThere`, and writes nothing, if a record is there already.
-    """
-    leases = [turn.lease for turn in turns]
-    rows = [record_row(turn, record) for turn in turns for record in turn.records]
-    live = await tx.run(
-        RECORDS,
-        [lease.run_id for lease in leases],
-        [lease.token for lease in leases],
-        [lease.nonce for lease in leases],
-        *_columns_of(rows, len(_HISTORY)),
-    )
-    # What was written is recognised when the whole batch is gone through once more.
-    return [Verdict.APPLIED] * len(turns) if len(live) == len(turns) else None
 
 
 class Doubtful(Exception):
@@ -264,13 +208,13 @@ class _Wave:
         found: dict[str, dict[int, tuple[Any, ...]]] = {}
         if turns:
             spans = [(turn.lease.run_id, turn.records[0].seq, turn.records[-1].seq) for turn in turns]
-            for row in await self._tx.run(_WRITTEN, *_columns_of(spans, 3)):
+            for row in await self._tx.run(_WRITTEN, *arrays(spans, 3)):
                 found.setdefault(row[0], {})[row[1]] = row
         return found
 
     async def _known(self, live: dict[int, Turn]) -> set[tuple[str, str]]:
         keys = [(message.run_id, message.key) for turn in live.values() for message in turn.sends]
-        return {(row[0], row[1]) for row in await self._tx.run(_KNOWN, *_columns_of(keys, 2))} if keys else set()
+        return {(row[0], row[1]) for row in await self._tx.run(_KNOWN, *arrays(keys, 2))} if keys else set()
 
     async def _start_children(self, ledger: Ledger, live: dict[int, Turn]) -> None:
         wanted: dict[str, tuple[str, NewRun]] = {}
@@ -299,7 +243,7 @@ class _Wave:
         ids = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, Again)}
         unread = [(id, max(read, ledger.drafts[id].inbox_read)) for id, read in ids.items()]
         behind = [(id, read) for id, read in unread if ledger.drafts[id].inbox_seq > read]
-        return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *_columns_of(behind, 2))} if behind else set()
+        return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *arrays(behind, 2))} if behind else set()
 
     async def _write(self, ledger: Ledger) -> None:
         notes = self._tx.take_notes()
@@ -308,9 +252,9 @@ class _Wave:
             return
         await self._tx.run(
             WRITE,
-            *_columns_of(self._rows, len(_HISTORY)),
-            *_columns_of(ledger.messages, len(_MESSAGES)),
-            *_columns_of(ledger.consumed, len(_CONSUMED)),
+            *arrays(self._rows, len(HISTORY)),
+            *arrays(ledger.messages, len(_MESSAGES)),
+            *arrays(ledger.consumed, len(_CONSUMED)),
             *notes,
             *([getattr(draft, column) for draft in drafts] for column in _RUNS),
         )
@@ -337,7 +281,3 @@ def _leave(ledger: Ledger, draft: Draft, turn: Turn, stopped: set[str]) -> None:
             ledger.block(draft, block)
         case _:
             pass
-
-
-def _columns_of(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]

@@ -22,10 +22,12 @@ from perdure.store.dialect import Row, Transaction
 from perdure.store.postgres import creating, errors, loading
 from perdure.store.postgres.claim import Seen, claim, look
 from perdure.store.postgres.clock import ServerClock
-from perdure.store.postgres.commit import Doubtful, commit, commit_records, only_records
+from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect
 from perdure.store.postgres.pool import Pool
+from perdure.store.postgres.ready import claim_ready
+from perdure.store.postgres.simple import commit_simply, is_simple, only_records
 from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements
 from perdure.store.protocol import Change
@@ -141,6 +143,12 @@ class PostgresStore(SqlStore):
         if seen.nothing:
             self._pass_by("claim")
             return seen.empty_handed()
+        if seen.usual and request.limit > 0 and self._prepares:
+            claimed = await self._at_once(
+                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), entered=True
+            )
+            if claimed is not None:
+                return claimed
         return await self._transact(
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
@@ -150,16 +158,24 @@ class PostgresStore(SqlStore):
         return await self._with("load", lambda connection: self._load(connection, run_ids))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
-        """Make turns durable; in one statement if they are nothing but records."""
-        if only_records(turns) and self._prepares:
-            verdicts = await self._at_once("commit", actor, lambda tx: commit_records(tx, turns))
-            if verdicts is not None:
-                return verdicts
+        """Make turns durable; in one statement if they reach nobody else."""
+        written: set[str] | None = None
+        if self._prepares and (only_records(turns) or is_simple(turns)):
+            written = await self._at_once("commit", actor, lambda tx: commit_simply(tx, turns))
+        left = [turn for turn in turns if written is None or turn.lease.run_id not in written]
+        if not left:
+            return [Verdict.APPLIED] * len(turns)
+        verdicts = iter(await self._commit(left, actor))
+        return [
+            next(verdicts) if written is None or turn.lease.run_id not in written else Verdict.APPLIED for turn in turns
+        ]
+
+    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         try:
             verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False))
         except Doubtful:
             verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True))
-        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
+        if all(verdict is Verdict.BUSY for verdict in verdicts):
             # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
             await self._system.sleep(_PAUSE * self._system.random())
         return verdicts
@@ -220,10 +236,11 @@ class PostgresStore(SqlStore):
         self._committed(verb, stirred)
         return answer
 
-    async def _at_once(self, verb: str, actor: str, body: Body[T]) -> T | None:
+    async def _at_once(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T | None:
         """Run a verb that is one statement. None: a row was there already, nothing was written, and it takes a transaction."""
         self._check_open()
-        self._system.crash_point(f"{verb}.enter")
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
 
         async def attempt(connection: Connection) -> tuple[T | None, Change]:
             tx = self._transaction(connection, actor, locking=True)
