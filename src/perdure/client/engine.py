@@ -198,7 +198,7 @@ class Engine:
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
                 f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
             )
-        return new_run(call.type, self._known(call).encode(self._codec), options, self._system)
+        return new_run(call.type, self._known(call).encode(self._codec), options, self._system, self._store.clock())
 
     def _known(self, call: Call[Any]) -> Call[Any]:
         """A call by name as one by its code, which can check the arguments, where that is here."""

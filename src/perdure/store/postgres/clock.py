@@ -30,7 +30,8 @@ class ServerClock:
         elif self._measured:
             now = self._earliest + self._monotonic()
         else:
-            now = self._system.now()
+            # A guess, which must not hold back the server's time if that turns out to be earlier.
+            return self._system.now()
         self._last = max(self._last, now)
         return self._last
 

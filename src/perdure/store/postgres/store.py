@@ -15,10 +15,23 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from perdure.core.errors import StoreError
-from perdure.core.model import Claimed, ClaimRequest, Created, Loaded, NewRun, Swept, Turn, Verdict
+from perdure.core.model import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Kind,
+    Loaded,
+    NewMessage,
+    NewRun,
+    SendOutcome,
+    Swept,
+    Turn,
+    Verdict,
+)
 from perdure.core.system import System
 from perdure.store import migrations, workers
 from perdure.store.dialect import Row, Transaction
+from perdure.store.messages import cancel, send
 from perdure.store.postgres import creating, errors, loading
 from perdure.store.postgres.claim import Seen, claim, look
 from perdure.store.postgres.clock import ServerClock
@@ -51,6 +64,18 @@ _BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 #: DDL of several processes that start at once, one after the other; the numbers are ours by chance.
 _MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
 _SCHEMA_EXISTS = "SELECT 1 WHERE to_regnamespace($1) IS NOT NULL"
+
+#: Every row that sending touches, parents of those that it may end included. Whoever locks several locks them in this order;
+#: otherwise two of them wait for each other until the server notices, a second later.
+_LOCK_IN_ORDER = """
+SELECT 1
+FROM perdure_runs
+WHERE id = ANY ($1::text[] || ARRAY(
+  SELECT parent_id FROM perdure_runs WHERE id = ANY ($2::text[]) AND parent_id IS NOT NULL
+))
+ORDER BY id
+FOR NO KEY UPDATE
+"""
 
 _TIME = f"SELECT {NOW}"
 
@@ -113,6 +138,26 @@ class PostgresStore(SqlStore):
 
         made = await self._at_once("create", actor, quickly)
         return await super().create(runs, actor) if made is None else made
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+
+        async def body(tx: PostgresTransaction) -> builtins.list[SendOutcome]:
+            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
+            if ends or len(messages) > 1:
+                await tx.run(_LOCK_IN_ORDER, [message.run_id for message in messages], ends)
+            return await send(tx, messages)
+
+        return await self._transact("send", actor, body)
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+
+        async def body(tx: PostgresTransaction) -> SendOutcome:
+            await tx.run(_LOCK_IN_ORDER, [run_id], [run_id])
+            return await cancel(tx, run_id, reason, key)
+
+        return await self._transact("cancel", actor, body)
 
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row, by the server's own clock."""
