@@ -58,7 +58,18 @@ class Postgres:
         """Make the cluster and start it."""
         if self._as:
             shutil.chown(self._folder, self._as["user"], self._as["group"])
-        initdb = [str(self._bin / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C"]
+        initdb = [
+            str(self._bin / "initdb"),
+            "-D",
+            str(self._data),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
         subprocess.run([*initdb, "--no-sync"], check=True, capture_output=True, cwd=self._folder, **self._as)
         self.start()
 
