@@ -222,7 +222,10 @@ class Claimer:
     async def _deliver(self) -> None:
         """Hand what came in for the runs at hand to them; a run whose inbox cannot be read is set aside alone."""
         try:
-            self._worker.deliver(await self._store.marked(self._worker.id))
+            marked = await self._store.marked(self._worker.id)
+            if marked:
+                self._poll = SHORTEST_POLL
+            self._worker.deliver(marked)
         except StoreCorrupt:
             for lease in await self._store.holdings(self._worker.id):
                 try:
