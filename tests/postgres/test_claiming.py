@@ -138,7 +138,7 @@ def below(plan: list[str], place: int) -> list[str]:
 
 async def create_many_waiting(store: PostgresStore) -> None:
     # Many more than one claim wakes: of few, fetching all and sorting them is the better plan.
-    await store.create([a_run(f"s{number}", wake_at=FAR - 3000 + number) for number in range(4000)], ACTOR)
+    await store.create([a_run(f"s{number}", wake_at=FAR - 5000 + number) for number in range(4000)], ACTOR)
     [(waiting,)] = await store.query("SELECT COUNT(*) FROM perdure_runs WHERE status = 'waiting'")
     assert waiting == 4000
 
