@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from benchmarks.programs import ALL, Probe, Stage
-from benchmarks.raw import RawDatabase
+from benchmarks.raw import RawDatabase, RawPostgres, RawSqlite
 from perdure import Call, Engine, Status
-from perdure.store.url import SqliteUrl, parse
+from perdure.store.url import PostgresUrl, SqliteUrl, parse
 
 #: What every result has, null where it does not apply.
 KEYS = (
@@ -68,10 +68,14 @@ class Bench:
 
     def __init__(self, name: str, url: str, sizes: Sizes) -> None:
         self.name = name
+        self.where = parse(url)
+        if isinstance(self.where, PostgresUrl) and self.where.schema is None:
+            # Each workload begins with empty tables, and leaves the database as it was.
+            url += f"{'&' if '?' in url else '?'}schema=bench_{time.time_ns()}"
+            self.where = parse(url)
         self.url = url
-        self.where: SqliteUrl = parse(url)
         self.sizes = sizes
-        self.raw = RawDatabase(self.where, commits=sizes.raw_commits, batches=sizes.raw_batches)
+        self.raw = _raw(self.where, commits=sizes.raw_commits, batches=sizes.raw_batches)
 
     def engine(self) -> Engine:
         """An engine on the database, with all programs."""
@@ -82,7 +86,7 @@ class Bench:
         raw = self.raw.median()
         common: Result = {
             "workload": self.name,
-            "store": f"sqlite synchronous={self.where.synchronous}" if self.where.path else "sqlite in memory",
+            "store": _name(self.where),
             "raw_commits_per_s": round(raw.commits_per_s, 1),
             "raw_commit_p50_ms": round(raw.commit_p50_ms, 4),
             "raw_batch_rows_per_s": round(raw.batch_rows_per_s, 1),
@@ -92,6 +96,18 @@ class Bench:
         }
         rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
         return dict.fromkeys(KEYS) | common | rounded
+
+
+def _raw(where: SqliteUrl | PostgresUrl, *, commits: int, batches: int) -> RawDatabase:
+    if isinstance(where, SqliteUrl):
+        return RawSqlite(where, commits=commits, batches=batches)
+    return RawPostgres(where, commits=commits, batches=batches)
+
+
+def _name(where: SqliteUrl | PostgresUrl) -> str:
+    if isinstance(where, PostgresUrl):
+        return "postgresql"
+    return f"sqlite synchronous={where.synchronous}" if where.path else "sqlite in memory"
 
 
 async def work_off(engine: Engine, calls: Sequence[Call[Any]], expected: int, slots: int) -> Spent:

@@ -13,7 +13,7 @@ from benchmarks.programs import foreign, sleeper, steps
 from perdure.core.model import ClaimRequest, Finish, NewRun, Status, Turn, WorkerInfo
 from perdure.host import Host
 from perdure.store import Store, open_store
-from perdure.store.url import SqliteUrl
+from perdure.store.url import PostgresUrl
 
 #: Due rows, all of which one claim takes.
 DUE = 50
@@ -77,11 +77,11 @@ class Table:
 async def w7(bench: Bench) -> Result:
     """The same claims on both tables in turn."""
     sizes = bench.sizes
-    alone, beside = Table(_beside(bench.where)), Table(bench.url)
+    alone, beside = Table(_beside(bench)), Table(bench.url)
     for table in (alone, beside):
         await table.store.open()
         await table.store.register(WORKER)
-    filling.fill(
+    await filling.fill(
         bench.where,
         filling.finished(sizes.finished, steps.type),
         filling.sleeping(sizes.sleeping, sleeper.type),
@@ -112,6 +112,9 @@ async def w7(bench: Bench) -> Result:
     )
 
 
-def _beside(where: SqliteUrl) -> str:
+def _beside(bench: Bench) -> str:
+    where = bench.where
+    if isinstance(where, PostgresUrl):
+        return f"{bench.url}&prefix=alone_"
     other = structs.replace(where, path=f"{where.path}-alone")
     return f"sqlite:///{other.path}?synchronous={other.synchronous}&prefix={other.prefix}"

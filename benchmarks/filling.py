@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from perdure.core.model import FAR
-from perdure.store.url import SqliteUrl
+from perdure.store.url import PostgresUrl, SqliteUrl
 
 COLUMNS = "id, type, input, status, reason, wake_at, created_at, started_at, finished_at, token, nonce, seed, output"
 
@@ -62,8 +62,11 @@ def parked(count: int, type: str) -> Iterator[Row]:
         yield _id("p", number), type, '{"number":1}', "waiting", "message", FAR, at, at, 0, 1, "n", "s", None
 
 
-def fill(where: SqliteUrl, *rows: Iterator[Row]) -> None:
+async def fill(where: SqliteUrl | PostgresUrl, *rows: Iterator[Row]) -> None:
     """Insert the rows into a database whose tables exist; not durably, which is not the point here."""
+    if isinstance(where, PostgresUrl):
+        await _fill_postgres(where, *rows)
+        return
     if where.path is None:
         raise SystemExit("this workload fills the database from outside, so it needs one in a file")
     with closing(sqlite3.connect(where.path, isolation_level=None)) as connection:
@@ -74,6 +77,19 @@ def fill(where: SqliteUrl, *rows: Iterator[Row]) -> None:
             connection.executemany(f"INSERT INTO {where.prefix}runs ({COLUMNS}) VALUES ({marks})", kind)
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+async def _fill_postgres(where: PostgresUrl, *rows: Iterator[Row]) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(where.dsn)
+    for kind in rows:
+        await connection.copy_records_to_table(
+            f"{where.prefix}runs", schema_name=where.schema, columns=COLUMNS.split(", "), records=kind, timeout=600
+        )
+    # What autovacuum does within a minute, and what a store that was filled over months has long had.
+    await connection.execute(f"VACUUM ANALYZE {where.tables}runs", timeout=600)
+    await connection.close()
 
 
 def _id(kind: str, number: int) -> str:

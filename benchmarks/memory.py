@@ -23,7 +23,7 @@ async def memory(bench: Bench) -> Result:
         pass
     empty = await _in_child("idle", bench.url)
     resident = await _in_child("resident", f"{bench.url}", str(bench.sizes.runs))
-    filling.fill(bench.where, filling.parked(bench.sizes.sleeping, waiter.type))
+    await filling.fill(bench.where, filling.parked(bench.sizes.sleeping, waiter.type))
     full = await _in_child("idle", bench.url)
     return bench.result(
         runs=bench.sizes.sleeping,

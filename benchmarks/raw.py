@@ -1,22 +1,30 @@
 """What the database does by itself, with the same durability, payload and disk: the yardstick beside every result.
 
-One open connection; a prepared one-row INSERT and commit, and batches of 1,000 rows. A sample is taken before each round of a
-workload, so both see the same machine; the medians of the samples are reported.
+One open connection; a prepared one-row INSERT and commit, and batches of 1,000 rows. On a server, commits per second are those
+of 100 connections together, each committing one row at a time. A sample is taken before each round of a workload, so both see
+the same machine; the medians of the samples are reported.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import statistics
 import time
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from benchmarks.programs import PAYLOAD
-from perdure.store.url import SqliteUrl
+from perdure.store.url import PostgresUrl, SqliteUrl
 
 BATCH = 1000
+_RAW_TABLE = "CREATE TABLE {} (run_id TEXT, seq BIGINT, at BIGINT, payload TEXT, PRIMARY KEY (run_id, seq))"
+#: Connections to a server that commit side by side.
+CONNECTIONS = 100
 
 
 class Raw(Struct, frozen=True):
@@ -27,14 +35,41 @@ class Raw(Struct, frozen=True):
     batch_rows_per_s: float
 
 
-class RawDatabase:
-    """A table of its own in a file beside the engine's."""
+class RawDatabase(ABC):
+    """A table of its own beside the engine's."""
 
-    def __init__(self, url: SqliteUrl, *, commits: int, batches: int) -> None:
+    def __init__(self, *, commits: int, batches: int) -> None:
         self._commits = commits
         self._batches = batches
         self._seq = 0
         self.samples: list[Raw] = []
+
+    @abstractmethod
+    def sample(self) -> Raw:
+        """Measure now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+    def median(self) -> Raw:
+        """The samples so far, field by field."""
+        return Raw(
+            statistics.median(sample.commits_per_s for sample in self.samples),
+            statistics.median(sample.commit_p50_ms for sample in self.samples),
+            statistics.median(sample.batch_rows_per_s for sample in self.samples),
+        )
+
+    def _row(self) -> tuple[str, int, int, str]:
+        self._seq += 1
+        return "0190c1f2-0000-7000-8000-000000000001", self._seq, time.time_ns() // 1000, PAYLOAD
+
+
+class RawSqlite(RawDatabase):
+    """In a file beside the engine's."""
+
+    def __init__(self, url: SqliteUrl, *, commits: int, batches: int) -> None:
+        super().__init__(commits=commits, batches=batches)
         self._connection = sqlite3.connect(url.path + "-raw" if url.path else ":memory:", isolation_level=None)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {url.synchronous}")
@@ -55,14 +90,6 @@ class RawDatabase:
         )
         self.samples.append(sample)
         return sample
-
-    def median(self) -> Raw:
-        """The samples so far, field by field."""
-        return Raw(
-            statistics.median(sample.commits_per_s for sample in self.samples),
-            statistics.median(sample.commit_p50_ms for sample in self.samples),
-            statistics.median(sample.batch_rows_per_s for sample in self.samples),
-        )
 
     def close(self) -> None:
         """Let go of the file and remove it."""
@@ -86,6 +113,72 @@ class RawDatabase:
         self._connection.execute("COMMIT")
         return time.perf_counter() - begun
 
-    def _row(self) -> tuple[str, int, int, str]:
-        self._seq += 1
-        return "0190c1f2-0000-7000-8000-000000000001", self._seq, time.time_ns() // 1000, PAYLOAD
+
+class RawPostgres(RawDatabase):
+    """In the engine's schema. Measured on a thread and loop of its own, while the engine's loop stands still."""
+
+    def __init__(self, url: PostgresUrl, *, commits: int, batches: int) -> None:
+        super().__init__(commits=commits, batches=batches)
+        self._dsn = url.dsn
+        self._schema = url.schema
+        self._table = f'"{url.schema}".raw'
+        self._thread = ThreadPoolExecutor(1)
+        self._run(self._execute(f'CREATE SCHEMA IF NOT EXISTS "{url.schema}"; {_RAW_TABLE.format(self._table)}'))
+
+    def sample(self) -> Raw:
+        """Measure now."""
+        sample: Raw = self._run(self._sample())
+        self.samples.append(sample)
+        return sample
+
+    def close(self) -> None:
+        """Drop the whole schema."""
+        self._run(self._execute(f'SET client_min_messages = warning; DROP SCHEMA "{self._schema}" CASCADE'))
+        self._thread.shutdown()
+
+    def _run(self, coroutine: Any) -> Any:
+        return self._thread.submit(asyncio.run, coroutine).result()
+
+    async def _execute(self, sql: str) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self._dsn)
+        await connection.execute(sql)
+        await connection.close()
+
+    async def _sample(self) -> Raw:
+        import asyncpg
+
+        connections = [await asyncpg.connect(self._dsn) for _ in range(CONNECTIONS)]
+        statements = [await one.prepare(f"INSERT INTO {self._table} VALUES ($1, $2, $3, $4)") for one in connections]
+        times = [await self._commit_one(statements[0]) for _ in range(self._commits)]
+        begun = time.perf_counter()
+        await asyncio.gather(*(self._commit_many(statement) for statement in statements))
+        together = time.perf_counter() - begun
+        batch_times = [await self._commit_batch(connections[0]) for _ in range(self._batches)]
+        for connection in connections:
+            await connection.close()
+        return Raw(
+            commits_per_s=CONNECTIONS * max(1, self._commits // 10) / together,
+            commit_p50_ms=statistics.median(times) * 1e3,
+            batch_rows_per_s=BATCH * len(batch_times) / sum(batch_times),
+        )
+
+    async def _commit_one(self, statement: Any) -> float:
+        row = self._row()
+        begun = time.perf_counter()
+        await statement.fetch(*row)
+        return time.perf_counter() - begun
+
+    async def _commit_many(self, statement: Any) -> None:
+        for _ in range(max(1, self._commits // 10)):
+            await self._commit_one(statement)
+
+    async def _commit_batch(self, connection: Any) -> float:
+        columns = list(zip(*(self._row() for _ in range(BATCH)), strict=True))
+        begun = time.perf_counter()
+        await connection.execute(
+            f"INSERT INTO {self._table} SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])",
+            *columns,
+        )
+        return time.perf_counter() - begun

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.bench import KEYS
 from benchmarks.programs import PAYLOAD, pay
 from perdure.core.codec import Codec
+from tests.servers.schemas import postgres_dsn
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,6 +50,15 @@ def test_each_workload_prints_one_json_object_with_the_keys_that_are_promised(wo
     assert result["workload"] == workload
     assert result.keys() >= {*KEYS, *OF_ITS_OWN[workload], "python", "sqlite", "loop"}
     assert all(result[key] is not None for key in OF_ITS_OWN[workload])
+    assert all(result[key] > 0 for key in ("raw_commits_per_s", "raw_commit_p50_ms", "raw_batch_rows_per_s"))
+
+
+@pytest.mark.parametrize("workload", ["w1", "w3", "w7"])
+def test_a_server_is_measured_in_the_same_way(workload: str) -> None:
+    [line] = bench(workload, "--json", "--store", postgres_dsn(), *TINY).splitlines()
+    result = json.loads(line)
+    assert result["store"] == "postgresql"
+    assert result.keys() >= {*KEYS, *OF_ITS_OWN[workload]}
     assert all(result[key] > 0 for key in ("raw_commits_per_s", "raw_commit_p50_ms", "raw_batch_rows_per_s"))
 
 

@@ -1,4 +1,4 @@
-"""Every test of the public interface gets a real database; most of them once in memory and once in a file."""
+"""Every test of the public interface gets a real database; most of them once in memory, once in a file, once on a server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.engine.stage import Stage
+from tests.servers.schemas import Schemas
 
 
-@pytest.fixture(params=["memory", "file"])
-async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
+@pytest.fixture(params=["memory", "file", "postgres"])
+async def stage(request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas) -> AsyncIterator[Stage]:
+    if request.param == "postgres":
+        async with schemas.one() as url:
+            stage = Stage(None, url)
+            yield stage
+            await stage.close()
+        return
     stage = Stage(None if request.param == "memory" else tmp_path / "runs.db")
     yield stage
     await stage.close()

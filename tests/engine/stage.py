@@ -9,8 +9,7 @@ from typing import Any
 
 from perdure import Engine, Handle, Status, Workflow
 from perdure.host import Host
-from perdure.store import Retrying, open_store
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store import Retrying, SqlStore, open_store
 from tests.helpers import eventually
 
 #: What a run's own rows are; workers come and go without changing them.
@@ -22,15 +21,15 @@ Dump = dict[str, list[tuple[Any, ...]]]
 class Stage:
     """Builds engines on one database. One in memory lives and dies with its engine, so it has only one."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, url: str = "") -> None:
         self.path = path
-        self.url = "sqlite://" if path is None else f"sqlite:///{path}"
-        self.store: SqliteStore | None = None
+        self.url = url or ("sqlite://" if path is None else f"sqlite:///{path}")
+        self.store: SqlStore | None = None
         self._engines: list[Engine] = []
 
     def engine(self, *workflows: Workflow[Any, Any], **options: Any) -> Engine:
         """An engine that is closed when the test ends."""
-        assert self.path is not None or not self._engines, "a second engine needs a database in a file"
+        assert self.url != "sqlite://" or not self._engines, "a second engine needs a database in a file"
         system = Host()
         self.store = open_store(self.url, system)
         engine = Engine(self.url, workflows, system=system, store=Retrying(self.store, system), **options)

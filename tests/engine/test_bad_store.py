@@ -58,7 +58,8 @@ def unprivileged() -> Iterator[None]:
     [
         "",
         "runs.db",
-        "postgres://localhost/x",
+        "mysql://localhost/x",
+        "postgresql://localhost/x?pool=many",
         "sqlite://host/runs.db",
         "sqlite:///a.db?nonsense=1",
         "sqlite:///a?busy=x",

@@ -231,7 +231,7 @@ async def test_a_running_step_does_not_keep_a_run_from_expiring(stage: Stage) ->
 
     engine = stage.engine(holding)
     async with engine.worker():
-        run = await engine.start(holding(), deadline="100ms")
+        run = await engine.start(holding(), deadline="1s")
         with pytest.raises(RunFailed, match="Expired"):
             await run.result("20s")
         await cancelled.wait()

@@ -15,9 +15,9 @@ from perdure.replay.operations import StepOperation
 from perdure.store import messages, reads, workers
 from perdure.store.retrying import Retrying
 from perdure.store.sqlite import claim, commit, states
-from perdure.store.sqlite.commit import Standing
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
+from perdure.store.turns import Standing
 from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
 from perdure.worker.claimer import Claimer

@@ -1,4 +1,4 @@
-"""SQLite for the conformance suite: in a file and in memory, with its threads and inline."""
+"""The databases of the conformance suite: SQLite in a file and in memory, with its threads and inline; PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("perdure.testing.conformance")
-
-from perdure.store import open_store  # noqa: E402
-from perdure.store.sqlite.store import SqliteStore  # noqa: E402
-from perdure.testing.conformance.harness import ManualSystem, Unshared  # noqa: E402
-from perdure.testing.invariants import scan_store  # noqa: E402
+from perdure.store import SqlStore, open_store
+from perdure.store.url import PostgresUrl, parse
+from perdure.testing.conformance.harness import ManualSystem, Unshared
+from perdure.testing.invariants import scan_store
+from tests.servers.schemas import Schemas
 
 
 class SqliteHarness:
@@ -27,9 +26,9 @@ class SqliteHarness:
         self.url = url
         self.path = path
         self.inline = inline
-        self.stores: list[SqliteStore] = []
+        self.stores: list[SqlStore] = []
 
-    async def open(self) -> SqliteStore:
+    async def open(self) -> SqlStore:
         if self.path is None and self.stores:
             raise Unshared
         store = open_store(self.url, self.system, inline=self.inline)
@@ -57,12 +56,54 @@ class SqliteHarness:
         connection.close()
 
 
+class PostgresHarness:
+    """One schema of a PostgreSQL database, on the suite's clock."""
+
+    def __init__(self, url: str) -> None:
+        self.system = ManualSystem()
+        self.url = url
+        self.stores: list[SqlStore] = []
+
+    async def open(self) -> SqlStore:
+        from perdure.store.postgres.store import PostgresStore
+
+        url = parse(self.url)
+        assert isinstance(url, PostgresUrl)
+        store = PostgresStore(url, self.system, time=self.system.now)
+        self.stores.append(store)
+        await store.open()
+        return store
+
+    async def query(self, sql: str) -> list[tuple[Any, ...]]:
+        return await self.stores[0].query(sql)
+
+    async def execute(self, sql: str) -> None:
+        await self.stores[0].query(sql)
+
+    async def close(self) -> None:
+        for store in self.stores:
+            await store.close()
+
+
 #: As workers use it, and as simulations do; `make prove` adds the rest.
-VARIANTS = ["file", "memory-inline", *(["file-inline", "memory"] if os.environ.get("PERDURE_PROVE") else [])]
+VARIANTS = [
+    "file",
+    "memory-inline",
+    "postgres",
+    *(["file-inline", "memory"] if os.environ.get("PERDURE_PROVE") else []),
+]
+
+AnyHarness = SqliteHarness | PostgresHarness
 
 
 @pytest.fixture(params=VARIANTS)
-async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteHarness]:
+async def harness(request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas) -> AsyncIterator[AnyHarness]:
+    if request.param == "postgres":
+        async with schemas.one() as url:
+            postgres = PostgresHarness(url)
+            yield postgres
+            await postgres.close()
+        return
     path = tmp_path / "suite.db" if request.param.startswith("file") else None
     # The suite does not cut the power, and waiting for the disk is most of what it would do.
     url = f"sqlite:///{path}?synchronous=NORMAL" if path else "sqlite://"
@@ -72,7 +113,7 @@ async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @pytest.fixture
-async def store(harness: SqliteHarness) -> AsyncIterator[SqliteStore]:
+async def store(harness: AnyHarness) -> AsyncIterator[SqlStore]:
     store = await harness.open()
     yield store
     harness.system.on_crash_point = lambda _: None

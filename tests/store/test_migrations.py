@@ -80,7 +80,9 @@ def test_a_prefix_that_cannot_begin_a_name_is_refused(prefix: str) -> None:
     [
         "",
         "shop.db",
-        "postgres://x/y",
+        "mysql://x/y",
+        "postgresql://x/y?pool=0",
+        "postgresql://x/y?schema=a-b",
         "sqlite:/shop.db#x",
         "sqlite://host/shop.db",
         "sqlite://?wal=off",

@@ -11,8 +11,7 @@ import struct
 from pathlib import Path
 
 from perdure.core.model import FAR, Again, Finish, Kind, Lease, Park, Reason, Release, Status, Turn
-from perdure.store import open_store
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store import SqlStore, open_store
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -32,7 +31,7 @@ _FRAME = 24
 TORN = 2000 if os.environ.get("PERDURE_PROVE") else 60
 
 
-async def a_day_of_work(store: SqliteStore, system: ManualSystem) -> None:
+async def a_day_of_work(store: SqlStore, system: ManualSystem) -> None:
     """Some of everything that the store can do."""
     for day in range(4):
         await store.create([a_run(f"{day}-{name}") for name in ("parent", "plain", "retried", "stopped")], ACTOR)
@@ -61,7 +60,7 @@ async def a_day_of_work(store: SqliteStore, system: ManualSystem) -> None:
     await store.sweep(10)
 
 
-async def work_off(store: SqliteStore, leases: dict[str, Lease], day: int) -> None:
+async def work_off(store: SqlStore, leases: dict[str, Lease], day: int) -> None:
     plain, retried, stopped = (leases[f"{day}-{name}"] for name in ("plain", "retried", "stopped"))
     await store.commit([Turn(lease=lease, records=(a_record(0),)) for lease in (plain, retried, stopped)], "w1")
     await store.send([a_message(plain.run_id, "m")], ACTOR)

@@ -22,6 +22,7 @@ from perdure.core.errors import (
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.sqlite import files
+from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, claim_ids, commit
 from perdure.testing.invariants import scan_store
 
@@ -64,6 +65,7 @@ async def test_a_damaged_database_is_found_at_the_start(tmp_path: Path) -> None:
 
 async def test_a_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/shop.db", Host())
+    assert isinstance(store, SqliteStore)
     await store.open()
     await store.create([a_run("r1")], ACTOR)
     [claimed] = (await claim(store)).runs
@@ -152,6 +154,7 @@ def test_an_sqlite_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_the_settings_are_those_that_durability_needs(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/shop.db", Host())
+    assert isinstance(store, SqliteStore)
     await store.open()
 
     def settings() -> dict[str, object]:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from perdure.client.engine import Engine
 from perdure.core.errors import StoreUnavailable, UsageError
-from perdure.store.url import parse
+from perdure.store.url import SqliteUrl, parse
 
 
 @asynccontextmanager
@@ -39,7 +39,10 @@ def is_url(target: str) -> bool:
 
 def check_exists(url: str) -> None:
     """Raise `StoreUnavailable` where a look would make an empty database, of a mistyped name most likely."""
-    path = parse(url).path
+    where = parse(url)
+    if not isinstance(where, SqliteUrl):
+        return
+    path = where.path
     if path is None:
         raise UsageError(f"{url} is a database in memory: it is empty and ends with this command. Name a file.")
     if not Path(path).exists():

@@ -49,6 +49,7 @@ from perdure.core.system import System
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
+from perdure.store.url import shown
 from perdure.worker import Worker, WorkerOptions
 from perdure.workflow.definition import Call, Workflow
 
@@ -91,7 +92,7 @@ class Engine:
         self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
 
     def __repr__(self) -> str:
-        return f"<engine {self.url}>"
+        return f"<engine {shown(self.url)}>"
 
     async def __aenter__(self) -> Engine:
         await self._opened()
@@ -197,7 +198,7 @@ class Engine:
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
                 f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
             )
-        return new_run(call.type, self._known(call).encode(self._codec), options, self._system)
+        return new_run(call.type, self._known(call).encode(self._codec), options, self._system, self._store.clock())
 
     def _known(self, call: Call[Any]) -> Call[Any]:
         """A call by name as one by its code, which can check the arguments, where that is here."""
@@ -297,7 +298,7 @@ class Engine:
         if self._state == "open":
             return self._store
         if self._state == "closed":
-            raise EngineClosed(f"the engine on {self.url} was closed; make a new one")
+            raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
@@ -309,7 +310,7 @@ class Engine:
     async def _run(self, run_id: str) -> Run:
         run = await (await self._opened()).get(check_id(run_id))
         if run is None:
-            raise RunNotFound(f"there is no run {run_id!r} in {self.url}")
+            raise RunNotFound(f"there is no run {run_id!r} in {shown(self.url)}")
         return run
 
     async def _history(self, run_id: str) -> builtins.list[Record]:

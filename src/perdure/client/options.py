@@ -31,9 +31,8 @@ class StartOptions(TypedDict, total=False):
     idempotency_key: str | None
 
 
-def new_run(type: str, encoded_input: str, options: StartOptions, system: System) -> NewRun:
-    """A run to create, from what a user asked for. Raises `InvalidId` and the like."""
-    now = system.now()
+def new_run(type: str, encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
+    """A run to create, from what a user asked for at the database's time `now`. Raises `InvalidId` and the like."""
     run_id = options.get("id")
     queue = options.get("queue")
     key = options.get("idempotency_key")

@@ -76,8 +76,8 @@ class Watch:
             while self._waiters:
                 if self._changed:
                     self._changed = False
-                    await self._look()
-                    poll = SHORTEST_POLL
+                    if await self._look():
+                        poll = SHORTEST_POLL
                     # With very many waiters a look takes time; do not look after each of many commits.
                     await self._system.sleep(min(0.1, len(self._waiters) * 5e-6))
                 if self._waiters and not self._changed:
@@ -104,7 +104,9 @@ class Watch:
         if self._rung is not None and not self._rung.done():
             self._rung.set_result(False)
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Hand out the results that are there; whether there were any."""
+        found = False
         ids = list(self._waiters)
         for start in range(0, len(ids), CHUNK):
             try:
@@ -113,9 +115,11 @@ class Watch:
                 logger.warning("cannot look for results, trying again: %s", error)
                 self._changed = True
                 await self._system.sleep(0.2)
-                return
+                return found
             for run in runs:
                 if run.status.finished:
+                    found = True
                     for future in self._waiters.get(run.id, ()):
                         if not future.done():
                             future.set_result(run)
+        return found

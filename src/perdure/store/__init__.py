@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
+from perdure.core.errors import UsageError
 from perdure.core.system import System
 from perdure.store.migrations import MigrationStatus, script
+from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.protocol import Listener, Store
 from perdure.store.retrying import Retrying
+from perdure.store.sql import SqlStore
 from perdure.store.sqlite.connection import SQLITE
 from perdure.store.sqlite.store import SqliteStore
-from perdure.store.url import parse
+from perdure.store.url import PostgresUrl, SqliteUrl, parse
 
 __all__ = [
     "MUTATING_VERBS",
     "Listener",
     "MigrationStatus",
     "Retrying",
+    "SqlStore",
     "Store",
     "migration_script",
     "migration_status",
@@ -37,12 +43,25 @@ MUTATING_VERBS = (
 )
 
 
-def open_store(url: str, system: System, *, migrate: bool = True, inline: bool = False) -> SqliteStore:
+@overload
+def open_store(url: str, system: System, *, migrate: bool = True, inline: Literal[True]) -> SqliteStore: ...
+
+
+@overload
+def open_store(url: str, system: System, *, migrate: bool = True, inline: bool = False) -> SqlStore: ...
+
+
+def open_store(url: str, system: System, *, migrate: bool = True, inline: bool = False) -> SqlStore:
     """The store that a URL names; `await store.open()` connects it. Raises `UsageError`.
 
-    An inline store does its work on the thread of the caller: for simulation, and for tests on a virtual clock.
+    An inline store does its work on the thread of the caller: for simulation, and for tests on a virtual clock; SQLite only.
     """
-    return SqliteStore(parse(url), system, migrate=migrate, inline=inline)
+    where = parse(url)
+    if isinstance(where, SqliteUrl):
+        return SqliteStore(where, system, migrate=migrate, inline=inline)
+    if inline:
+        raise UsageError("Only SQLite can be driven inline; a server needs an event loop.")
+    return _postgres(where, system, migrate=migrate)
 
 
 async def migration_status(url: str, system: System) -> list[MigrationStatus]:
@@ -52,4 +71,19 @@ async def migration_status(url: str, system: System) -> list[MigrationStatus]:
 
 def migration_script(url: str) -> str:
     """The SQL that creates the tables, for reading or for running by hand."""
-    return script(SQLITE, parse(url).prefix)
+    where = parse(url)
+    if isinstance(where, SqliteUrl):
+        return script(SQLITE, where.prefix)
+    return script(POSTGRES, where.tables)
+
+
+def _postgres(url: PostgresUrl, system: System, *, migrate: bool) -> SqlStore:
+    try:
+        from perdure.store.postgres.store import PostgresStore
+    except ModuleNotFoundError as missing:
+        if missing.name != "asyncpg":
+            raise
+        raise UsageError(
+            "A postgresql:// URL needs the driver asyncpg, which is not installed. Say: pip install 'perdure[postgres]'"
+        ) from missing
+    return PostgresStore(url, system, migrate=migrate)

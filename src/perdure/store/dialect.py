@@ -7,6 +7,7 @@ A transaction of a database without an asynchronous driver never suspends its ve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,9 @@ Params = Mapping[str, Any]
 
 DEFAULT_PREFIX = "perdure_"
 
+_NAME = re.compile(r"\bperdure_(\w+)")
+_TABLES = frozenset({"runs", "history", "messages", "events", "workers", "migrations"})
+
 
 class Dialect(Struct, frozen=True, kw_only=True):
     """A database as a value."""
@@ -33,10 +37,14 @@ class Dialect(Struct, frozen=True, kw_only=True):
     #: A query that yields a row if the table `:name` exists.
     table_exists: str
 
-    def render(self, sql: str, prefix: str) -> str:
-        """The statement as this database wants it."""
+    def render(self, sql: str, tables: str) -> str:
+        """The statement as this database wants it; `tables` is how the names of tables begin, after their schema if any."""
         text = sql.replace("{or_ignore}", self.or_ignore).replace("{for_update}", self.for_update)
-        return text if prefix == DEFAULT_PREFIX else text.replace(DEFAULT_PREFIX, prefix)
+        if tables == DEFAULT_PREFIX:
+            return text
+        # An index is made in the schema of its table, and must not name it.
+        others = tables.rpartition(".")[2]
+        return _NAME.sub(lambda name: (tables if name[1] in _TABLES else others) + name[1], text)
 
 
 class Transaction(Protocol):

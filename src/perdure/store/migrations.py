@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS perdure_migrations (
   version INTEGER NOT NULL PRIMARY KEY,
   name TEXT NOT NULL,
   checksum TEXT NOT NULL,
-  applied_at INTEGER NOT NULL
+  applied_at BIGINT NOT NULL
 )
 """
 

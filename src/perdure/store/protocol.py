@@ -78,6 +78,9 @@ class Store(Protocol):
     async def now(self) -> int:
         """The database's time."""
 
+    def clock(self) -> int:
+        """The database's time as last measured, carried on by the monotonic clock; it never goes back. For durable times."""
+
     # runs
 
     async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:

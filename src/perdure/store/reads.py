@@ -102,14 +102,19 @@ async def load(tx: Transaction, run_ids: Sequence[str]) -> list[Loaded]:
     loaded = []
     for run in await get_many(tx, run_ids):
         records = tuple(await history(tx, run.id))
-        if records and records[-1].seq != len(records) - 1:
-            raise StoreCorrupt(
-                f"The history of run {run.id!r} has {len(records)} records, but the last one has the number {records[-1].seq}: "
-                "some are missing. Restore them from a backup, or cancel the run."
-            )
+        check_whole(run.id, records)
         unread = tuple(await inbox(tx, run.id, run.inbox_read)) if run.inbox_seq > run.inbox_read else ()
         loaded.append(Loaded(run=run, records=records, inbox=unread))
     return loaded
+
+
+def check_whole(run_id: str, records: Sequence[Record]) -> None:
+    """Raise `StoreCorrupt` for a history with holes."""
+    if records and records[-1].seq != len(records) - 1:
+        raise StoreCorrupt(
+            f"The history of run {run_id!r} has {len(records)} records, but the last one has the number {records[-1].seq}: "
+            "some are missing. Restore them from a backup, or cancel the run."
+        )
 
 
 async def marked(tx: Transaction, worker_id: str) -> list[Message]:

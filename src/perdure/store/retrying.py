@@ -69,6 +69,10 @@ class Retrying:
         """As the store."""
         return await self._again(self._store.now)
 
+    def clock(self) -> int:
+        """As the store."""
+        return self._store.clock()
+
     async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
         """As the store."""
         return await self._again(lambda: self._store.create(runs, actor))

@@ -53,7 +53,7 @@ async def create(tx: Transaction, runs: Sequence[NewRun]) -> list[Created]:
             run, write_id = taken
             answers.append(Created(run, write_id == new.write_id))
             continue
-        run = _as_run(new, tx.now)
+        run = as_run(new, tx.now)
         fresh[new.id] = new
         answers.append(Created(run, True))
         there["id", new.id] = run, new.write_id
@@ -129,7 +129,8 @@ async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> dict[tuple[str, str
     return there
 
 
-def _as_run(new: NewRun, now: int) -> Run:
+def as_run(new: NewRun, now: int) -> Run:
+    """A run as it is right after `INSERT`."""
     later = new.wake_at > now
     return Run(
         id=new.id,

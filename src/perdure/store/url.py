@@ -3,12 +3,15 @@
 `sqlite:///shop.db` is a file relative to the working directory, `sqlite:////var/lib/shop.db` an absolute one, `sqlite://` a
 database in memory that ends with the engine. Options follow a question mark: `prefix` (of table names), `synchronous`
 (FULL or NORMAL), `quick_check` (auto, on or off) and `busy` (for how many seconds to wait for other processes).
+
+`postgresql://user:password@host/database` is a PostgreSQL server, as its own tools write it (several hosts and options such
+as `sslmode` included), with the options `schema`, `prefix` and `pool` (how many connections at the most) besides.
 """
 
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
 
@@ -16,7 +19,12 @@ from perdure.core.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
-_EXAMPLE = "Use sqlite:///relative.db, sqlite:////absolute.db, or sqlite:// for a database in memory."
+_PASSWORD = re.compile(r"(://[^:@/]*):[^@/]*@")
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_EXAMPLE = (
+    "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
+    "postgresql://user@host/database."
+)
 
 
 class SqliteUrl(Struct, frozen=True, kw_only=True):
@@ -30,8 +38,57 @@ class SqliteUrl(Struct, frozen=True, kw_only=True):
     busy_seconds: float = 30.0
 
 
-def parse(url: str) -> SqliteUrl:
+class PostgresUrl(Struct, frozen=True, kw_only=True):
+    """Where a PostgreSQL database is and which tables in it are ours."""
+
+    #: What the driver is given.
+    dsn: str
+    #: None: wherever the server looks first.
+    schema: str | None = None
+    prefix: str = DEFAULT_PREFIX
+    pool: int = 10
+
+    @property
+    def tables(self) -> str:
+        """How the names of tables begin in statements."""
+        return self.prefix if self.schema is None else f'"{self.schema}".{self.prefix}'
+
+    @property
+    def where(self) -> str:
+        """The database in messages: without the user's name and password."""
+        parts = urlsplit(self.dsn)
+        return f"The database {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def shown(url: str) -> str:
+    """A URL for people to see: without a password."""
+    return _PASSWORD.sub(r"\1:***@", url)
+
+
+def parse(url: str) -> SqliteUrl | PostgresUrl:
     """What a URL says. Raises `UsageError`."""
+    return _postgres(url) if urlsplit(url).scheme in ("postgresql", "postgres") else _sqlite(url)
+
+
+def _postgres(url: str) -> PostgresUrl:
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    ours = {name: options.pop(name) for name in ("schema", "prefix", "pool") if name in options}
+    schema = ours.get("schema")
+    if schema is not None and not _SCHEMA.fullmatch(schema):
+        raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63.")
+    pool = ours.get("pool", "10")
+    if not pool.isdecimal() or not 1 <= int(pool) <= 1000:
+        raise UsageError(f"The option pool of a database URL is a number of connections from 1 to 1000, not {pool!r}.")
+    return PostgresUrl(
+        dsn=urlunsplit(parts._replace(query=urlencode(options))),
+        schema=schema,
+        prefix=_prefix(ours.get("prefix", DEFAULT_PREFIX)),
+        pool=int(pool),
+    )
+
+
+def _sqlite(url: str) -> SqliteUrl:
     parts = urlsplit(url)
     if parts.scheme != "sqlite" or parts.netloc or parts.fragment:
         raise UsageError(f"{url!r} is not a database URL that Perdure knows. {_EXAMPLE}")

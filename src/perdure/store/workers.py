@@ -17,7 +17,7 @@ from perdure.store.protocol import Change
 from perdure.store.rows import WORKER, failure, to_json, to_worker, values
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
-_REMEMBERED = 24 * 3600 * 1_000_000
+REMEMBERED = 24 * 3600 * 1_000_000
 
 _REGISTER = """
 INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status)
@@ -118,7 +118,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     """Bury the dead, give back what they held, fail what is too late."""
     dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
-    await tx.execute(_FORGET, {"before": tx.now - _REMEMBERED})
+    await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
     orphans = await _orphans(tx, limit)
     await _give_back(tx, orphans, "reclaimed", orderly=False)
     late = [row[0] for row in await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})]

@@ -130,8 +130,8 @@ class Claimer:
                 changed = True
             if changed:
                 self._hint |= Change.ALL
-            else:
-                self._poll = min(self._poll * 1.5, self._store.poll_interval)
+            # Whatever it says: a store that cannot know says yes every time. What is found makes it quick again.
+            self._poll = min(self._poll * 1.5, self._store.poll_interval)
 
     async def _round(self, hint: Change) -> float:
         """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
@@ -222,7 +222,10 @@ class Claimer:
     async def _deliver(self) -> None:
         """Hand what came in for the runs at hand to them; a run whose inbox cannot be read is set aside alone."""
         try:
-            self._worker.deliver(await self._store.marked(self._worker.id))
+            marked = await self._store.marked(self._worker.id)
+            if marked:
+                self._poll = SHORTEST_POLL
+            self._worker.deliver(marked)
         except StoreCorrupt:
             for lease in await self._store.holdings(self._worker.id):
                 try:

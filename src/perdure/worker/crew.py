@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -41,6 +42,8 @@ class Crew(Struct, frozen=True, kw_only=True):
     """The services that a held run uses."""
 
     system: System
+    #: The database's time, which is what goes into histories.
+    clock: Callable[[], int]
     journal: Journal
     threads: StepThreads
     codec: Codec

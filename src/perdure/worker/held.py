@@ -76,7 +76,7 @@ class Held:
         self._committing = False
         self._forced: Next | None = None
         self._wakeup = Wakeup(crew.system)
-        self._now = crew.system.now
+        self._now = crew.clock
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"
@@ -91,7 +91,7 @@ class Held:
     @guarded
     def begin(self) -> None:
         """Start the workflow function and replay its history. From a plain callback of the loop."""
-        if self.run.deadline <= self._crew.system.now():
+        if self.run.deadline <= self._crew.clock():
             self._expire()
             return
         execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
@@ -126,7 +126,7 @@ class Held:
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.ACTIVE
-        if self.run.deadline <= self._crew.system.now():
+        if self.run.deadline <= self._crew.clock():
             self._expire()
         else:
             self.settle()

@@ -26,7 +26,7 @@ def after_failed_attempt(
     operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int
 ) -> Another | None:
     """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
-    now = crew.system.now()
+    now = crew.clock()
     requested = requested_delay(error)
     if requested is not None:
         again = Another(number - 1, now + int(requested * 1e6))
@@ -52,7 +52,7 @@ def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Cre
     delay = policy.next_delay(run.attempt, error, crew.system.random())
     if delay is None:
         return None
-    wake_at = crew.system.now() + int(delay * 1e6)
+    wake_at = crew.clock() + int(delay * 1e6)
     return Again(wake_at, outcome.payload or "{}") if wake_at < run.deadline else None
 
 

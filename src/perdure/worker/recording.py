@@ -26,7 +26,7 @@ def record_result(execution: Execution, attempt: Attempt, result: Any, run: Run,
     except PerdureError as error:
         return error
     execution.record(
-        _STEP, operation.location, payload, crew.system.now(), value=value,
+        _STEP, operation.location, payload, crew.clock(), value=value,
         started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
     )  # fmt: skip
     return None
@@ -39,12 +39,12 @@ def record_failure(execution: Execution, attempt: Attempt, error: BaseException,
     another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline)
     if another is None:
         execution.record(
-            _STEP, operation.location, failure, crew.system.now(), failed=True,
+            _STEP, operation.location, failure, crew.clock(), failed=True,
             started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
         )  # fmt: skip
         return False
     execution.record(
-        Kind.ATTEMPT, operation.location, failure, crew.system.now(), failed=True, started_at=attempt.started_at,
+        Kind.ATTEMPT, operation.location, failure, crew.clock(), failed=True, started_at=attempt.started_at,
         digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
     )  # fmt: skip
     return True

@@ -61,6 +61,7 @@ class Worker:
         self._threads = StepThreads(options.abandoned_threads)
         self._crew = Crew(
             system=system,
+            clock=store.clock,
             journal=self._journal,
             threads=self._threads,
             codec=codec,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from operator import itemgetter
 
-from perdure.core.errors import WorkflowError
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
-from perdure.store.rows import RUN, failure, to_json, to_run
+from perdure.store.poison import poisoned
+from perdure.store.rows import RUN, to_json, to_run
 from perdure.store.sqlite.connection import SqliteTransaction
 
 #: How many due runs one claim makes ready, and how many it passes over for the sake of affinity, at most.
@@ -192,12 +192,7 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
 
 
 async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
-    error = failure(
-        WorkflowError,
-        f"Run {run_id!r} was claimed {claims} times in a row and each time its worker went away before anything was "
-        "recorded, the last times with nothing else to do. Look at what the run does first, then unblock it.",
-    )
-    await tx.execute(_SET_ASIDE, (Reason.POISON.value, error, run_id))
+    await tx.execute(_SET_ASIDE, (Reason.POISON.value, poisoned(run_id, claims), run_id))
     tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
 
 

@@ -9,16 +9,15 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import Enum, auto
+from collections.abc import Sequence
 
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn, Verdict
+from perdure.core.model import Again, Block, Finish, Park, Record, Release, Turn, Verdict
+from perdure.store.children import start_children
 from perdure.store.dialect import Row
 from perdure.store.messages import send
 from perdure.store.sqlite import states
-from perdure.store.sqlite.children import start_children
 from perdure.store.sqlite.connection import SqliteTransaction
+from perdure.store.turns import Standing, record_row, standing_of, waves
 
 RECORD = """
 INSERT INTO perdure_history
@@ -52,39 +51,13 @@ SET consumed = 1, payload = NULL
 WHERE run_id = ? AND seq <= ? AND consumed = 0
 """
 
-_KINDS = {kind: kind.value for kind in Kind}
-
-
-class Standing(Enum):
-    """How a turn stands to its run's row."""
-
-    #: It holds the lease.
-    LIVE = auto()
-    #: It was written before; the lease has moved on since.
-    DONE = auto()
-    LOST = auto()
-
 
 async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
     """Write the turns; one verdict each."""
     verdicts = [Verdict.APPLIED] * len(turns)
-    for wave in _waves(turns):
+    for wave in waves(turns):
         await _commit_wave(tx, turns, wave, verdicts)
     return verdicts
-
-
-def _waves(turns: Sequence[Turn]) -> Iterator[list[int]]:
-    left = list(range(len(turns)))
-    while left:
-        runs: set[str] = set()
-        wave: list[int] = []
-        later: list[int] = []
-        for index in left:
-            run_id = turns[index].lease.run_id
-            (later if run_id in runs else wave).append(index)
-            runs.add(run_id)
-        yield wave
-        left = later
 
 
 async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[Verdict]) -> None:
@@ -157,22 +130,9 @@ async def _park(tx: SqliteTransaction, turn: Turn, park: Park) -> Verdict:
 
 
 async def _stand(tx: SqliteTransaction, turn: Turn) -> Standing:
-    lease = turn.lease
-    rows = await tx.fetch(_STATE, (lease.run_id,))
-    live = bool(rows) and rows[0] == (Status.RUNNING.value, lease.token, lease.nonce)
-    if turn.records:
-        written = await _written(tx, turn)
-        missing = any(record.seq not in written for record in turn.records)
-        same = all(written.get(record.seq) == _row(turn, record)[:14] for record in turn.records)
-        if live and not same:
-            raise StoreCorrupt(
-                f"The history of run {lease.run_id!r} has another record than the one that its worker was about to write at "
-                f"number {turn.records[0].seq} or after. Nothing was written. Look at the run's history and release it."
-            )
-        return Standing.LIVE if live else Standing.LOST if missing or not same else Standing.DONE
-    if live:
-        return Standing.LIVE
-    return Standing.DONE if rows and _is_there(turn, rows[0]) else Standing.LOST
+    rows = await tx.fetch(_STATE, (turn.lease.run_id,))
+    state = (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+    return standing_of(turn, state, await _written(tx, turn) if turn.records else {})
 
 
 async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:
@@ -180,44 +140,6 @@ async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:
     return {row[1]: row for row in await tx.fetch(_WRITTEN, span)}
 
 
-def _is_there(turn: Turn, row: Row) -> bool:
-    status: str = row[0]
-    token: int = row[1]
-    nonce: str = row[2]
-    if nonce != turn.lease.nonce:
-        return False
-    raised = token - turn.lease.token
-    match turn.next:
-        case Finish(status=wanted):
-            return raised == 0 and status == wanted
-        case Park() | Again():
-            return raised == 0 and status in (Status.WAITING, Status.PENDING)
-        case Release():
-            return raised == 1 and status == Status.PENDING
-        case Block():
-            return raised == 0 and status == Status.BLOCKED
-        case None:
-            return False
-
-
 def _row(turn: Turn, record: Record) -> Row:
-    run_id, token, nonce = turn.lease.run_id, turn.lease.token, turn.lease.nonce
-    return (
-        run_id,
-        record.seq,
-        token,
-        _KINDS[record.kind],
-        record.location,
-        record.payload,
-        1 if record.failed else 0,
-        record.at,
-        record.started_at,
-        record.digest,
-        record.attempts,
-        record.retry_at,
-        record.inbox_seq,
-        record.run_attempt,
-        run_id,
-        token,
-        nonce,
-    )
+    lease = turn.lease
+    return (*record_row(turn, record), lease.run_id, lease.token, lease.nonce)

@@ -30,7 +30,6 @@ from perdure.store.sqlite.files import (
 from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
-Trace = Callable[[str], object]
 
 SQLITE = Dialect(
     name="sqlite",
@@ -182,7 +181,7 @@ class SqliteConnection:
         if self._lock is not None:
             self._lock.give_up()
 
-    def trace(self, callback: Trace | None) -> None:
+    def trace(self, callback: Callable[[str], object] | None) -> None:
         """Show every statement to a callback."""
         self._open().set_trace_callback(callback)
 

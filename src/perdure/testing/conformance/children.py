@@ -165,3 +165,13 @@ class Children:
         run = await store.get("stranger")
         assert run is not None
         assert (run.status.finished, run.inbox_seq) == (False, 0)
+
+    @pytest.mark.parametrize("parent", [None, "r1"], ids=["a stranger", "a child"])
+    async def test_what_is_meant_for_a_child_reaches_no_stranger(self, store: Store, parent: str | None) -> None:
+        lease = await held(store, "r1")
+        await store.create([a_run("other", parent_id=parent, parent_location=parent and "call")], ACTOR)
+        stop = a_message("other", kind=Kind.CANCEL, payload="null", key="stop", only_child_of="r1")
+        assert await commit(store, lease, sends=(stop,)) is Verdict.APPLIED
+        run = await store.get("other")
+        assert run is not None
+        assert run.status is (Status.PENDING if parent is None else Status.CANCELLED)

@@ -117,6 +117,11 @@ class FaultStore:
         changed, self._known_commits = commits != self._known_commits, commits
         return changed
 
+    def clock(self) -> int:
+        """The database's time."""
+        assert self._database.store is not None
+        return self._database.store.clock()
+
     def __getattr__(self, name: str) -> Any:
         if name not in _VERBS:
             raise AttributeError(name)

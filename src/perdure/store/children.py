@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from perdure.core.errors import RunExists
 from perdure.core.model import FINISHED, Kind, NewMessage, NewRun, Status
+from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
 from perdure.store.protocol import Change
 from perdure.store.rows import failure, to_json
 from perdure.store.runs import INSERT, params_of
-from perdure.store.sqlite.connection import SqliteTransaction
 
 _EXISTING = """
 SELECT parent_id, parent_location, status, generation, output, error
@@ -33,33 +33,34 @@ WHERE p.id = :parent
 """
 
 
-async def start_children(tx: SqliteTransaction, parent: str, children: Sequence[NewRun]) -> None:
+async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun]) -> None:
     """Create them, or find that they are there."""
     for child in children:
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
             tx.note(child.id, "created", to_json({"type": child.type}))
             tx.stir(Change.READY)
         else:
-            await _adopt(tx, parent, child)
+            await deliver(tx, await adopt(tx, parent, child))
 
 
-async def _adopt(tx: SqliteTransaction, parent: str, child: NewRun) -> None:
+async def adopt(tx: Transaction, parent: str, child: NewRun) -> NewMessage | None:
+    """What to tell a parent whose child, or somebody else's run of that id, is there already."""
     rows = await tx.fetch(_EXISTING, {"id": child.id})
     if not rows or rows[0][:2] != (parent, child.parent_location):
         text = (
             f"The id {child.id!r} belongs to another run; give the call at {child.parent_location!r} an id of its own."
         )
-        await deliver(tx, _word(parent, child, failure(RunExists, text), True, f"taken:{child.write_id}"))
-        return
+        return _word(parent, child, failure(RunExists, text), True, f"taken:{child.write_id}")
     _, _, status, generation, output, error = rows[0]
     if status not in FINISHED:
-        return
+        return None
     key = f"child:{child.id}:{generation}"
     taken_in = await tx.fetch(_TAKEN_IN_BEFORE, {"parent": parent, "key": key})
-    if taken_in:
-        completed = status == Status.COMPLETED
-        payload = output if completed else error
-        await deliver(tx, _word(parent, child, payload, not completed, f"{key}:{taken_in[0][0]}"))
+    if not taken_in:
+        return None
+    completed = status == Status.COMPLETED
+    payload = output if completed else error
+    return _word(parent, child, payload, not completed, f"{key}:{taken_in[0][0]}")
 
 
 def _word(parent: str, child: NewRun, payload: str | None, failed: bool, key: str) -> NewMessage:

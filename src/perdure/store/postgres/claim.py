@@ -1,0 +1,350 @@
+"""Claiming on PostgreSQL.
+
+First a look, one cheap statement, which is all that an idle worker costs. Only if there is something to do follows the
+transaction: wake what is due, choose, take. Each (queue, type) pair is one range of the claim index, read in its order; rows
+that somebody else has locked are skipped, and what is chosen is locked at once, so that claimers never wait for each other
+and each gets as many as it asked for. Runs with claims that led to nothing have an index of their own and are judged apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
+from perdure.store.dialect import Row
+from perdure.store.poison import poisoned
+from perdure.store.postgres.dialect import NOW
+from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.rows import RUN, to_json, to_run
+
+#: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at.
+_DUE = 512
+_SUSPECTS = 64
+#: With more ranges than this, each is first read in part only.
+_FEW = 4
+#: When to look again if others had locked what we could have taken, in microseconds.
+MOMENT = 5_000
+
+PAIRS = "unnest($1::text[], $2::text[]) AS pair (queue, type)"
+_IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
+
+LOOK = f"""
+WITH clock AS MATERIALIZED (SELECT COALESCE($5::bigint, {NOW}) AS now)
+SELECT clock.now,
+  ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive'),
+  EXISTS (SELECT 1 FROM perdure_runs WHERE status = 'running' AND worker = $3 AND nonce = $4),
+  (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
+  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} LIMIT 1) one),
+  EXISTS (
+    SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.claims > 0 LIMIT 1) one
+  ),
+  EXISTS (
+    SELECT 1 FROM {PAIRS}
+    CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.wake_at > clock.now LIMIT 1) one
+  ),
+  (
+    SELECT MIN(one.wake_at)
+    FROM {PAIRS}
+    CROSS JOIN LATERAL (
+      SELECT r.wake_at FROM perdure_runs r
+      WHERE {_IN_PAIR} AND r.wake_at > clock.now - $6::bigint AND r.home <> $3
+        AND EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = r.home AND w.status = 'alive')
+      ORDER BY r.wake_at LIMIT 1
+    ) one
+  )
+FROM clock
+"""
+
+_HELD = f"""
+SELECT progress, {RUN}
+FROM perdure_runs
+WHERE status = 'running' AND worker = $1 AND nonce = $2
+ORDER BY priority, wake_at, id
+"""
+
+WAKE = """
+WITH due AS MATERIALIZED (
+  SELECT id FROM perdure_runs WHERE status = 'waiting' AND wake_at <= $1 ORDER BY wake_at LIMIT $2
+  FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE perdure_runs r SET status = 'pending', reason = NULL FROM due WHERE r.id = due.id AND r.status = 'waiting'
+"""
+
+_NOT_YET = f"""
+WITH early AS MATERIALIZED (
+  SELECT one.id
+  FROM {PAIRS}
+  CROSS JOIN LATERAL (
+    SELECT r.id FROM perdure_runs r WHERE {_IN_PAIR} AND r.wake_at > $3 ORDER BY r.wake_at LIMIT {_DUE}
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) one
+)
+UPDATE perdure_runs r SET status = 'waiting', reason = 'timer' FROM early WHERE r.id = early.id AND r.status = 'pending'
+"""
+
+#: Ready, not suspicious, and not left to the worker that had it last.
+FREE = f"""{_IN_PAIR} AND r.wake_at <= $3 AND r.claims < $4
+      AND (r.home IS NULL OR r.home = $5 OR r.wake_at <= $6 OR r.home <> ALL ($7::text[]))"""
+
+BY_PRIORITY = f"""
+SELECT pair.queue, pair.type, one.priority, one.wake_at, one.id
+FROM {PAIRS}
+CROSS JOIN LATERAL (
+  SELECT r.priority, r.wake_at, r.id
+  FROM perdure_runs r
+  WHERE {FREE}
+  ORDER BY r.priority, r.wake_at, r.id
+  LIMIT $8
+  FOR NO KEY UPDATE SKIP LOCKED
+) one
+"""
+
+BY_AGE = f"""
+SELECT pair.queue, pair.type, 0, one.wake_at, one.id
+FROM {PAIRS}
+CROSS JOIN LATERAL (
+  SELECT r.wake_at, r.id
+  FROM perdure_runs r
+  WHERE {FREE} AND r.id <> ALL ($9::text[])
+  ORDER BY r.wake_at, r.id
+  LIMIT $8
+  FOR NO KEY UPDATE SKIP LOCKED
+) one
+"""
+
+SUSPECTS = f"""
+SELECT one.priority, one.wake_at, one.id, one.claims,
+  EXISTS (SELECT 1 FROM perdure_history h WHERE h.run_id = one.id AND h.seq > one.progress)
+FROM {PAIRS}
+CROSS JOIN LATERAL (
+  SELECT r.priority, r.wake_at, r.id, r.claims, r.progress
+  FROM perdure_runs r
+  WHERE {_IN_PAIR} AND r.claims > 0 AND r.claims >= $4 AND r.wake_at <= $3
+  ORDER BY r.priority, r.wake_at, r.id
+  LIMIT {_SUSPECTS}
+  FOR NO KEY UPDATE SKIP LOCKED
+) one
+ORDER BY 1, 2, 3
+"""
+
+OF_RUN = ", ".join("r." + column for column in RUN.split(", "))
+
+TAKEN = """status = 'running', reason = NULL, worker = {worker}, home = {worker}, nonce = {nonce}, token = r.token + 1,
+      claims = CASE WHEN r.claims > 0 AND chosen.last > r.progress THEN 1 ELSE r.claims + 1 END,
+      progress = COALESCE(chosen.last, -1),
+      started_at = CASE WHEN r.started_at = 0 THEN {now} ELSE r.started_at END,
+      seed = CASE WHEN r.seed = '' THEN chosen.fresh_seed ELSE r.seed END,
+      marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END"""
+
+#: Everything that was chosen is ours by its lock; the audit trail is part of the same statement.
+TAKE = f"""
+WITH taken AS (
+  UPDATE perdure_runs r
+  SET {TAKEN.format(worker="$3", nonce="$4", now="$5")}
+  FROM (
+    SELECT given.run_id, given.fresh_seed,
+      (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = given.run_id) AS last
+    FROM unnest($1::text[], $2::text[]) AS given (run_id, fresh_seed)
+  ) chosen
+  WHERE r.id = chosen.run_id AND r.status = 'pending'
+  RETURNING r.progress, {OF_RUN}
+), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT id, $5, 'claimed', $3, '{{"token":' || token || '}}' FROM taken
+)
+SELECT * FROM taken
+"""
+
+_SET_ASIDE = """
+UPDATE perdure_runs
+SET status = 'blocked', reason = $2, error = $3
+WHERE id = $1 AND status = 'pending'
+"""
+
+LATER = f"""
+SELECT
+  (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
+  (
+    SELECT MIN(one.wake_at)
+    FROM {PAIRS}
+    CROSS JOIN LATERAL (
+      SELECT r.wake_at FROM perdure_runs r
+      WHERE {_IN_PAIR} AND r.wake_at > $6 AND r.home <> $5 AND r.home = ANY ($7::text[])
+      ORDER BY r.wake_at LIMIT 1
+    ) one
+  ),
+  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {FREE} LIMIT 1) one)
+"""
+
+
+class Seen(Struct, frozen=True):
+    """What a look found."""
+
+    now: int
+    #: The workers that live, and whether the one that asks is among them.
+    alive: list[str]
+    welcome: bool
+    #: This claim was made before; its answer was lost.
+    held: bool
+    next_wake: int
+    ready: bool
+    doubtful: bool
+    early: bool
+    #: When the first run that is left to its last worker became ready.
+    left: int | None
+
+    @property
+    def usual(self) -> bool:
+        """Whether ready runs are all there is to it."""
+        return self.welcome and self.ready and not (self.held or self.due or self.doubtful or self.early)
+
+    @property
+    def due(self) -> bool:
+        """Whether a run waits to be woken."""
+        return self.next_wake <= self.now
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to do for this worker."""
+        return not (self.held or (self.welcome and (self.due or self.ready)))
+
+    def at(self, now: int) -> Seen:
+        """The same at the time that this process goes by."""
+        return replace(self, now=now)
+
+    def empty_handed(self) -> Claimed:
+        """The answer of a claim that took nothing."""
+        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now)
+
+
+class _Choice:
+    """What a claim takes, and what it found besides."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.suspects: list[str] = []
+
+
+async def look(tx: PostgresTransaction, request: ClaimRequest, told: int | None) -> Seen:
+    """Find out whether there is anything to do."""
+    [(now, alive, held, next_wake, ready, doubtful, early, left)] = await tx.run(
+        LOOK, *_pairs(request), request.worker, request.nonce, told, request.affinity
+    )
+    return Seen(
+        now=now,
+        alive=alive,
+        welcome=request.worker in alive,
+        held=held,
+        next_wake=FAR if next_wake is None else next_wake,
+        ready=ready,
+        doubtful=doubtful,
+        early=early,
+        left=left,
+    )
+
+
+async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]) -> Claimed:
+    """Wake what is due, then take ready runs."""
+    if seen.held:
+        held = await tx.run(_HELD, request.worker, request.nonce)
+        return replace(seen.empty_handed(), runs=to_runs(held))
+    if seen.due:
+        await tx.run(WAKE, seen.now, max(_DUE, request.limit))
+    if seen.early:
+        await tx.run(_NOT_YET, *_pairs(request), seen.now)
+    choice = await _choose(tx, request, seen)
+    chosen = choice.suspects[:1] if request.alone and choice.suspects else choice.taken
+    rows = await _take(tx, request, seen, chosen, entropy) if chosen else []
+    suspects = bool(choice.suspects) and not request.alone
+    next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
+    return Claimed(runs=to_runs(rows), next_wake=next_wake, suspects=suspects, now=seen.now)
+
+
+async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> _Choice:
+    choice = _Choice()
+    first = request.limit - request.by_age
+    ready = await _ready(tx, request, seen, first)
+    if seen.doubtful:
+        ready = sorted([*ready, *await _judge(tx, request, seen, choice)])[:first]
+    choice.taken = [row[2] for row in ready]
+    # A pass that did not find enough has seen all there is.
+    if request.by_age and len(ready) >= first:
+        args = (*free(request, seen), request.by_age, choice.taken)
+        rows = sorted((row[2:] for row in await tx.run(BY_AGE, *args)), key=itemgetter(1, 2))
+        choice.taken += [row[2] for row in rows[: request.by_age]]
+    return choice
+
+
+async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, enough: int) -> list[Row]:
+    """The first of all pairs in one order, as (priority, wake_at, id)."""
+    pairs = len(request.queues) * len(request.types)
+    page = enough if pairs <= _FEW else min(enough, max(16, 2 * enough // pairs))
+    while True:
+        found = await tx.run(BY_PRIORITY, *free(request, seen), page)
+        ready = sorted(row[2:] for row in found)
+        if page >= enough:
+            return ready[:enough]
+        counts: dict[tuple[str, str], list[Row]] = {}
+        for queue, type, *row in found:
+            counts.setdefault((queue, type), []).append(tuple(row))
+        # Behind the end of a page that is full, something of the same pair may come first.
+        certain = min((max(rows) for rows in counts.values() if len(rows) == page), default=None)
+        if certain is None or ready.index(certain) + 1 >= enough:
+            return ready[:enough]
+        page = enough
+
+
+async def _judge(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, choice: _Choice) -> list[Row]:
+    """Those that have got on since; the others are suspects, or set aside."""
+    fine: list[Row] = []
+    for *place, claims, progressed in await tx.run(SUSPECTS, *_pairs(request), seen.now, request.suspect_after):
+        run_id = place[2]
+        if progressed:
+            fine.append(tuple(place))
+        elif claims >= request.poison_after:
+            await tx.run(_SET_ASIDE, run_id, Reason.POISON.value, poisoned(run_id, claims))
+            tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+        else:
+            choice.suspects.append(run_id)
+    return fine
+
+
+async def _take(
+    tx: PostgresTransaction, request: ClaimRequest, seen: Seen, chosen: list[str], entropy: Callable[[int], bytes]
+) -> list[Row]:
+    text = entropy(16 * len(chosen)).hex()
+    seeds = [text[32 * place : 32 * place + 32] for place in range(len(chosen))]
+    order = {run_id: place for place, run_id in enumerate(chosen)}
+    rows = await tx.run(TAKE, chosen, seeds, request.worker, request.nonce, seen.now)
+    return sorted(rows, key=lambda row: order[row[1]])
+
+
+async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> int:
+    [(waiting, left, more)] = await tx.run(LATER, *free(request, seen))
+    times = [FAR if waiting is None else waiting]
+    if left is not None:
+        times.append(left + request.affinity)
+    if more:
+        times.append(seen.now + MOMENT)
+    return min(times)
+
+
+def free(request: ClaimRequest, seen: Seen) -> tuple[object, ...]:
+    """The parameters of `FREE`."""
+    pairs = _pairs(request)
+    return (*pairs, seen.now, request.suspect_after, request.worker, seen.now - request.affinity, seen.alive)
+
+
+def _pairs(request: ClaimRequest) -> tuple[list[str], list[str]]:
+    pairs = [(queue, type) for queue in request.queues for type in request.types]
+    return [queue for queue, _ in pairs], [type for _, type in pairs]
+
+
+def to_runs(rows: Sequence[Row]) -> tuple[ClaimedRun, ...]:
+    """What was taken."""
+    # Progress is the last record's number at the claim: -1 says that there was none.
+    return tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)

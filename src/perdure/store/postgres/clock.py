@@ -1,0 +1,56 @@
+"""The server's time, known here without asking.
+
+Each answer that carries the server's time bounds how far its clock is from our monotonic one: the answer was written after the
+question left and before it came back. The bounds are narrowed by every measurement and replaced when they contradict it, which
+means that a clock was set. The earliest possible time is the one that is told, so that nothing is ever ahead of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perdure.core.system import System
+
+
+class ServerClock:
+    """Never goes back within this process. Where `told` is given, it is the time (for tests) and the server's is ignored."""
+
+    def __init__(self, system: System, told: Callable[[], int] | None) -> None:
+        self._system = system
+        self._told = told
+        self._earliest = 0
+        self._latest = 0
+        self._measured = False
+        self._last = 0
+
+    def now(self) -> int:
+        """Microseconds since the epoch."""
+        if self._told is not None:
+            now = self._told()
+        elif self._measured:
+            now = self._earliest + self._monotonic()
+        else:
+            # A guess, which must not hold back the server's time if that turns out to be earlier.
+            return self._system.now()
+        self._last = max(self._last, now)
+        return self._last
+
+    def asking(self) -> int:
+        """To be called before a question that will be answered with the server's time."""
+        return self._monotonic()
+
+    def answered(self, asked: int, server: int) -> int:
+        """Take in an answer; the time."""
+        earliest, latest = server - self._monotonic(), server - asked
+        if self._measured and earliest <= self._latest and latest >= self._earliest:
+            earliest, latest = max(earliest, self._earliest), min(latest, self._latest)
+        self._earliest, self._latest, self._measured = earliest, latest, True
+        return self.now()
+
+    @property
+    def told(self) -> int | None:
+        """What statements are to take for the time instead of the server's."""
+        return None if self._told is None else self.now()
+
+    def _monotonic(self) -> int:
+        return int(self._system.monotonic() * 1_000_000)

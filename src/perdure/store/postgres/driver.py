@@ -1,0 +1,94 @@
+"""The driver, as far as it is used here. It comes without types, so they are said in this one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+
+#: What the server says is wrong; what the driver itself says; the one thing that is asked for by its name.
+ServerError: type[Exception] = asyncpg.PostgresError
+# The second is raised by a connection that the server has ended while nobody used it.
+DriverErrors: tuple[type[Exception], ...] = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+AlreadyThere: type[Exception] = asyncpg.UniqueViolationError
+
+#: Seconds after which a connection attempt, and a statement, is given up; well below any lease.
+_CONNECT_TIMEOUT = 5
+_STATEMENT_TIMEOUT = 12.0
+#: Seconds that saying goodbye to a connection may take.
+_GOODBYE = 2.0
+_CACHED_STATEMENTS = 200
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str:
+        """Of a type."""
+
+
+class _Prepared(Protocol):
+    def get_parameters(self) -> Sequence[_Named]:
+        """The types of its parameters."""
+
+
+class _Version(Protocol):
+    @property
+    def major(self) -> int:
+        """The first number."""
+
+
+class Connection(Protocol):
+    """One session with the server, of one event loop."""
+
+    async def execute(self, query: str, *args: object) -> str:
+        """Run a statement, or several without parameters; its status, such as `UPDATE 3`."""
+
+    async def fetch(self, query: str, *args: object) -> list[Any]:
+        """Run a query; its rows."""
+
+    async def fetchval(self, query: str, *args: object) -> Any:
+        """Run a query; the first value of its first row."""
+
+    async def prepare(self, query: str) -> _Prepared:
+        """Have a statement examined."""
+
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    def get_server_version(self) -> _Version:
+        """Of the server."""
+
+    async def close(self, *, timeout: float) -> None:
+        """End it in order."""
+
+    def add_query_logger(self, callback: Callable[[Any], object]) -> None:
+        """Show every statement, with its parameters and time, to a callback."""
+
+    def terminate(self) -> None:
+        """End it at once."""
+
+
+async def connect(dsn: str, *, prepares: bool) -> Connection:
+    """A new session. Statements that are not to be prepared are examined anew each time."""
+    session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
+        dsn,
+        timeout=_CONNECT_TIMEOUT,
+        command_timeout=_STATEMENT_TIMEOUT,
+        statement_cache_size=_CACHED_STATEMENTS if prepares else 0,
+        max_cached_statement_lifetime=0,
+        max_cacheable_statement_size=0,
+        server_settings={"application_name": "perdure"},
+    )
+    return cast("Connection", session)
+
+
+async def say_goodbye(session: Connection) -> None:
+    """End a session in order if that is possible, and anyway."""
+    try:
+        await session.close(timeout=_GOODBYE)
+    except Exception:
+        session.terminate()

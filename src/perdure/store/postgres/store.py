@@ -1,0 +1,394 @@
+"""The store on PostgreSQL 14 and newer.
+
+A verb is a transaction on one connection, in READ COMMITTED; the hottest are one statement each. One that loses a race or its
+connection is run again as a whole, a few times, which every verb allows; after that whoever asked is told that the database is
+unavailable. No session state is used. Should a pooler turn out to stand in between, statements are no longer prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from perdure.core.errors import StoreError
+from perdure.core.model import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Kind,
+    Loaded,
+    NewMessage,
+    NewRun,
+    SendOutcome,
+    Swept,
+    Turn,
+    Verdict,
+)
+from perdure.core.system import System
+from perdure.store import migrations, workers
+from perdure.store.dialect import Row, Transaction
+from perdure.store.messages import cancel, send
+from perdure.store.postgres import creating, errors, loading
+from perdure.store.postgres.claim import Seen, claim, look
+from perdure.store.postgres.clock import ServerClock
+from perdure.store.postgres.commit import Doubtful, commit
+from perdure.store.postgres.dialect import NOW, POSTGRES
+from perdure.store.postgres.driver import AlreadyThere, Connection, connect
+from perdure.store.postgres.pool import Pool
+from perdure.store.postgres.ready import claim_ready
+from perdure.store.postgres.simple import commit_simply, is_simple, only_records
+from perdure.store.postgres.sweep import ANYTHING
+from perdure.store.postgres.transaction import PostgresTransaction, Statements
+from perdure.store.protocol import Change
+from perdure.store.sql import SqlStore, Trace
+from perdure.store.url import PostgresUrl
+
+T = TypeVar("T")
+Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
+
+#: How often a transaction is tried before its caller is told, and the longest pause in between, in seconds.
+_TRIES = 5
+_PAUSE = 0.05
+_OLDEST_SERVER = 14
+
+_BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '15s'
+"""
+_BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
+#: DDL of several processes that start at once, one after the other; the numbers are ours by chance.
+_MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
+_SCHEMA_EXISTS = "SELECT 1 WHERE to_regnamespace($1) IS NOT NULL"
+
+#: Every row that sending touches, parents of those that it may end included. Whoever locks several locks them in this order;
+#: otherwise two of them wait for each other until the server notices, a second later.
+_LOCK_IN_ORDER = """
+SELECT 1
+FROM perdure_runs
+WHERE id = ANY ($1::text[] || ARRAY(
+  SELECT parent_id FROM perdure_runs WHERE id = ANY ($2::text[]) AND parent_id IS NOT NULL
+))
+ORDER BY id
+FOR NO KEY UPDATE
+"""
+
+_TIME = f"SELECT {NOW}"
+
+_BEAT = f"""
+UPDATE perdure_workers
+SET heartbeat_at = COALESCE($2::bigint, {NOW})
+WHERE id = $1 AND status = 'alive'
+RETURNING heartbeat_at
+"""
+
+
+class PostgresStore(SqlStore):
+    """The verbs of `Store` over one PostgreSQL database. `time` replaces the server's clock in tests."""
+
+    def __init__(
+        self, url: PostgresUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__(POSTGRES, url.tables, migrate=migrate)
+        # What an idle worker costs: two looks in three seconds.
+        self.poll_interval = 1.5
+        self.where = url.where
+        self._url = url
+        self._system = system
+        self._statements = Statements(url.tables)
+        self._clock = ServerClock(system, time)
+        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._prepares = True
+        self._trace: Trace | None = None
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        if self._process == os.getpid():
+            self._process = 0
+            for pool in list(self._pools.values()):
+                await pool.close()
+
+    async def changed(self) -> bool:
+        """True: it cannot be known without asking, and asking is as dear as claiming."""
+        self._check_open()
+        return True
+
+    def clock(self) -> int:
+        """The server's time as last measured, carried on by the monotonic clock."""
+        return self._clock.now()
+
+    async def now(self) -> int:
+        """The server's time."""
+
+        async def ask(connection: Connection) -> int:
+            asked = self._clock.asking()
+            return self._clock.answered(asked, await connection.fetchval(_TIME))
+
+        return await self._with("now", ask)
+
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+        """Create runs; in one statement unless one of them is there already."""
+
+        async def quickly(tx: PostgresTransaction) -> builtins.list[Created] | None:
+            return await creating.create_new(tx, runs)
+
+        made = await self._at_once("create", actor, quickly)
+        return await super().create(runs, actor) if made is None else made
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+
+        async def body(tx: PostgresTransaction) -> builtins.list[SendOutcome]:
+            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
+            if ends or len(messages) > 1:
+                await tx.run(_LOCK_IN_ORDER, [message.run_id for message in messages], ends)
+            return await send(tx, messages)
+
+        return await self._transact("send", actor, body)
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+
+        async def body(tx: PostgresTransaction) -> SendOutcome:
+            await tx.run(_LOCK_IN_ORDER, [run_id], [run_id])
+            return await cancel(tx, run_id, reason, key)
+
+        return await self._transact("cancel", actor, body)
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row, by the server's own clock."""
+
+        async def beat(tx: PostgresTransaction) -> bool:
+            asked = self._clock.asking()
+            rows = await tx.run(_BEAT, worker_id, self._clock.told)
+            if rows:
+                self._clock.answered(asked, rows[0][0])
+            return bool(rows)
+
+        return bool(await self._at_once("heartbeat", worker_id, beat))
+
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
+        self._check_open()
+        self._system.crash_point("sweep.enter")
+        if await self._with("sweep", self._anything_to_sweep):
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+        self._pass_by("sweep")
+        return Swept(dead_workers=(), released=0, expired=0, more=False)
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Wake what is due, then take ready runs."""
+        self._check_open()
+        self._system.crash_point("claim.enter")
+        seen = await self._with("claim", lambda connection: self._look(connection, request))
+        if seen.nothing:
+            self._pass_by("claim")
+            return seen.empty_handed()
+        if seen.usual and request.limit > 0 and self._prepares:
+            claimed = await self._at_once(
+                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), entered=True
+            )
+            if claimed is not None:
+                return claimed
+        return await self._transact(
+            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
+        )
+
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        """Histories and unread inboxes, as of one moment."""
+        return await self._with("load", lambda connection: self._load(connection, run_ids))
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable; in one statement if they reach nobody else."""
+        written: set[str] | None = None
+        if self._prepares and (only_records(turns) or is_simple(turns)):
+            written = await self._at_once("commit", actor, lambda tx: commit_simply(tx, turns))
+        left = [turn for turn in turns if written is None or turn.lease.run_id not in written]
+        if not left:
+            return [Verdict.APPLIED] * len(turns)
+        verdicts = iter(await self._commit(left, actor))
+        return [
+            next(verdicts) if written is None or turn.lease.run_id not in written else Verdict.APPLIED for turn in turns
+        ]
+
+    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        try:
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False))
+        except Doubtful:
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True))
+        if all(verdict is Verdict.BUSY for verdict in verdicts):
+            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
+            await self._system.sleep(_PAUSE * self._system.random())
+        return verdicts
+
+    async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
+        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        places = iter(range(1, len(params) + 1))
+        text = "".join(f"${next(places)}" if letter == "?" else letter for letter in sql) if params else sql
+        return await self._read_rows(lambda tx: tx.run(text, *params))
+
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement to a callback. For tests and tools."""
+        self._trace = callback
+        self._pool().flush()
+
+    async def _connect(self) -> None:
+        self._process = os.getpid()
+        try:
+            await self.now()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _migrate(self, tx: Transaction) -> None:
+        assert isinstance(tx, PostgresTransaction)
+        await tx.run(_MIGRATION_LOCK, self._tables)
+        schema = self._url.schema
+        if schema is not None and not await tx.run(_SCHEMA_EXISTS, f'"{schema}"'):
+            await tx.connection.execute(f'CREATE SCHEMA "{schema}"')
+        await migrations.migrate(tx, POSTGRES)
+
+    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
+        return await self._transact(verb, actor, body)
+
+    async def _read(self, verb: str, body: Body[T]) -> T:
+        return await self._read_rows(body)
+
+    async def _read_rows(self, body: Body[T]) -> T:
+        return await self._with("read", lambda connection: body(self._transaction(connection, "", locking=False)))
+
+    async def _transact(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T:
+        """Run a verb in a transaction of its own."""
+        self._check_open()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: Connection) -> tuple[T, Change]:
+            await connection.execute(_BEGIN)
+            tx = self._transaction(connection, actor, locking=True)
+            self._system.crash_point(f"{verb}.begun")
+            answer = await body(tx)
+            await tx.write_notes()
+            self._system.crash_point(f"{verb}.written")
+            await connection.execute("COMMIT")
+            return answer, tx.stirred
+
+        answer, stirred = await self._with(verb, attempt)
+        self._committed(verb, stirred)
+        return answer
+
+    async def _at_once(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T | None:
+        """Run a verb that is one statement. None: a row was there already, nothing was written, and it takes a transaction."""
+        self._check_open()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: Connection) -> tuple[T | None, Change]:
+            tx = self._transaction(connection, actor, locking=True)
+            self._system.crash_point(f"{verb}.begun")
+            self._system.crash_point(f"{verb}.written")
+            try:
+                return await body(tx), tx.stirred
+            except AlreadyThere:
+                return None, Change.NONE
+
+        answer, stirred = await self._with(verb, attempt)
+        if answer is not None:
+            self._committed(verb, stirred)
+        return answer
+
+    def _committed(self, verb: str, stirred: Change) -> None:
+        self._system.crash_point(f"{verb}.committed")
+        if stirred:
+            self._tell(stirred)
+
+    def _pass_by(self, verb: str) -> None:
+        for place in ("begun", "written", "committed"):
+            self._system.crash_point(f"{verb}.{place}")
+
+    async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do something on a connection, again and again while that may help."""
+        self._check_open()
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return await self._once(work)
+            except errors.ERRORS as error:
+                if errors.is_pooled(error) and self._prepares:
+                    self._prepares = False
+                    self._pool().flush()
+                elif not left or not (errors.is_race(error) or errors.is_lost(error)):
+                    raise errors.translate(error, self.where) from error
+            await self._system.sleep(_PAUSE * self._system.random() / (left + 1))
+        raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
+
+    async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        pool = self._pool()
+        connection = await pool.take()
+        try:
+            answer = await work(connection)
+        except Exception as error:
+            await self._put_back(pool, connection, broken=errors.is_lost(error))
+            raise
+        except BaseException:
+            # Cancelled in the middle of something: the server rolls back when the connection goes.
+            pool.drop(connection)
+            raise
+        pool.give(connection)
+        return answer
+
+    async def _put_back(self, pool: Pool, connection: Connection, *, broken: bool) -> None:
+        if not broken and connection.is_in_transaction():
+            with suppress(*errors.ERRORS):
+                await connection.execute("ROLLBACK")
+        if broken or connection.is_closed() or connection.is_in_transaction():
+            pool.drop(connection)
+            # A server that went away took all of them with it.
+            pool.flush()
+        else:
+            pool.give(connection)
+
+    def _pool(self) -> Pool:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = Pool(
+                self._system, self._open_connection, self._url.pool, lambda one: self._pools.pop(one.loop, None)
+            )
+            self._pools[loop] = pool
+        return pool
+
+    async def _open_connection(self) -> Connection:
+        connection = await connect(self._url.dsn, prepares=self._prepares)
+        trace = self._trace
+        if trace is not None:
+            connection.add_query_logger(lambda logged: trace(logged.query))
+        if connection.get_server_version().major < _OLDEST_SERVER:
+            version = connection.get_server_version().major
+            connection.terminate()
+            raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer.")
+        return connection
+
+    def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> PostgresTransaction:
+        return PostgresTransaction(connection, self._statements, self._clock, actor, locking=locking)
+
+    async def _look(self, connection: Connection, request: ClaimRequest) -> Seen:
+        asked = self._clock.asking()
+        seen = await look(self._transaction(connection, "", locking=False), request, self._clock.told)
+        return seen.at(self._clock.answered(asked, seen.now))
+
+    async def _anything_to_sweep(self, connection: Connection) -> bool:
+        asked = self._clock.asking()
+        tx = self._transaction(connection, "", locking=False)
+        [(now, anything)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
+        self._clock.answered(asked, now)
+        return bool(anything)
+
+    async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        await connection.execute(_BEGIN_SNAPSHOT)
+        loaded = await loading.load(self._transaction(connection, "", locking=False), run_ids)
+        await connection.execute("COMMIT")
+        return loaded

@@ -1,0 +1,156 @@
+"""A transaction on PostgreSQL, as shared verbs see it.
+
+Statements come with `:name` parameters and leave with `$1`. One that is run for many rows becomes one statement over arrays,
+so that it costs one round trip however many rows there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.store.dialect import Params, Row
+from perdure.store.postgres.clock import ServerClock
+from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.postgres.driver import Connection
+from perdure.store.protocol import Change
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_VALUES = re.compile(r"VALUES\s*\((.*?)\)", re.DOTALL)
+
+NOTES = """
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[])
+"""
+
+
+class Statements:
+    """Statements as the server gets them, each rendered once."""
+
+    def __init__(self, tables: str) -> None:
+        self._tables = tables
+        self._named: dict[str, tuple[str, list[str]]] = {}
+        self._plain: dict[str, str] = {}
+        self._types: dict[str, list[str]] = {}
+
+    def named(self, sql: str) -> tuple[str, list[str]]:
+        """With `:name` parameters: the text, and the names in the order of their numbers."""
+        found = self._named.get(sql)
+        if found is None:
+            names = list(dict.fromkeys(_PARAMETER.findall(sql)))
+            numbers = {name: f"${place}" for place, name in enumerate(names, 1)}
+            found = self._render(_PARAMETER.sub(lambda match: numbers[match[1]], sql)), names
+            self._named[sql] = found
+        return found
+
+    def plain(self, sql: str) -> str:
+        """With `$1` parameters already."""
+        found = self._plain.get(sql)
+        if found is None:
+            found = self._plain[sql] = self._render(sql)
+        return found
+
+    def over_arrays(self, sql: str, types: Sequence[str]) -> str:
+        """A statement with `:name` parameters of these types that does for each element of arrays what it would do once."""
+        _, names = self.named(sql)
+        arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(types, 1))
+        source = f"FROM unnest({arrays}) AS given ({', '.join('given_' + name for name in names)})"
+        text = _PARAMETER.sub(lambda match: f"given_{match[1]}", sql)
+        if text.lstrip().startswith("INSERT"):
+            return self._render(_VALUES.sub(lambda match: f"SELECT {match[1]} {source}", text))
+        return self._render(text.replace("WHERE ", f"{source}\nWHERE ", 1))
+
+    async def types(self, connection: Connection, sql: str) -> list[str]:
+        """The types of a statement's parameters, as the server knows them."""
+        found = self._types.get(sql)
+        if found is None:
+            prepared = await connection.prepare(self.named(sql)[0])
+            found = self._types[sql] = [kind.name for kind in prepared.get_parameters()]
+        return found
+
+    def _render(self, sql: str) -> str:
+        return POSTGRES.render(sql, self._tables)
+
+
+class PostgresTransaction:
+    """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
+
+    def __init__(
+        self, connection: Connection, statements: Statements, clock: ServerClock, actor: str, *, locking: bool
+    ) -> None:
+        self.connection = connection
+        self.actor = actor
+        self._statements = statements
+        self._clock = clock
+        self._locking = locking
+        self._now = 0
+        self._stirred = 0
+        self._notes: list[tuple[str, int, str, str, str]] = []
+
+    @property
+    def now(self) -> int:
+        """The server's time at the first look at it since rows were last locked."""
+        if self._now == 0:
+            self._now = self._clock.now()
+        return self._now
+
+    async def execute(self, sql: str, params: Params) -> int:
+        """Run one statement; how many rows it changed."""
+        text, names = self._statements.named(sql)
+        return _count(await self.connection.execute(text, *(params[name] for name in names)))
+
+    async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
+        """Run one statement for each of the rows, all at once."""
+        if not rows:
+            return 0
+        if len(rows) == 1:
+            return await self.execute(sql, rows[0])
+        _, names = self._statements.named(sql)
+        text = self._statements.over_arrays(sql, await self._statements.types(self.connection, sql))
+        return _count(await self.connection.execute(text, *([row[name] for row in rows] for name in names)))
+
+    async def fetch(self, sql: str, params: Params) -> list[Row]:
+        """Run a query."""
+        if "{for_update}" in sql:
+            # It may wait for locks; the time is what it is afterwards.
+            self._now = 0
+            if not self._locking:
+                sql = sql.replace("{for_update}", "")
+        text, names = self._statements.named(sql)
+        return [tuple(row) for row in await self.connection.fetch(text, *(params[name] for name in names))]
+
+    async def run(self, sql: str, *args: object) -> list[Row]:
+        """Run a statement with `$1` parameters, of this database only."""
+        return [tuple(row) for row in await self.connection.fetch(self._statements.plain(sql), *args)]
+
+    def locked(self) -> None:
+        """Rows were locked just now, so it is later than it was."""
+        self._now = 0
+
+    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Add a line to the audit trail."""
+        self._notes.append((run_id, self.now, kind, self.actor, data))
+
+    def stir(self, change: Change) -> None:
+        """Say what this changes for somebody who waits."""
+        self._stirred |= int(change)
+
+    @property
+    def stirred(self) -> Change:
+        """Everything that was said so."""
+        return Change(self._stirred)
+
+    def take_notes(self) -> list[list[Any]]:
+        """The noted lines as arrays for `NOTES`; whoever takes them writes them."""
+        notes, self._notes = self._notes, []
+        return [list(column) for column in zip(*notes, strict=True)] or [[] for _ in range(5)]
+
+    async def write_notes(self) -> None:
+        """Put the noted lines into the transaction."""
+        if self._notes:
+            await self.connection.execute(self._statements.plain(NOTES), *self.take_notes())
+
+
+def _count(status: str) -> int:
+    return int(status.rpartition(" ")[2]) if status[-1:].isdigit() else 0

@@ -1,0 +1,234 @@
+"""What the stores on all SQL databases share: the verbs, each as one transaction over a `Transaction`.
+
+A store of its own says how to connect, how to run a transaction that writes and one that reads, and how to claim and to
+commit, which are spelled out in full for each database. A process that was forked from the one that opened the store must
+open its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from perdure.core.errors import EngineClosed, SchemaMismatch
+from perdure.core.model import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Event,
+    Lease,
+    Loaded,
+    Message,
+    NewMessage,
+    NewRun,
+    Page,
+    Record,
+    Run,
+    RunFilter,
+    SendOutcome,
+    Swept,
+    Turn,
+    Verdict,
+    WorkerInfo,
+)
+from perdure.store import migrations, reads, workers
+from perdure.store.dialect import Dialect, Row, Transaction
+from perdure.store.messages import cancel, send
+from perdure.store.migrations import MigrationStatus
+from perdure.store.protocol import Change, Listener
+from perdure.store.runs import create, unblock
+
+T = TypeVar("T")
+Trace = Callable[[str], object]
+Body = Callable[[Transaction], Coroutine[Any, Any, T]]
+
+_log = logging.getLogger("perdure.store")
+
+
+class SqlStore(ABC):
+    """The verbs of `Store` that are the same on every database."""
+
+    poll_interval: float
+    #: What the database is called in messages.
+    where: str
+
+    def __init__(self, dialect: Dialect, tables: str, *, migrate: bool) -> None:
+        #: `tables` is how the names of the tables begin, with their schema if they have one.
+        self._dialect = dialect
+        self._tables = tables
+        self._may_migrate = migrate
+        self._listeners: list[Listener] = []
+        self._process = 0
+
+    async def open(self) -> None:
+        """Connect, check versions and settings, apply migrations if allowed."""
+        await self._connect()
+        try:
+            if await self._read("status", self._pending):
+                if not self._may_migrate:
+                    raise SchemaMismatch(f"{self.where} lacks tables of Perdure. Run `perdure migrate` once.")
+                await self._write("migrate", "", self._migrate)
+        except BaseException:
+            await self.close()
+            raise
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every connection."""
+
+    @abstractmethod
+    async def changed(self) -> bool:
+        """Whether another connection may have written since the last call."""
+
+    @abstractmethod
+    def clock(self) -> int:
+        """The database's time, as far as it is known here."""
+
+    @abstractmethod
+    async def now(self) -> int:
+        """The database's time."""
+
+    @abstractmethod
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Wake what is due, then take ready runs."""
+
+    @abstractmethod
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable."""
+
+    @abstractmethod
+    async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
+        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+
+    @abstractmethod
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement that writes to a callback. For tests and tools."""
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """Become usable in this process."""
+
+    @abstractmethod
+    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
+        """Run a verb that writes, as one transaction."""
+
+    @abstractmethod
+    async def _read(self, verb: str, body: Body[T]) -> T:
+        """Run a verb that only reads."""
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Be told of changes made through this object."""
+        self._listeners = [*self._listeners, listener]
+
+        def unsubscribe() -> None:
+            self._listeners = [one for one in self._listeners if one is not listener]
+
+        return unsubscribe
+
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+        """Create runs; one whose id or idempotency key is taken yields the run that is there."""
+        return await self._write("create", actor, lambda tx: create(tx, runs))
+
+    async def get(self, run_id: str) -> Run | None:
+        """One run."""
+        return await self._read("get", lambda tx: reads.get(tx, run_id))
+
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
+        """Those of the runs that exist."""
+        return await self._read("get_many", lambda tx: reads.get_many(tx, run_ids))
+
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+        """Runs, newest first."""
+        return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor))
+
+    async def history(self, run_id: str) -> builtins.list[Record]:
+        """Every record of a run."""
+        return await self._read("history", lambda tx: reads.history(tx, run_id))
+
+    async def inbox(self, run_id: str, after: int) -> builtins.list[Message]:
+        """The unread inbox entries of a run past `after`."""
+        return await self._read("inbox", lambda tx: reads.inbox(tx, run_id, after))
+
+    async def events(self, run_id: str) -> builtins.list[Event]:
+        """The audit trail of a run."""
+        return await self._read("events", lambda tx: reads.events(tx, run_id))
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+        return await self._write("send", actor, lambda tx: send(tx, messages))
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+        return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
+
+    async def unblock(
+        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
+    ) -> int:
+        """Make blocked runs pending again."""
+        return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
+
+    async def register(self, worker: WorkerInfo) -> None:
+        """Begin a life."""
+        await self._write("register", worker.id, lambda tx: workers.register(tx, worker))
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row."""
+        return await self._write("heartbeat", worker_id, lambda tx: workers.heartbeat(tx, worker_id))
+
+    async def retire(self, worker_id: str) -> None:
+        """End a life in order."""
+        await self._write("retire", worker_id, lambda tx: workers.retire(tx, worker_id))
+
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead, give back their runs and fail what is past its deadline."""
+        return await self._write("sweep", "sweep", lambda tx: workers.sweep(tx, limit))
+
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        """Every worker that is alive or was lately."""
+        return await self._read("workers", workers.workers)
+
+    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
+        """What the worker is said to hold."""
+        return await self._read("holdings", lambda tx: workers.holdings(tx, worker_id))
+
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        """Histories and unread inboxes."""
+        return await self._read("load", lambda tx: reads.load(tx, run_ids))
+
+    async def marked(self, worker_id: str) -> builtins.list[Message]:
+        """Unread inbox entries of the runs that this worker is running."""
+        return await self._read("marked", lambda tx: reads.marked(tx, worker_id))
+
+    async def migrations(self) -> builtins.list[MigrationStatus]:
+        """Each migration and when it was applied; works on a store that is not open, and does not open it."""
+        await self._connect()
+        try:
+            return await self._read("status", lambda tx: migrations.status(tx, self._dialect, self._tables))
+        finally:
+            await self.close()
+
+    async def _migrate(self, tx: Transaction) -> None:
+        await migrations.migrate(tx, self._dialect)
+
+    async def _pending(self, tx: Transaction) -> bool:
+        return bool(await migrations.pending(tx, self._dialect, self._tables))
+
+    def _tell(self, change: Change) -> None:
+        for listener in self._listeners:
+            try:
+                listener(change)
+            except Exception:
+                _log.exception("A listener of the store failed; the write itself is done.")
+
+    def _check_open(self) -> None:
+        if self._process == os.getpid():
+            return
+        if self._process:
+            raise EngineClosed(
+                "This store was opened by the process that this one was forked from. Open one after the fork."
+            )
+        raise EngineClosed("The store is closed. Open it first, or create another one.")

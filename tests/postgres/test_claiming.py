@@ -1,0 +1,190 @@
+"""Many claimers at once, and what their statements cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import pytest
+
+from perdure import Context, Engine, workflow
+from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
+from perdure.host import Host
+from perdure.store import open_store
+from perdure.store.postgres import claim as claiming
+from perdure.store.postgres import ready
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
+
+RUNS = 20_000 if os.environ.get("PERDURE_PROVE") else 4_000
+CLAIMERS = 8
+
+
+@workflow("idle.v1")
+async def nothing_to_do(ctx: Context) -> None: ...
+
+
+async def create_many(store: PostgresStore, count: int, **changes: object) -> None:
+    for start in range(0, count, 1000):
+        numbers = range(start, min(start + 1000, count))
+        await store.create([a_run(f"r{number:06}", **changes) for number in numbers], ACTOR)
+
+
+async def test_many_claimers_take_each_run_once_and_all_of_them(store: PostgresStore, url: str) -> None:
+    await create_many(store, RUNS)
+    claimed: Counter[str] = Counter()
+
+    async def work(name: str) -> None:
+        mine = open_store(url, Host())
+        await mine.open()
+        await mine.register(a_worker(name))
+        for number in range(RUNS):
+            request = ClaimRequest(worker=name, nonce=f"{name}-{number}", limit=50, by_age=6, types=(TYPE, OTHER_TYPE))
+            got = await mine.claim(request)
+            assert len(got.runs) <= 50
+            claimed.update(one.run.id for one in got.runs)
+            turns = [Turn(lease=one.lease, next=Finish(Status.COMPLETED, "1")) for one in got.runs]
+            # Another claimer that has just found out that a run is not ready any more may still have its row.
+            while turns:
+                verdicts = await mine.commit(turns, name)
+                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
+                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
+            if not got.runs and got.next_wake == FAR:
+                break
+        await mine.close()
+
+    await asyncio.gather(*(work(f"w{number}") for number in range(CLAIMERS)))
+    assert len(claimed) == RUNS
+    assert set(claimed.values()) == {1}
+
+
+async def test_timers_that_are_due_at_one_instant_are_all_taken(store: PostgresStore) -> None:
+    now = await store.now()
+    await create_many(store, 2000, wake_at=now + 1)
+    await store.register(a_worker())
+    taken: set[str] = set()
+    for number in range(200):
+        request = ClaimRequest(worker="w1", nonce=f"n{number}", limit=100, types=(TYPE,))
+        taken.update(one.run.id for one in (await store.claim(request)).runs)
+        if len(taken) == 2000:
+            return
+    pytest.fail(f"only {len(taken)} of 2000 were taken")
+
+
+async def test_an_idle_claim_is_one_statement(store: PostgresStore) -> None:
+    await store.register(a_worker())
+    seen: list[str] = []
+    await store.trace(seen.append)
+    request = ClaimRequest(worker="w1", nonce="n", limit=10, types=(TYPE,))
+    assert (await store.claim(request)).runs == ()
+    await asyncio.sleep(0)
+    assert len(seen) == 1
+
+
+async def test_turns_of_nothing_but_records_are_one_statement(store: PostgresStore) -> None:
+    await create_many(store, 2)
+    leases = [await lease_of(store, f"r{number:06}", nonce="n") for number in range(2)]
+    seen: list[str] = []
+    await store.trace(seen.append)
+    for seq in range(2):
+        # A new connection has to learn what an array is.
+        seen.clear()
+        turns = [Turn(lease=lease, records=(a_record(2 * seq), a_record(2 * seq + 1))) for lease in leases]
+        assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+        await asyncio.sleep(0)
+    assert len(seen) == 1
+
+
+PAIRS = (["default"], [TYPE])
+FREE = (*PAIRS, FAR, 2, "w1", 0, ["w1"])
+HOT = {
+    "by priority": (claiming.BY_PRIORITY, (*FREE, 50), "perdure_runs_to_claim"),
+    "by age": (claiming.BY_AGE, (*FREE, 50, []), "perdure_runs_to_claim_by_age"),
+    "take": (ready.TAKE_READY, (*FREE, 44, 6, "nonce", ["seed"] * 50), "perdure_runs_to_claim_by_age"),
+    "wake": (claiming.WAKE, (FAR - 1, 512), "perdure_runs_to_wake"),
+    "suspects": (claiming.SUSPECTS, (*PAIRS, FAR, 2), "perdure_runs_suspect"),
+}
+
+
+@pytest.mark.parametrize("name", HOT)
+async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore, name: str) -> None:
+    await create_many(store, 3000)
+    await create_many_waiting(store)
+    await store.query("ANALYZE perdure_runs")
+    sql, params, index = HOT[name]
+    plan = [row[0] for row in await explain(store, sql, params)]
+    assert any(f"using {index} " in line for line in plan), plan
+    # What is put together from several types is sorted; the ranges of the index are not.
+    scans = [scan for place, line in enumerate(plan) if "LockRows" in line for scan in below(plan, place)]
+    assert scans, plan
+    assert not [scan for scan in scans if "Sort" in scan or "Seq Scan" in scan or "Bitmap" in scan], plan
+
+
+def below(plan: list[str], place: int) -> list[str]:
+    """The nodes below one node of a plan."""
+
+    def depth(line: str) -> int:
+        return len(line) - len(line.lstrip())
+
+    lines: list[str] = []
+    for line in plan[place + 1 :]:
+        if depth(line) <= depth(plan[place]):
+            break
+        lines.append(line)
+    return lines
+
+
+async def create_many_waiting(store: PostgresStore) -> None:
+    # Many more than one claim wakes: of few, fetching all and sorting them is the better plan.
+    await store.create([a_run(f"s{number}", wake_at=FAR - 5000 + number) for number in range(4000)], ACTOR)
+    [(waiting,)] = await store.query("SELECT COUNT(*) FROM perdure_runs WHERE status = 'waiting'")
+    assert waiting == 4000
+
+
+async def explain(store: PostgresStore, sql: str, params: tuple[object, ...]) -> list[tuple[str]]:
+    async with asyncio.timeout(20):
+        rows = await store._read("explain", lambda tx: tx.run(f"EXPLAIN (COSTS OFF) {sql}", *params))
+    return [(row[0],) for row in rows]
+
+
+async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_land(
+    store: PostgresStore, url: str
+) -> None:
+    import asyncpg
+
+    leases = {}
+    for name in ("held", "free"):
+        await store.create([a_run(name)], ACTOR)
+        leases[name] = await lease_of(store, name)
+    schema = url.rpartition("schema=")[2]
+    other = await asyncpg.connect(url.partition("?")[0])
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(f"SELECT 1 FROM {schema}.perdure_runs WHERE id = 'held' FOR UPDATE")
+    records = [Turn(lease=leases[name], records=(a_record(0),)) for name in ("held", "free")]
+    assert await store.commit(records, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]
+    parks = [Turn(lease=leases[name], next=a_park()) for name in ("held", "free")]
+    assert await store.commit(parks, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]
+    await transaction.rollback()
+    await other.close()
+    assert await store.commit([records[0], parks[0]], ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert len(await store.history("held")) == len(await store.history("free")) == 1
+
+
+async def test_eight_idle_workers_cost_the_server_less_than_ten_statements_a_second(url: str) -> None:
+    host = Host()
+    stores = [open_store(url, host) for _ in range(8)]
+    seen: list[str] = []
+    engines = [Engine(url, [nothing_to_do], system=host, store=store) for store in stores]
+    async with AsyncExitStack() as stack:
+        for engine, store in zip(engines, stores, strict=True):
+            await stack.enter_async_context(engine)
+            await store.trace(seen.append)
+            await stack.enter_async_context(engine.worker())
+        # Polls begin quickly and become slower while nothing happens.
+        await asyncio.sleep(8)
+        seen.clear()
+        await asyncio.sleep(4)
+        assert len(seen) / 4 < 10

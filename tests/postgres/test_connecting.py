@@ -1,0 +1,170 @@
+"""Ways to the server and rights on it: schemas, prefixes, roles, loops, poolers, servers that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from perdure.core.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
+from perdure.host import Host
+from perdure.store import migration_script, migration_status, open_store
+from perdure.store.postgres.clock import ServerClock
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
+from tests.helpers import eventually
+from tests.servers.schemas import Schemas, postgres_dsn
+
+asyncpg = pytest.importorskip("asyncpg")
+
+
+@pytest.fixture
+async def fresh(schemas: Schemas) -> AsyncIterator[str]:
+    async with schemas.one(fresh=True) as url:
+        yield url
+
+
+async def opened(url: str, *, migrate: bool = True) -> PostgresStore:
+    store = open_store(url, Host(), migrate=migrate)
+    assert isinstance(store, PostgresStore)
+    await store.open()
+    return store
+
+
+async def test_two_prefixes_share_a_schema_and_see_nothing_of_each_other(fresh: str) -> None:
+    stores = [await opened(f"{fresh}&prefix={prefix}") for prefix in ("a_", "b_")]
+    await stores[0].create([a_run("r1")], ACTOR)
+    assert [await store.get("r1") is not None for store in stores] == [True, False]
+    for store in stores:
+        await held(store, "r2", f"w-{id(store)}")
+        await store.close()
+
+
+async def test_many_that_start_at_once_migrate_once(fresh: str) -> None:
+    stores = await asyncio.gather(*(opened(fresh) for _ in range(6)))
+    assert await stores[0].query("SELECT COUNT(*) FROM perdure_migrations") == [(1,)]
+    for store in stores:
+        await store.close()
+    assert [one.applied_at > 0 for one in await migration_status(fresh, Host())] == [True]
+
+
+async def test_the_script_can_be_run_by_hand(fresh: str) -> None:
+    schema = fresh.rpartition("schema=")[2]
+    connection = await asyncpg.connect(postgres_dsn())
+    await connection.execute(f"CREATE SCHEMA {schema}")
+    await connection.execute(migration_script(fresh))
+    tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+    assert len(tables) == 5
+    await connection.close()
+
+
+async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str) -> None:
+    with pytest.raises(SchemaMismatch, match="perdure migrate"):
+        await opened(fresh, migrate=False)
+
+
+async def test_a_role_that_may_not_create_tables_can_do_all_the_work(fresh: str) -> None:
+    owner = await opened(fresh)
+    schema, role = fresh.rpartition("schema=")[2], f"clerk_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres_dsn())
+    await admin.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    clerk_url = fresh.replace("postgres@", f"{role}@")
+    try:
+        with pytest.raises(StoreReadOnly, match="Grant"):
+            await (await opened(clerk_url)).create([a_run("r1")], ACTOR)
+        await admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}")
+        clerk = await opened(clerk_url)
+        lease = await held(clerk, "r1")
+        await commit(clerk, lease, a_record(0))
+        assert len(await owner.history("r1")) == 1
+        await clerk.close()
+    finally:
+        await owner.close()
+        await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await admin.close()
+
+
+async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told() -> None:
+    store = open_store("postgresql://me:secret@127.0.0.1:1/shop", Host())
+    with pytest.raises(StoreUnavailable, match="127.0.0.1:1/shop") as caught:
+        await store.open()
+    assert "secret" not in str(caught.value)
+    await store.close()
+
+
+async def test_another_loop_has_connections_of_its_own_and_leaves_none_behind(store: PostgresStore) -> None:
+    await store.register(a_worker())
+    answers: list[bool] = []
+
+    async def beat() -> None:
+        answers.extend([await store.heartbeat("w1"), await store.heartbeat("unknown")])
+
+    thread = threading.Thread(target=lambda: asyncio.run(beat()))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert answers == [True, False]
+    assert len(store._pools) == 1
+
+
+async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: PostgresStore, url: str) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    schema = url.rpartition("schema=")[2]
+    other = await asyncpg.connect(postgres_dsn())
+    transaction = other.transaction()
+    await transaction.start()
+    await other.execute(f"SELECT 1 FROM {schema}.perdure_runs FOR UPDATE")
+    waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
+
+    async def waits() -> bool:
+        return bool(await other.fetchval("SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+
+    await eventually(waits, saying="somebody waiting for the lock")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await transaction.rollback()
+    await other.close()
+    assert len((await claim(store)).runs) == 1
+
+
+async def test_a_connection_that_the_server_ends_is_replaced(store: PostgresStore) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    admin = await asyncpg.connect(postgres_dsn())
+    [(pid,)] = await store.query("SELECT pg_backend_pid()")
+    await admin.execute("SELECT pg_terminate_backend($1)", pid)
+    assert await store.get("r1") is not None
+    await admin.close()
+
+
+async def test_a_pooler_that_forgets_statements_is_noticed(store: PostgresStore) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    assert await store.get("r1") is not None
+    # What a pooler in transaction mode does: the session behind the connection is another one.
+    await store.query("DEALLOCATE ALL")
+    assert await store.get("r1") is not None
+    assert not store._prepares
+    lease = await held(store, "r2")
+    await commit(store, lease, a_record(0))
+    assert len(await store.history("r2")) == 1
+
+
+def test_the_clock_narrows_its_bounds_and_follows_a_clock_that_was_set() -> None:
+    system = ManualSystem()
+    clock = ServerClock(system, None)
+    asked = clock.asking()
+    system.advance(1)
+    first = clock.answered(asked, 1_000_000_000)
+    assert first == 1_000_000_000
+    asked = clock.asking()
+    system.advance(0.001)
+    # The server was half a second on when it answered the first time: this answer knows better.
+    assert clock.answered(asked, 1_000_501_000) == 1_000_501_000
+    system.advance(2)
+    assert clock.now() == 1_002_501_000
+    asked = clock.asking()
+    assert clock.answered(asked, 5_000_000_000) == 5_000_000_000
+    asked = clock.asking()
+    assert clock.answered(asked, 1_000_000_000) == 5_000_000_000

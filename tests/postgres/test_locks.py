@@ -1,0 +1,100 @@
+"""Whoever meets on the same rows, in whatever order, gets through: no wait has no end, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from perdure.core.model import Finish, Kind, Reason, SendOutcome, Status, Turn, Verdict
+from perdure.host import Host
+from perdure.store import Retrying, Store, open_store
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    a_child,
+    a_message,
+    a_park,
+    a_record,
+    a_run,
+    claim,
+    commit,
+    held,
+    lease_of,
+)
+
+ROUNDS = 200 if os.environ.get("PERDURE_PROVE") else 15
+
+
+async def settle(store: Store, turn: Turn) -> Verdict:
+    """Commit a turn for as long as its rows are busy."""
+    while True:
+        [verdict] = await store.commit([turn], ACTOR)
+        if verdict is not Verdict.BUSY:
+            return verdict
+
+
+async def test_senders_that_meet_crosswise_all_get_through(store: PostgresStore) -> None:
+    names = [f"r{number}" for number in range(6)]
+    await store.create([a_run(name) for name in names], ACTOR)
+    dice = random.Random(1)
+
+    async def send(number: int) -> None:
+        order = dice.sample(names, len(names))
+        outcomes = await store.send([a_message(name, key=f"k{number}") for name in order], ACTOR)
+        assert outcomes == [SendOutcome.ACCEPTED] * len(names)
+
+    patient = [send(number) for number in range(ROUNDS)]
+    await asyncio.gather(*patient)
+    for name in names:
+        assert [message.seq for message in await store.inbox(name, 0)] == list(range(1, ROUNDS + 1))
+
+
+async def test_the_same_run_created_by_many_at_once_is_created_once(store: PostgresStore) -> None:
+    patient = Retrying(store, Host())
+    requests = [
+        [a_run(f"r{number}", idempotency_key=f"k{number}", write_id=f"{who}-{number}") for number in order]
+        for who, order in (("a", range(20)), ("b", range(19, -1, -1)), ("c", range(0, 20, 3)))
+    ]
+    answers = await asyncio.gather(*(patient.create(request, ACTOR) for request in requests))
+    made = [answer.run.id for several in answers for answer in several if answer.created]
+    assert sorted(made) == sorted(f"r{number}" for number in range(20))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_children_that_finish_while_the_parent_parks_never_leave_it_asleep(
+    store: PostgresStore, url: str, seed: int
+) -> None:
+    dice = random.Random(seed)
+    others = [open_store(url, Host()) for _ in range(3)]
+    for other in others:
+        await other.open()
+    for number in range(ROUNDS):
+        name = f"p{number}"
+        parent = await held(store, name)
+        await commit(store, parent, children=tuple(a_child(f"{name}-{letter}", name) for letter in "ab"))
+        got = await claim(store, nonce=f"children-{number}")
+        leases = {one.run.id: one.lease for one in got.runs}
+        turns = [
+            Turn(lease=parent, next=a_park(reason=Reason.CHILD)),
+            *(
+                Turn(lease=lease, records=(a_record(0),), next=Finish(Status.COMPLETED, "1"))
+                for lease in leases.values()
+            ),
+        ]
+        stop = a_message(name, kind=Kind.CANCEL, payload="null", key="stop")
+        dice.shuffle(turns)
+        writes = [settle(other, turn) for other, turn in zip(others, turns, strict=True)]
+        await asyncio.gather(*writes, store.send([stop], ACTOR))
+        run = await store.get(name)
+        assert run is not None
+        assert run.inbox_seq == 3
+        # Awake or ready; asleep with something unread would be for ever.
+        assert run.status in (Status.RUNNING, Status.PENDING)
+        if run.status is Status.PENDING:
+            parent = await lease_of(store, name, nonce=f"again-{number}")
+        await commit(store, parent, next=Finish(Status.FAILED, "{}"))
+    for other in others:
+        await other.close()

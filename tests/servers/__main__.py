@@ -1,0 +1,64 @@
+"""Run a command with private database servers: `python -m tests.servers pytest -n 2`.
+
+A server whose DSN is in the environment already is used as it is. Otherwise one is started for the time of the command, and its
+DSN put into the environment of the command. Where that is impossible it is said loudly, and the tests that need it are skipped;
+with CI=true it is a failure. `--durable` starts servers that wait for the disk, as benchmarks must.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+from tests.servers.postgres import Missing, Postgres
+
+POSTGRES = "PERDURE_TEST_POSTGRES"
+
+
+def main(arguments: list[str]) -> int:
+    """Start, run, stop; the command's exit code."""
+    durable = arguments[:1] == ["--durable"]
+    command = arguments[durable:]
+    if not command:
+        print(__doc__)
+        return 2
+    signal.signal(signal.SIGTERM, _interrupt)
+    environment = dict(os.environ)
+    server: Postgres | None = None
+    try:
+        if POSTGRES not in environment:
+            try:
+                server = Postgres(durable=durable)
+                server.create()
+                environment[POSTGRES] = server.dsn
+            except Missing as missing:
+                print(f"*** Nothing will be tested on PostgreSQL: {missing}. ***", file=sys.stderr)
+                if environment.get("CI") == "true":
+                    return 1
+        return _run(command, environment)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if server is not None:
+            server.remove()
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # A terminal has told the command as well; a plain kill has not.
+            process.send_signal(signal.SIGINT)
+            return process.wait()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
