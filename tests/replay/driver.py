@@ -112,8 +112,7 @@ class Driver:
         operation = self.operation(location)
         payload = codec.encode(value, "result")
         digest = operation.digest if isinstance(operation, StepOperation) else ""
-        decoded = self.execution.decode_result(operation, payload) if isinstance(operation, StepOperation) else None
-        self._record(operation.kind, location, payload, after, digest=digest, attempts=1, value=decoded)
+        self._record(operation.kind, location, payload, after, digest=digest, attempts=1)
 
     def fail(self, location: str, error: BaseException, *, after: float = 0) -> None:
         """A step or a child failed for good."""

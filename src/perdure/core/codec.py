@@ -30,7 +30,8 @@ _CLOCK = re.compile(r':[0-9][0-9]"')
 #: A double in MessagePack whose exponent is all ones: NaN and the infinities.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _BRACKET = ord("[")
-_ROWS = (list, tuple)
+#: Text that is no longer is not too deep.
+_QUICK_BYTES = 2 * DEPTH
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _encode = msgspec.json.Encoder().encode
@@ -62,6 +63,24 @@ class Codec:
                 raise EncodeError(_message(what, *flaw), path=flaw[0])
         return text
 
+    def store_quickly(self, value: object, declared: Any) -> tuple[str, Any] | None:
+        """The value as JSON, and what that decodes to, of the usual value; None if it needs a closer look: `encode`, `decode`."""
+        try:
+            data = _encode(value)
+            decoded = self._decoders[declared].decode(data)
+            # The JSON of what came back is shorter when two keys of an object had become one.
+            if len(data) > _QUICK_BYTES or len(_encode(decoded)) != len(data):
+                return None
+        except Exception:
+            return None
+        text = data.decode()
+        if type(value) not in _SIMPLE and (
+            # What `_is_suspicious` would look at.
+            "\\u0000" in text or "null" in text or "NaN" in text or 'nan"' in text or 'Z"' in text or _CLOCK.search(text)
+        ):  # fmt: skip
+            return None
+        return text, decoded
+
     def decode(self, payload: str | bytes, type: Any, what: str) -> Any:
         """The value of that type; `what` says in errors whose it is. Raises `DecodeError`."""
         decoder = self._decoder(type, what)
@@ -82,7 +101,9 @@ class Codec:
         except Exception:
             # msgspec orders neither keys that are no text nor elements that do not compare.
             data = b""
-        if not data or _has_set_of_sets(value, data):
+        # The arguments of a call are a tuple in a tuple: without a third bracket there is no set of sets in them.
+        is_plain = type(value) is tuple and data.find(_BRACKET, 2) < 0
+        if not data or (not is_plain and _has_set_of_sets(value, data)):
             try:
                 data = _encode_in_order(ordered(value, _encode_in_order))
             except Exception as error:
@@ -127,7 +148,13 @@ def _is_suspicious(value: object, data: bytes, text: str) -> bool:
     # Offsets with seconds lose them, and the text does not tell that they were there.
     if 'Z"' in text or _CLOCK.search(text) is not None:
         return True
-    return (len(data) > 2 * DEPTH and _is_too_deep(data)) or not _is_stable(data)
+    if len(data) > 2 * DEPTH and _is_too_deep(data):
+        return True
+    # The JSON of the JSON is shorter when two keys of an object had become one.
+    try:
+        return len(_encode(_decode_plain(data))) != len(data)
+    except Exception:
+        return True
 
 
 def _may_hide_nan(value: object) -> bool:
@@ -151,22 +178,9 @@ def _is_too_deep(data: bytes) -> bool:
     return True
 
 
-def _is_stable(data: bytes) -> bool:
-    """Whether the JSON is the same after another round; it is shorter when two keys of an object had become one."""
-    try:
-        return len(_encode(_decode_plain(data))) == len(data)
-    except Exception:
-        return False
-
-
 def _has_set_of_sets(value: object, data: bytes) -> bool:
     # Sets inside of sets do not raise when they are sorted, although `<` on them is no order.
-    # The brackets that the text begins with may be those of lists: only further ones can be a set's.
-    start = 0
-    if isinstance(value, _ROWS):
-        start = 2 if value and isinstance(value[0], _ROWS) else 1
-    if data.find(_BRACKET, start) < 0:
-        return False
+    start = 1 if type(value) in {list, tuple} else 0
     return (data.find(b"[[", start) >= 0 or data.find(b"[{", start) >= 0) and has_set_of_sets(value)
 
 

@@ -38,7 +38,7 @@ from perdure.workflow.definition import Call
 from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
-_ATTEMPT, _CANCEL, _CHILD, _MESSAGE = Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE
+_ATTEMPT, _CANCEL, _CHILD, _MESSAGE, _STEP = Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE, Kind.STEP
 
 
 class Execution:
@@ -132,39 +132,41 @@ class Execution:
         return True
 
     def record(
-        self,
-        kind: Kind,
-        location: str,
-        payload: str | None,
-        now: int,
-        *,
-        failed: bool = False,
-        started_at: int = 0,
-        digest: str = "",
-        attempts: int = 0,
-        retry_at: int = 0,
-        inbox_seq: int = 0,
-        value: object = None,
-    ) -> None:
-        """Something happened: write it down and let the workflow see it. `value` spares decoding a payload just encoded."""
+        self, kind: Kind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
+        digest: str = "", attempts: int = 0, retry_at: int = 0, inbox_seq: int = 0,
+    ) -> None:  # fmt: skip
+        """Something happened: write it down and let the workflow see it."""
         child = self._open.get(location) if kind is _CHILD else None
         record = Record(
-            seq=self._next_seq,
-            kind=kind,
-            location=location,
-            payload=payload,
-            failed=failed,
-            at=max(self.time, now),
-            started_at=started_at,
-            digest=digest if child is None else child.digest,
-            attempts=attempts,
-            retry_at=retry_at,
-            inbox_seq=inbox_seq,
-            run_attempt=self._origin.attempt,
-        )
+            seq=self._next_seq, kind=kind, location=location, payload=payload, failed=failed, at=max(self.time, now),
+            started_at=started_at, digest=digest if child is None else child.digest, attempts=attempts,
+            retry_at=retry_at, inbox_seq=inbox_seq, run_attempt=self._origin.attempt,
+        )  # fmt: skip
         self._next_seq += 1
         self.unsaved.append(record)
-        self._apply(record, value)
+        self._apply(record)
+
+    def step_succeeded(
+        self, operation: StepOperation, payload: str, value: Any, now: int, started_at: int, attempts: int
+    ) -> None:
+        """An open step returned `value`, which is what `payload` decodes to. As `record`, with everything known already."""
+        if now > self.time:
+            self.time = now
+        location = operation.location
+        self.unsaved.append(
+            Record(
+                seq=self._next_seq, kind=_STEP, location=location, payload=payload, at=self.time, started_at=started_at,
+                digest=operation.digest, attempts=attempts, run_attempt=self._origin.attempt,
+            )
+        )  # fmt: skip
+        self._next_seq += 1
+        del self._open[location]
+        future = operation.future
+        future.watcher = future.operation = None
+        self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+        if not future.done():
+            future.set_result(value)
+        self._drain()
 
     def recall(self, operation: Operation, now: int) -> bool:
         """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
@@ -183,7 +185,7 @@ class Execution:
 
     def next_timer(self) -> TimerOperation | None:
         """The timer that is due first."""
-        return self._timers.first(self.is_open)
+        return self._timers.first(self.is_open) if self._timers.heap else None
 
     def open_operations(self) -> list[Operation]:
         """What the workflow waits for, in the order in which it was asked for."""
@@ -222,7 +224,8 @@ class Execution:
         self._check_inside()
         self._places.check(request.name, request.spec.identity)
         digest = self._codec.digest((request.args, request.kwargs))
-        location, future = self._place(request.name)
+        location = self._places.next(request.name)
+        future = self._watch(location)
         return self._opened(StepOperation(location, future, request, digest), future)
 
     def sleep_until(self, due: int) -> asyncio.Future[None]:
@@ -255,7 +258,7 @@ class Execution:
         if early is not None and not self.loop.closed:
             self.fresh.remove(operation)
             del self._open[location]
-            self._resolve(operation, early, None)
+            self._resolve(operation, early)
         return future
 
     def _check_inside(self) -> None:
@@ -276,7 +279,7 @@ class Execution:
         operation = self._timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
         self._open[handle.location] = operation
         self.fresh.append(operation)
-        self.loop.progressed()
+        self.loop.idle_callbacks = 0
 
     def drop_timer(self, handle: RunTimerHandle) -> None:
         """See `TimerSink`."""
@@ -297,7 +300,7 @@ class Execution:
             self._open[operation.location] = operation
             self.fresh.append(operation)
             future.watcher, future.operation = self, operation
-            self.loop.progressed()
+            self.loop.idle_callbacks = 0
         return future
 
     def abandoned(self, operation: Operation) -> None:
@@ -310,14 +313,14 @@ class Execution:
 
     # applying
 
-    def _apply(self, record: Record, value: object = None) -> None:
+    def _apply(self, record: Record) -> None:
         kind = record.kind
         if kind is _ATTEMPT:
             self._apply_attempt(record)
             return
         if record.at > self.time:
             self.time = record.at
-        self.loop.set_time((self.time - self._origin.started_at) / 1e6)
+        self.loop.seconds = (self.time - self._origin.started_at) / 1e6
         if kind is _MESSAGE:
             self._mailbox.arrive(record.location, record.payload or "null")
         elif kind is _CANCEL:
@@ -325,7 +328,7 @@ class Execution:
             assert self._main is not None
             self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
         else:
-            self._complete(record, value)
+            self._complete(record)
         self._drain()
 
     def _apply_attempt(self, record: Record) -> None:
@@ -335,7 +338,7 @@ class Execution:
         operation.attempts = record.attempts
         operation.retry_at = record.retry_at
 
-    def _complete(self, record: Record, value: object) -> None:
+    def _complete(self, record: Record) -> None:
         operation = self._open.get(record.location)
         if operation is None and record.kind is _CHILD:
             if record.location in self._closed_children:
@@ -352,21 +355,17 @@ class Execution:
         elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
             self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
         del self._open[record.location]
-        self._resolve(operation, record, value)
+        self._resolve(operation, record)
 
     def _diverged(self, record: Record) -> Diverged:
         found = position(record, self._open.values(), self.awaited_messages(), self.outcome)
         return diverged(self.run_id, record, found)
 
-    def _resolve(self, operation: Operation, record: Record, value: object) -> None:
+    def _resolve(self, operation: Operation, record: Record) -> None:
         if isinstance(operation, TimerOperation) and operation.handle is not None:
             self.loop.fire(operation.handle)
             return
-        self._results.hand_over(operation, record, value)
-
-    def decode_result(self, operation: StepOperation, payload: str) -> Any:
-        """A step's result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
-        return self._results.decode(operation, payload)
+        self._results.hand_over(operation, record)
 
     # draining and ending
 

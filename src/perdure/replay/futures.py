@@ -94,10 +94,6 @@ class Watched(RunFuture[T]):
                 self.watcher.abandoned(self.operation)
         return cancelled
 
-    def forget(self) -> None:
-        """Nobody needs to be told of its end any more."""
-        self.watcher = self.operation = None
-
     def _is_awaited(self, unawaited: dict[Watched[Any], None]) -> None:
         unawaited.pop(self, None)
         self._unawaited = None

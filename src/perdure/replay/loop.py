@@ -99,8 +99,10 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._hash_base = crc32(run_id.encode()) << 24
         self._hash_count = 0
         self._task_count = 0
-        self._idle_callbacks = 0
-        self._seconds = 0.0
+        #: Callbacks run since the workflow last asked for something durable: very many of them, and it is spinning.
+        self.idle_callbacks = 0
+        #: Workflow time since the run began, that of the record being applied.
+        self.seconds = 0.0
         self.closed = False
         #: The thread that executes code of the run at this moment; 0 for none.
         self._thread = 0
@@ -125,11 +127,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Seconds of workflow time since the run began."""
-        return self._seconds
-
-    def set_time(self, seconds: float) -> None:
-        """Move workflow time to that of the record being applied."""
-        self._seconds = seconds
+        return self.seconds
 
     # callbacks
 
@@ -147,7 +145,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Set a durable timer."""
-        return self.call_at(self._seconds + delay, callback, *args, context=context)
+        return self.call_at(self.seconds + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -195,10 +193,6 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # draining
 
-    def progressed(self) -> None:
-        """The workflow asked for something durable, so it is not spinning."""
-        self._idle_callbacks = 0
-
     def drain(self) -> None:
         """Run callbacks until none is ready. Raises `LoopStuck` when that never happens."""
         if self._thread:
@@ -211,11 +205,11 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.leave(before)
 
     def _run_ready(self) -> None:
-        self._idle_callbacks = 0
+        self.idle_callbacks = 0
         ready = self._ready
         while ready:
-            self._idle_callbacks += 1
-            if self._idle_callbacks > STUCK_AFTER:
+            self.idle_callbacks += 1
+            if self.idle_callbacks > STUCK_AFTER:
                 raise LoopStuck(
                     f"the workflow ran {STUCK_AFTER:,} callbacks without waiting for anything durable; "
                     "a loop around `await asyncio.sleep(0)` never lets time pass, use `await ctx.sleep(...)`"
@@ -242,7 +236,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         before = events._get_running_loop(), sys.get_asyncgen_hooks(), self._thread
         self._thread = get_ident()
         events._set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=self._hold_generator, finalizer=_keep)
+        sys.set_asyncgen_hooks(self._hold_generator, _keep)
         return before
 
     def leave(self, before: Before) -> None:

@@ -31,6 +31,7 @@ class StepOperation(Operation):
 
     __slots__ = ("attempts", "ephemeral", "request", "retry_at")
     kind = Kind.STEP
+    future: Watched[Any]
 
     def __init__(self, location: str, future: Watched[Any], request: StepRequest, digest: str) -> None:
         # Not by way of `Operation`: this is made for every step, and each level costs.

@@ -18,18 +18,18 @@ class Results:
         self._codec = codec
         self._errors = errors
 
-    def hand_over(self, operation: Operation, record: Record, value: object) -> None:
-        """Resolve an operation's future; `value` is the decoded payload where it is known already. Raises `DecodeError`."""
+    def hand_over(self, operation: Operation, record: Record) -> None:
+        """Resolve an operation's future. Raises `DecodeError`."""
         future = operation.future
         assert future is not None
-        future.forget()
+        future.watcher = future.operation = None
         if future.done():
             return
         if record.failed:
             future.set_exception(self._errors.restore(Failure.from_json(record.payload or "{}")))
             future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
-        elif value is not None or record.payload is None:
-            future.set_result(value)
+        elif record.payload is None:
+            future.set_result(None)
         else:
             future.set_result(self.decode(operation, record.payload))
 

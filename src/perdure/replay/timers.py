@@ -14,7 +14,8 @@ class Timers:
     """A heap; those that were cancelled are passed over when they come to the top."""
 
     def __init__(self) -> None:
-        self._heap: list[TimerOperation] = []
+        #: Empty when there is nothing to wait for.
+        self.heap: list[TimerOperation] = []
         self._count = 0
 
     def set(
@@ -23,15 +24,15 @@ class Timers:
         """A new timer."""
         self._count += 1
         operation = TimerOperation(location, future, due, self._count, handle)
-        heapq.heappush(self._heap, operation)
+        heapq.heappush(self.heap, operation)
         return operation
 
     def first(self, is_open: Callable[[Operation], bool]) -> TimerOperation | None:
         """The open timer that is due first."""
-        while self._heap and not is_open(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0] if self._heap else None
+        while self.heap and not is_open(self.heap[0]):
+            heapq.heappop(self.heap)
+        return self.heap[0] if self.heap else None
 
     def clear(self) -> None:
         """Forget all."""
-        self._heap.clear()
+        self.heap.clear()

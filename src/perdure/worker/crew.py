@@ -12,7 +12,9 @@ from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes
 from perdure.core.model import Next, Park
 from perdure.core.system import System
+from perdure.worker.arrivals import Arrivals
 from perdure.worker.journal import Journal
+from perdure.worker.moment import Moment
 from perdure.worker.options import WorkerOptions
 from perdure.worker.threads import StepThreads
 
@@ -24,9 +26,6 @@ class Owner(Protocol):
     """The worker, as its runs see it."""
 
     stopping: bool
-
-    def may_start_steps(self) -> bool:
-        """Whether the lease is safe enough to begin something new."""
 
     def parked(self, held: Held, park: Park) -> None:
         """The run waits and holds no lease any more."""
@@ -42,9 +41,10 @@ class Crew(Struct, frozen=True, kw_only=True):
     """The services that a held run uses."""
 
     system: System
-    #: The database's time, which is what goes into histories.
-    clock: Callable[[], int]
+    #: A look at the clocks: the database's time, which is what goes into histories, and whether the lease is safe.
+    moment: Callable[[], Moment]
     journal: Journal
+    arrivals: Arrivals
     threads: StepThreads
     codec: Codec
     errors: ErrorTypes

@@ -7,7 +7,7 @@ guarded method that raises sets its run aside instead; its neighbours go on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Protocol, TypeVar, TypeVarTuple
 
 
 class Breakable(Protocol):
@@ -17,16 +17,16 @@ class Breakable(Protocol):
         """Set it aside because of an error."""
 
 
-P = ParamSpec("P")
+A = TypeVarTuple("A")
 B = TypeVar("B", bound=Breakable)
 
 
-def guarded(method: Callable[Concatenate[B, P], None]) -> Callable[Concatenate[B, P], None]:
-    """A method that never raises: its error sets the object aside."""
+def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
+    """A method that never raises: its error sets the object aside. Its arguments go by position."""
 
-    def call(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(self: B, *args: *A) -> None:
         try:
-            method(self, *args, **kwargs)
+            method(self, *args)
         except Exception as error:
             self.break_off(error)
 

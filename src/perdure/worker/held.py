@@ -36,6 +36,7 @@ from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.guard import guarded
+from perdure.worker.moment import Moment
 from perdure.worker.policy import after_failed_run, expired, reason_to_wait, set_aside
 from perdure.worker.recording import record_failure, record_result
 from perdure.worker.stage import Stage
@@ -76,7 +77,6 @@ class Held:
         self._committing = False
         self._forced: Next | None = None
         self._wakeup = Wakeup(crew.system)
-        self._now = crew.clock
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"
@@ -91,7 +91,7 @@ class Held:
     @guarded
     def begin(self) -> None:
         """Start the workflow function and replay its history. From a plain callback of the loop."""
-        if self.run.deadline <= self._crew.clock():
+        if self.run.deadline <= self._crew.moment().now:
             self._expire()
             return
         execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
@@ -116,7 +116,7 @@ class Held:
             fresh[:] = [operation for operation in fresh if not isinstance(operation, ChildOperation)]
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
-        self._collect(self._now())
+        self._collect(self._crew.moment().now)
         backlog, self._backlog = self._backlog, []
         self.receive(backlog)
 
@@ -126,10 +126,11 @@ class Held:
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.ACTIVE
-        if self.run.deadline <= self._crew.clock():
+        moment = self._crew.moment()
+        if self.run.deadline <= moment.now:
             self._expire()
         else:
-            self.settle()
+            self.settle(moment)
 
     # what happens to it
 
@@ -142,46 +143,46 @@ class Held:
         # What comes after it was decided to give the run up is for whoever takes it next.
         if self.stage is not _ACTIVE or self._execution is None or self._forced is not None:
             return
+        moment = self._crew.moment()
         for message in messages:
             if message.seq > self.seen and self._execution.outcome is None:
                 self.seen = message.seq
                 self._draft.urgent = True
-                self._execution.record(
-                    message.kind, message.name, message.payload, self._now(),
-                    failed=message.failed, inbox_seq=message.seq,
-                )  # fmt: skip
+                kind, name, payload = message.kind, message.name, message.payload
+                self._execution.record(kind, name, payload, moment.now, failed=message.failed, inbox_seq=message.seq)
             elif message.kind is Kind.CANCEL:
                 # Too late for this attempt, which has its outcome; but no other is to follow.
                 self._execution.cancel_requested = True
-        self.settle()
+        self.settle(moment)
 
-    @guarded
-    def _step_ended(self, attempt: Attempt, result: Any, error: BaseException | None) -> None:
+    def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> None:
+        """See `Recipient`."""
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
         if ended is None or execution is None or not execution.is_open(operation):
             return
         failed = error
         if failed is None:
-            failed = record_result(execution, attempt, result, self.run, self._crew)
-        if failed is not None and record_failure(execution, attempt, failed, self.run, self._crew):
+            failed = record_result(execution, attempt, result, self.run, self._crew, moment.now)
+        if failed is not None and record_failure(execution, attempt, failed, self.run, self._crew, moment.now):
             self._ready.append(operation)
         if failed is not None or not operation.ephemeral:
             self._draft.urgent = True
-        self.settle()
+        self.settle(moment)
 
     @guarded
     def _on_timer(self) -> None:
         execution = self._execution
         if self.stage is not _ACTIVE or execution is None or self._forced or isinstance(self._verdict_next, Park):
             return
-        if self.run.deadline <= self._now():
+        moment = self._crew.moment()
+        if self.run.deadline <= moment.now:
             self._expire()
             return
-        while (timer := execution.next_timer()) is not None and timer.due <= self._now():
+        while (timer := execution.next_timer()) is not None and timer.due <= moment.now:
             self._draft.urgent = True
-            execution.record(Kind.TIMER, timer.location, None, self._now())
-        self.settle()
+            execution.record(Kind.TIMER, timer.location, None, moment.now)
+        self.settle(moment)
 
     def release(self) -> None:
         """Give the run back unfinished, as it is."""
@@ -200,18 +201,18 @@ class Held:
 
     # what follows from it
 
-    def settle(self) -> None:
+    def settle(self, moment: Moment) -> None:
         """Look at what the workflow asked for, and write, dispatch or wait."""
         if self.stage is not _ACTIVE:
             return
-        now = self._now()
+        now = moment.now
         execution = self._execution
         if self._forced is None:
             assert execution is not None
             if execution.fresh or execution.dropped:
                 self._collect(now)
             if self._ready:
-                self._dispatch(now)
+                self._dispatch(moment)
         if self._committing:
             return
         if self._must_write(now):
@@ -233,7 +234,7 @@ class Held:
                 if isinstance(operation, StepOperation):
                     self._ready.append(operation)
                 elif isinstance(operation, ChildOperation):
-                    self._start_child(operation)
+                    self._start_child(operation, now)
 
     def _give_up(self, operation: Operation) -> None:
         if isinstance(operation, StepOperation):
@@ -243,16 +244,16 @@ class Held:
         elif isinstance(operation, ChildOperation):
             self._draft.stop_child(operation, self.run)
 
-    def _start_child(self, operation: ChildOperation) -> None:
+    def _start_child(self, operation: ChildOperation, now: int) -> None:
         try:
             self._draft.start_child(operation, self.run)
         except PerdureError as error:
             failure = Failure.of(error, self._crew.codec).to_json()
             assert self._execution is not None
             self._draft.urgent = True
-            self._execution.record(Kind.CHILD, operation.location, failure, self._now(), failed=True)
+            self._execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
 
-    def _dispatch(self, now: int) -> None:
+    def _dispatch(self, moment: Moment) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
         execution = self._execution
         assert execution is not None
@@ -260,16 +261,16 @@ class Held:
         if not durable and not any(operation.ephemeral for operation in self._ready):
             return
         waiting: list[StepOperation] = []
-        allowed = self._crew.owner.may_start_steps()
+        crew = self._crew
         for operation in self._ready:
             if not execution.is_open(operation):
                 continue
-            if operation.retry_at > now or not allowed or not (durable or operation.ephemeral):
+            if operation.retry_at > moment.now or not moment.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            attempt = Attempt(operation, self.run.id, now, self._crew.system, self._step_ended)
+            attempt = Attempt(operation, self.run.id, moment.now, crew.system, crew.arrivals, self)
             self._attempts[operation.location] = attempt
-            attempt.start(self._crew.threads, self.run.deadline)
+            attempt.start(crew.threads, self.run.deadline)
         self._ready = waiting
 
     # writing
@@ -302,44 +303,43 @@ class Held:
                 wake = operation.retry_at
         return wake
 
-    def make_turn(self) -> Turn | None:
+    def make_turn(self, moment: Moment) -> Turn | None:
         """See `Author`."""
         if self.stage is not _ACTIVE:
             return None
         records: tuple[Record, ...] = ()
-        self._verdict_next = self._next_state()
+        self._verdict_next = self._next_state(moment.now)
         if self._execution is not None:
             records, self._execution.unsaved = tuple(self._execution.unsaved), []
         self._committing = True
         self._wakeup.disarm()
         return self._draft.turn(self.lease, records, self._verdict_next)
 
-    def _next_state(self) -> Next | None:
+    def _next_state(self, now: int) -> Next | None:
         outcome = None if self._execution is None else self._execution.outcome
         if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
             return self._forced
         if outcome is not None:
-            return self._end_with(outcome)
+            return self._end_with(outcome, now)
         if self._attempts:
             return None
-        if self._may_park(self._now()):
+        if self._may_park(now):
             assert self._execution is not None
             return Park(self._next_wake(), reason_to_wait(self._execution), self.seen)
         return Release() if self._crew.owner.stopping else None
 
-    def _end_with(self, outcome: Outcome) -> Next:
+    def _end_with(self, outcome: Outcome, now: int) -> Next:
         self._cancel_attempts()
         assert self._execution is not None
         if outcome.status is Status.FAILED and not self._execution.cancel_requested:
-            again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew)
+            again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew, now)
             if again is not None:
                 return again  # which takes its children up again
         for orphan in self._execution.orphans:
             self._draft.stop_child(orphan, self.run)
         return Finish(outcome.status, outcome.payload)
 
-    @guarded
-    def landed(self, verdict: Verdict) -> None:
+    def landed(self, verdict: Verdict, moment: Moment) -> None:
         """See `Author`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
@@ -351,7 +351,7 @@ class Held:
         elif verdict is _AWAKE and self._forced is None:
             self._crew.owner.unread(self)
         elif verdict is _AWAKE or after is None:
-            self.settle()
+            self.settle(moment)
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
             self._crew.owner.parked(self, after)

@@ -16,6 +16,8 @@ from perdure.core.errors import StoreCorrupt, StoreError
 from perdure.core.model import Turn, Verdict
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.worker.guard import Breakable
+from perdure.worker.moment import Moment
 
 logger = logging.getLogger("perdure.worker")
 
@@ -26,23 +28,24 @@ MAX_BATCH = 1000
 _BUSY = Verdict.BUSY
 
 
-class Author(Protocol):
+class Author(Breakable, Protocol):
     """Whoever has turns to make durable."""
 
-    def make_turn(self) -> Turn | None:
+    def make_turn(self, moment: Moment) -> Turn | None:
         """What to write now; None if nothing any more. Asked at the last moment, so that one turn carries all there is."""
 
-    def landed(self, verdict: Verdict) -> None:
+    def landed(self, verdict: Verdict, moment: Moment) -> None:
         """What became of that turn. Called from a plain callback of the loop, never inside a task."""
 
 
 class Journal:
     """See the module."""
 
-    def __init__(self, store: Store, system: System, actor: Callable[[], str]) -> None:
+    def __init__(self, store: Store, system: System, actor: Callable[[], str], moment: Callable[[], Moment]) -> None:
         self._store = store
         self._system = system
         self._actor = actor
+        self._moment = moment
         self._waiting: dict[Author, Turn | None] = {}
         self._writing: asyncio.Task[None] | None = None
         self._busy = False
@@ -64,11 +67,12 @@ class Journal:
     def _leave(self) -> None:
         batch: list[tuple[Author, Turn]] = []
         waiting, self._waiting = self._waiting, {}
+        moment = self._moment()
         for author, kept in waiting.items():
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
                 continue
-            turn = kept or author.make_turn()
+            turn = kept or author.make_turn(moment)
             if turn is not None:
                 batch.append((author, turn))
         if not batch:
@@ -103,11 +107,15 @@ class Journal:
             return Verdict.LOST
 
     def _land(self, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]) -> None:
+        moment = self._moment()
         for (author, turn), verdict in zip(batch, verdicts, strict=True):
             if verdict is _BUSY:
                 self._waiting[author] = turn
-            else:
-                author.landed(verdict)
+                continue
+            try:
+                author.landed(verdict, moment)
+            except Exception as error:
+                author.break_off(error)
         if self._waiting:
             self._leave()
         else:

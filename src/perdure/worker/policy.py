@@ -23,10 +23,9 @@ class Another(Struct, frozen=True):
 
 
 def after_failed_attempt(
-    operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int
+    operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int, now: int
 ) -> Another | None:
     """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
-    now = crew.clock()
     requested = requested_delay(error)
     if requested is not None:
         again = Another(number - 1, now + int(requested * 1e6))
@@ -44,7 +43,7 @@ def after_failed_attempt(
     return Another(number, retry_at) if retry_at < deadline else None
 
 
-def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Crew) -> Again | None:
+def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Crew, now: int) -> Again | None:
     """When to try the whole run again; None if it has failed for good."""
     error = outcome.error
     if policy is None or error is None or isinstance(error, Fatal):
@@ -52,7 +51,7 @@ def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Cre
     delay = policy.next_delay(run.attempt, error, crew.system.random())
     if delay is None:
         return None
-    wake_at = crew.clock() + int(delay * 1e6)
+    wake_at = now + int(delay * 1e6)
     return Again(wake_at, outcome.payload or "{}") if wake_at < run.deadline else None
 
 

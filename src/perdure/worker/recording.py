@@ -12,39 +12,40 @@ from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.policy import after_failed_attempt
 
-# A member of an enum is slow to find by its class; this one is looked at for every step.
-_STEP = Kind.STEP
 
-
-def record_result(execution: Execution, attempt: Attempt, result: Any, run: Run, crew: Crew) -> PerdureError | None:
+def record_result(
+    execution: Execution, attempt: Attempt, result: Any, run: Run, crew: Crew, now: int
+) -> PerdureError | None:
     """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
     operation = attempt.operation
-    what = f"result of step {operation.location!r} of run {run.id!r}"
-    try:
-        payload = crew.codec.encode(result, what)
-        value = crew.codec.decode(payload, operation.request.spec.returns, what)
-    except PerdureError as error:
-        return error
-    execution.record(
-        _STEP, operation.location, payload, crew.clock(), value=value,
-        started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
-    )  # fmt: skip
+    returns = operation.request.spec.returns
+    stored = crew.codec.store_quickly(result, returns)
+    if stored is None:
+        what = f"result of step {operation.location!r} of run {run.id!r}"
+        try:
+            payload = crew.codec.encode(result, what)
+            stored = payload, crew.codec.decode(payload, returns, what)
+        except PerdureError as error:
+            return error
+    execution.step_succeeded(operation, *stored, now, attempt.started_at, attempt.number)
     return None
 
 
-def record_failure(execution: Execution, attempt: Attempt, error: BaseException, run: Run, crew: Crew) -> bool:
+def record_failure(
+    execution: Execution, attempt: Attempt, error: BaseException, run: Run, crew: Crew, now: int
+) -> bool:
     """Record that an attempt failed; whether another follows."""
     operation = attempt.operation
     failure = Failure.of(error, crew.codec).to_json()
-    another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline)
+    another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline, now)
     if another is None:
         execution.record(
-            _STEP, operation.location, failure, crew.clock(), failed=True,
+            Kind.STEP, operation.location, failure, now, failed=True,
             started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
         )  # fmt: skip
         return False
     execution.record(
-        Kind.ATTEMPT, operation.location, failure, crew.clock(), failed=True, started_at=attempt.started_at,
+        Kind.ATTEMPT, operation.location, failure, now, failed=True, started_at=attempt.started_at,
         digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
     )  # fmt: skip
     return True

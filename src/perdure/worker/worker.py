@@ -20,11 +20,13 @@ from perdure.core.ids import uuid7
 from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record, WorkerInfo
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.worker.arrivals import Arrivals
 from perdure.worker.claimer import Claimer
 from perdure.worker.crew import Crew
 from perdure.worker.heart import Heart
 from perdure.worker.held import Held
 from perdure.worker.journal import Journal
+from perdure.worker.moment import Moment
 from perdure.worker.options import WorkerOptions
 from perdure.worker.residents import Residents
 from perdure.worker.stage import Stage
@@ -57,12 +59,13 @@ class Worker:
         self._store = store
         self._system = system
         self._workflows = workflows
-        self._journal = Journal(store, system, lambda: self.id)
+        self._journal = Journal(store, system, lambda: self.id, self._moment)
         self._threads = StepThreads(options.abandoned_threads)
         self._crew = Crew(
             system=system,
-            clock=store.clock,
+            moment=self._moment,
             journal=self._journal,
+            arrivals=Arrivals(system, self._moment),
             threads=self._threads,
             codec=codec,
             errors=errors,
@@ -206,7 +209,7 @@ class Worker:
 
     async def _let_finish(self, grace: float) -> None:
         for held in list(self._held.values()):
-            held.settle()
+            held.settle(self._moment())
         timer = self._system.call_later(grace, self._release_rest)
         # Once released, only the database can keep a run from ending here; it is not waited for without end.
         limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
@@ -290,11 +293,11 @@ class Worker:
             held.drop()
             self._let_go(held)
 
-    # Owner
+    def _moment(self) -> Moment:
+        may_start = not self.stopping and self._heart is not None and self._heart.is_safe()
+        return Moment(self._store.clock(), may_start)
 
-    def may_start_steps(self) -> bool:
-        """See `Owner`."""
-        return not self.stopping and self._heart is not None and self._heart.is_safe()
+    # Owner
 
     def parked(self, held: Held, park: Park) -> None:
         """See `Owner`."""

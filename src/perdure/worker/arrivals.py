@@ -1,0 +1,62 @@
+"""Results of steps that came in, handed to their runs together.
+
+Steps that were begun together tend to end together. Each is told to its run from a plain callback of the loop, never inside a
+task, and all that have come by then share one look at the clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from perdure.core.system import System
+from perdure.worker.guard import Breakable
+from perdure.worker.moment import Moment
+
+#: So many share one look at the clocks: what their workflows do then takes time too.
+_AT_ONCE = 64
+
+
+class Recipient(Breakable, Protocol):
+    """Whoever waits for the result of a step."""
+
+    def step_ended(self, attempt: Any, result: Any, error: BaseException | None, moment: Moment) -> None:
+        """An attempt at one of its steps is over."""
+
+
+class Arriving(Protocol):
+    """An attempt that is over, unless it is closed first."""
+
+    recipient: Recipient
+
+    def close(self) -> bool:
+        """Whether it was open."""
+
+
+class Arrivals:
+    """See the module."""
+
+    def __init__(self, system: System, moment: Callable[[], Moment]) -> None:
+        self._system = system
+        self._moment = moment
+        self._waiting: list[tuple[Arriving, Any, BaseException | None]] = []
+
+    def add(self, attempt: Arriving, result: Any, error: BaseException | None) -> None:
+        """Tell the attempt's run soon."""
+        self._waiting.append((attempt, result, error))
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), _AT_ONCE):
+            moment = self._moment()
+            for attempt, result, error in waiting[start : start + _AT_ONCE]:
+                if attempt.close():
+                    self._system.crash_point("step.returned")
+                    recipient = attempt.recipient
+                    try:
+                        recipient.step_ended(attempt, result, error, moment)
+                    except Exception as failure:
+                        recipient.break_off(failure)
