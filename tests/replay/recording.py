@@ -105,7 +105,7 @@ def verify(recording: Recording) -> str:
             return f"after {cut} records it warns: {play.execution.warnings}"
         if play.position != positions[cut]:
             return f"after {cut} records it stands at\n{play.position}\ninstead of\n{positions[cut]}"
-        waiting = [each for each in play.execution.fresh if play.execution.is_open(each)]
+        waiting = [each for each in play.execution.fresh if each.open]
         if waiting != play.execution.open_operations():
             return f"after {cut} records the worker is not told of all that is open"
         for each in records[cut:]:

@@ -24,7 +24,7 @@ def second_attempt(flow: Function, history: Sequence[Record]) -> Driver:
     while execution.fresh:
         fresh, execution.fresh = execution.fresh, []
         for operation in fresh:
-            if execution.is_open(operation):
+            if operation.open:
                 execution.recall(operation, execution.time)
     run._save()
     return run

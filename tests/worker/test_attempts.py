@@ -12,7 +12,7 @@ from perdure import StepTimeout
 from perdure.core.system import Cancellable
 from perdure.host import Host
 from perdure.replay.futures import Watched
-from perdure.replay.loop import RunLoop
+from perdure.replay.loop import RunLoop, outside
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.attempts import Attempt
@@ -21,7 +21,7 @@ from perdure.worker.threads import StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.steps import StepOptions, spec_of
 
-NOW = Moment(1_700_000_000_000_000, may_start=True)
+NOW = Moment(1_700_000_000_000_000, may_start=True, around=outside())
 
 
 class Timers(Host):

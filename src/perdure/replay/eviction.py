@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import Any
 
 from perdure.core.errors import Evicted
-from perdure.replay.loop import RunLoop
+from perdure.replay.loop import RunLoop, outside
 
 #: How often code may refuse to end before it is left alone.
 MAX_THROWS = 8
@@ -22,13 +22,16 @@ MAX_THROWS = 8
 def end_tasks(loop: RunLoop) -> bool:
     """End every task and generator of a run, the newest first; False if one would not."""
     loop.closed = True
+    if not loop.tasks and not loop.generators:
+        return True
     # In a copy, because what cleanup code sets is not for the worker to see.
     return copy_context().run(_end_all, loop)
 
 
 def _end_all(loop: RunLoop) -> bool:
     ended = True
-    before = loop.enter()
+    before = outside()
+    loop.enter()
     try:
         for _ in range(MAX_THROWS):
             tasks, loop.tasks = loop.tasks, {}

@@ -8,41 +8,34 @@ led to it are durable.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextvars import Context as ContextVars
 from typing import Any
 
 from perdure.core.codec import Codec
-from perdure.core.errors import Diverged, LoopStuck, WorkflowError
+from perdure.core.errors import Diverged, LoopStuck
 from perdure.core.failure import ErrorTypes
-from perdure.core.ids import child_id
-from perdure.core.model import FAR, Kind, Record
+from perdure.core.model import Kind, Record
 from perdure.replay.divergence import Arguments, diverged, position
 from perdure.replay.eviction import end_tasks
-from perdure.replay.futures import RunTask, Watched
+from perdure.replay.futures import RunTask
 from perdure.replay.log import ReplayLog
-from perdure.replay.loop import RunLoop, RunTimerHandle
-from perdure.replay.mailbox import Mailbox, bound
+from perdure.replay.loop import Outside, outside
 from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
-from perdure.replay.places import Places
+from perdure.replay.requests import Requests
 from perdure.replay.results import Results
-from perdure.replay.timers import Timers
 from perdure.workflow.context import Context
-from perdure.workflow.definition import Call
-from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
 _ATTEMPT, _CANCEL, _CHILD, _MESSAGE, _STEP = Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE, Kind.STEP
 
 
-class Execution:
-    """See the module. Implements the `Runtime` that a `Context` talks to."""
+class Execution(Requests):
+    """See the module. The `Runtime` that a `Context` talks to."""
 
     def __init__(
         self,
@@ -55,13 +48,9 @@ class Execution:
         errors: ErrorTypes,
         logger: logging.Logger,
     ) -> None:
-        self.run_id = origin.run_id
-        self.time = origin.started_at
+        earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
+        super().__init__(origin, Memo(earlier) if earlier else NOTHING, codec)
         self.outcome: Outcome | None = None
-        self.replaying = True
-        #: Operations asked for, and started ones given up, since the worker last looked.
-        self.fresh: list[Operation] = []
-        self.dropped: list[Operation] = []
         #: Children that the workflow, now ended, no longer waits for.
         self.orphans: list[ChildOperation] = []
         #: Records not yet handed to the worker.
@@ -71,28 +60,15 @@ class Execution:
         self.cancel_requested = False
         #: How many records of this attempt there were when the run was taken up.
         self.replayed = 0
-        self._logger = logger
-        self.loop = RunLoop(origin.run_id, self)
         self.loop.on_error = self._on_stray_error
-        self._origin = origin
+        self._logger = logger
         self._start = start
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
-        self._codec = codec
-        self._random: WorkflowRandom | None = None
-        earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         self._history = history[len(earlier) :]
-        self._memo = Memo(earlier) if earlier else NOTHING
         self._next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
-        self._open: dict[str, Operation] = {}
-        self._closed_children: set[str] = set()
         self._arguments: Arguments | None = None
-        self._early_children: dict[str, Record] = {}
-        self._places = Places(origin.run_id, origin.type)
-        self._unawaited: dict[Watched[Any], None] = {}
-        self._timers = Timers()
         self._results = Results(origin.run_id, codec, errors)
-        self._mailbox = Mailbox(codec, origin.run_id)
         self._main: RunTask[Any] | None = None
 
     # the worker's side: running
@@ -110,7 +86,8 @@ class Execution:
         """Apply recorded completions until all are applied (True) or `budget()` says to pause (False). Raises `Diverged`."""
         history = self._history
         # Entered once for all of them: each drain would otherwise do it anew.
-        before = self.loop.enter()
+        before = outside()
+        self.loop.enter()
         try:
             while self._applied < len(history):
                 if self.outcome is not None:
@@ -147,7 +124,14 @@ class Execution:
         self._apply(record)
 
     def step_succeeded(
-        self, operation: StepOperation, payload: str, value: Any, now: int, started_at: int, attempts: int
+        self,
+        operation: StepOperation,
+        payload: str,
+        value: Any,
+        now: int,
+        started_at: int,
+        attempts: int,
+        around: Outside,
     ) -> None:
         """An open step returned `value`, which is what `payload` decodes to. As `record`, with everything known already."""
         if now > self.time:
@@ -161,16 +145,17 @@ class Execution:
         )  # fmt: skip
         self._next_seq += 1
         del self._open[location]
+        operation.open = False
         future = operation.future
         future.watcher = future.operation = None
         self.loop.seconds = (self.time - self._origin.started_at) / 1e6
         if not future.done():
             future.set_result(value)
-        self._drain()
+        self._drain(around)
 
     def recall(self, operation: Operation, now: int) -> bool:
         """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
-        record = self._memo.recall(operation)
+        record = None if self._memo is NOTHING else self._memo.recall(operation)
         if record is None:
             return False
         self.record(
@@ -179,137 +164,19 @@ class Execution:
         )  # fmt: skip
         return True
 
-    def is_open(self, operation: Operation) -> bool:
-        """Whether the workflow still waits for it."""
-        return self._open.get(operation.location) is operation
-
-    def next_timer(self) -> TimerOperation | None:
-        """The timer that is due first."""
-        return self._timers.first(self.is_open) if self._timers.heap else None
-
-    def open_operations(self) -> list[Operation]:
-        """What the workflow waits for, in the order in which it was asked for."""
-        return list(self._open.values())
-
-    def awaited_messages(self) -> list[str]:
-        """The names of the messages that the workflow waits for."""
-        return self._mailbox.awaited_names()
-
     @property
     def silent(self) -> bool:
         """See `Speaker`. A run without a history says its first lines for the first time."""
         return self.loop.closed or (self.replaying and bool(self._history))
-
-    def evict(self) -> bool:
-        """Let go of the run without a trace; False if some of its code would not end."""
-        return self.loop.closed or self._let_go()
-
-    # the workflow's side: Runtime
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """See `Runtime`. Not kept, so that a run that has ended is no knot for the garbage collector to untie."""
         return ReplayLog(self._logger, self)
 
-    @property
-    def random(self) -> WorkflowRandom:
-        """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
-        self._check_inside()
-        if self._random is None:
-            self._random = WorkflowRandom(f"{self._origin.seed}:{self._origin.generation}")
-        return self._random
-
-    def step(self, request: StepRequest) -> asyncio.Future[Any]:
-        """See `Runtime`."""
-        self._check_inside()
-        self._places.check(request.name, request.spec.identity)
-        digest = self._codec.digest((request.args, request.kwargs))
-        location = self._places.next(request.name)
-        future = self._watch(location)
-        return self._opened(StepOperation(location, future, request, digest), future)
-
-    def sleep_until(self, due: int) -> asyncio.Future[None]:
-        """See `Runtime`."""
-        self._check_inside()
-        location, future = self._place("sleep")
-        return self._opened(self._timers.set(location, due, future), future)
-
-    def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
-        """See `Runtime`."""
-        self._check_inside()
-        future = self._watch(f"receive({name!r})")
-        if self.loop.closed:
-            return future
-        self._mailbox.receive(name, type, future)
-        if due is not None and not future.done():
-            location = self._places.next("receive.timeout")
-            expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
-            bound(future, self._opened(self._timers.set(location, due, expired), expired), name)
-        return future
-
-    def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
-        """See `Runtime`."""
-        self._check_inside()
-        location, future = self._place(call.type)
-        identity = options.id or child_id(self.run_id, self._memo.child_location(location))
-        operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
-        self._opened(operation, future)
-        early = self._early_children.pop(location, None)
-        if early is not None and not self.loop.closed:
-            self.fresh.remove(operation)
-            del self._open[location]
-            self._resolve(operation, early)
-        return future
-
-    def _check_inside(self) -> None:
-        if not self.loop.is_current:
-            raise WorkflowError(
-                f"the context of run {self.run_id!r} was used outside of its workflow, in a step or in another thread, "
-                "where replay would not see it; give a step what it needs as an argument"
-            )
-
-    # timers that asyncio asks for
-
-    def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
-        """See `TimerSink`."""
-        handle.location = self._places.next("sleep" if is_sleep else "timer")
-        if self.loop.closed:
-            return
-        due = min(when * 1e6, float(FAR - self._origin.started_at))
-        operation = self._timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
-        self._open[handle.location] = operation
-        self.fresh.append(operation)
-        self.loop.idle_callbacks = 0
-
-    def drop_timer(self, handle: RunTimerHandle) -> None:
-        """See `TimerSink`."""
-        self._open.pop(handle.location, None)
-
-    # opening
-
-    def _watch(self, label: str) -> Watched[Any]:
-        return Watched(loop=self.loop, label=label, unawaited=None if self.loop.closed else self._unawaited)
-
-    def _place(self, name: str) -> tuple[str, Watched[Any]]:
-        location = self._places.next(name)
-        return location, self._watch(location)
-
-    def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:
-        # A run that is being let go gets futures that never resolve: raising here could be caught and tried again for ever.
-        if not self.loop.closed:
-            self._open[operation.location] = operation
-            self.fresh.append(operation)
-            future.watcher, future.operation = self, operation
-            self.loop.idle_callbacks = 0
-        return future
-
-    def abandoned(self, operation: Operation) -> None:
-        """See `Watcher`."""
-        if self._open.pop(operation.location, None) is not None:
-            if isinstance(operation, ChildOperation):
-                self._closed_children.add(operation.location)
-            if not self.replaying:
-                self.dropped.append(operation)
+    def evict(self) -> bool:
+        """Let go of the run without a trace; False if some of its code would not end."""
+        return self.loop.closed or self._let_go()
 
     # applying
 
@@ -354,7 +221,7 @@ class Execution:
             self.warnings.append(self._arguments.changed(operation, record))
         elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
             self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
-        del self._open[record.location]
+        self._close(operation)
         self._resolve(operation, record)
 
     def _diverged(self, record: Record) -> Diverged:
@@ -369,19 +236,21 @@ class Execution:
 
     # draining and ending
 
-    def _drain(self) -> None:
+    def _drain(self, around: Outside | None = None) -> None:
         try:
-            self.loop.drain()
+            self.loop.drain(around)
         except LoopStuck as error:
             self._end(failed(error, self._codec))
             return
         if self.outcome is None and self._main is not None and self._main.done():
-            forgotten = [watched.label for watched in self._unawaited]
+            forgotten = [watched.label for watched in self._unawaited.values()]
             self._end(outcome_of(self._main, self._ending, forgotten, cancelled=self.cancel_requested))
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self.orphans = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
+        for operation in self._open.values():
+            operation.open = False
         self._open.clear()
         self._let_go()
 

@@ -58,22 +58,24 @@ class Watched(RunFuture[T]):
 
     __slots__ = ("_unawaited", "label", "operation", "watcher")
 
-    def __init__(self, *, loop: RunLoop, label: str, unawaited: dict[Watched[Any], None] | None) -> None:
+    def __init__(self, *, loop: RunLoop, label: str, unawaited: dict[int, Watched[Any]] | None) -> None:
         # Not by way of `RunFuture`: this is made for every operation, and each level costs.
         _init(self, loop=loop)
-        self._stable_hash = loop.next_hash()
+        self._stable_hash = number = loop.next_hash()
         self.label = label
         #: Where it is listed until something waits for it.
         self._unawaited = unawaited
         if unawaited is not None:
-            unawaited[self] = None
+            unawaited[number] = self
         #: Told when the workflow cancels it.
         self.watcher: Watcher | None = None
         self.operation: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
-        if self._unawaited is not None:
-            self._is_awaited(self._unawaited)
+        unawaited = self._unawaited
+        if unawaited is not None:
+            unawaited.pop(self._stable_hash, None)
+            self._unawaited = None
         return _await(self)
 
     __iter__ = __await__
@@ -94,6 +96,6 @@ class Watched(RunFuture[T]):
                 self.watcher.abandoned(self.operation)
         return cancelled
 
-    def _is_awaited(self, unawaited: dict[Watched[Any], None]) -> None:
-        unawaited.pop(self, None)
+    def _is_awaited(self, unawaited: dict[int, Watched[Any]]) -> None:
+        unawaited.pop(self._stable_hash, None)
         self._unawaited = None

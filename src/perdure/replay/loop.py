@@ -23,7 +23,7 @@ from perdure.replay.futures import RunFuture, RunTask
 T = TypeVar("T")
 
 #: The running loop, and the hooks for asynchronous generators.
-Before = tuple[asyncio.AbstractEventLoop | None, Any, int]
+Outside = tuple[asyncio.AbstractEventLoop | None, Any]
 
 #: Callbacks in a row, none of which asked for anything durable, after which a drain is taken to be an endless loop.
 STUCK_AFTER = 100_000
@@ -80,6 +80,11 @@ class RunTimerHandle(asyncio.TimerHandle):
         """Do not fire any more."""
         self.ready.cancel()
         super().cancel()
+
+
+def outside() -> Outside:
+    """What `RunLoop.leave` puts back. Asking takes as long as some steps do, so whoever enters many loops asks once."""
+    return events._get_running_loop(), sys.get_asyncgen_hooks()
 
 
 def _refuse_io(*_: object, **__: object) -> NoReturn:
@@ -193,12 +198,13 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # draining
 
-    def drain(self) -> None:
-        """Run callbacks until none is ready. Raises `LoopStuck` when that never happens."""
+    def drain(self, around: Outside | None = None) -> None:
+        """Run callbacks until none is ready; `around` is what `outside()` says, if known. Raises `LoopStuck` when that never happens."""
         if self._thread:
             self._run_ready()
             return
-        before = self.enter()
+        before = around or outside()
+        self.enter()
         try:
             self._run_ready()
         finally:
@@ -231,19 +237,17 @@ class RunLoop(asyncio.AbstractEventLoop):
         # Not by asking asyncio, which asks the operating system for the process at each call.
         return self._thread == get_ident()
 
-    def enter(self) -> Before:
-        """Make this the running loop and the keeper of new generators; what was before is for `leave`."""
-        before = events._get_running_loop(), sys.get_asyncgen_hooks(), self._thread
+    def enter(self) -> None:
+        """Make this the running loop and the keeper of new generators. Not while it is entered already."""
         self._thread = get_ident()
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(self._hold_generator, _keep)
-        return before
 
-    def leave(self, before: Before) -> None:
+    def leave(self, before: Outside) -> None:
         """Put back what was before `enter`."""
-        loop, hooks, self._thread = before
-        events._set_running_loop(loop)
-        sys.set_asyncgen_hooks(*hooks)
+        self._thread = 0
+        events._set_running_loop(before[0])
+        sys.set_asyncgen_hooks(*before[1])
 
     def _hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         # Held so that the garbage collector never decides when its `finally` runs.

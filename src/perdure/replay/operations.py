@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Operation:
     """Something asked for at a location, and the future that the workflow has of it."""
 
-    __slots__ = ("digest", "future", "location")
+    __slots__ = ("digest", "future", "location", "open")
     kind: Kind
 
     def __init__(self, location: str, future: Watched[Any] | None, digest: str = "") -> None:
@@ -24,6 +24,8 @@ class Operation:
         self.future = future
         #: Of the arguments, where there are any.
         self.digest = digest
+        #: Whether the workflow still waits for it.
+        self.open = True
 
 
 class StepOperation(Operation):
@@ -38,6 +40,7 @@ class StepOperation(Operation):
         self.location = location
         self.future = future
         self.digest = digest
+        self.open = True
         self.request = request
         #: Whether the workflow goes on before the result is durable.
         self.ephemeral = request.options.ephemeral is True

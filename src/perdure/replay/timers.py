@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunTimerHandle
-from perdure.replay.operations import Operation, TimerOperation
+from perdure.replay.operations import TimerOperation
 
 
 class Timers:
@@ -27,9 +26,9 @@ class Timers:
         heapq.heappush(self.heap, operation)
         return operation
 
-    def first(self, is_open: Callable[[Operation], bool]) -> TimerOperation | None:
+    def first(self) -> TimerOperation | None:
         """The open timer that is due first."""
-        while self.heap and not is_open(self.heap[0]):
+        while self.heap and not self.heap[0].open:
             heapq.heappop(self.heap)
         return self.heap[0] if self.heap else None
 

@@ -53,16 +53,17 @@ class Wakeup:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._timer: Cancellable | None = None
+        #: What is set; None for nothing.
+        self.timer: Cancellable | None = None
 
     def arm(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call back after so long."""
         self.disarm()
         if seconds < _FURTHEST:
-            self._timer = self._system.call_later(seconds, callback)
+            self.timer = self._system.call_later(seconds, callback)
 
     def disarm(self) -> None:
         """Do not call back."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

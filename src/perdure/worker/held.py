@@ -37,7 +37,7 @@ from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.guard import guarded
 from perdure.worker.moment import Moment
-from perdure.worker.policy import after_failed_run, expired, reason_to_wait, set_aside
+from perdure.worker.policy import after_failed_run, expired, next_wake, reason_to_wait, set_aside
 from perdure.worker.recording import record_failure, record_result
 from perdure.worker.stage import Stage
 from perdure.worker.taking import make_execution
@@ -159,12 +159,12 @@ class Held:
         """See `Recipient`."""
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
-        if ended is None or execution is None or not execution.is_open(operation):
+        if ended is None or execution is None or not operation.open:
             return
         failed = error
         if failed is None:
-            failed = record_result(execution, attempt, result, self.run, self._crew, moment.now)
-        if failed is not None and record_failure(execution, attempt, failed, self.run, self._crew, moment.now):
+            failed = record_result(execution, attempt, result, self.run, self._crew, moment)
+        if failed is not None and record_failure(execution, attempt, failed, self.run, self._crew, moment):
             self._ready.append(operation)
         if failed is not None or not operation.ephemeral:
             self._draft.urgent = True
@@ -229,7 +229,7 @@ class Held:
                 self._give_up(operation)
             fresh, execution.fresh = execution.fresh, []
             for operation in fresh:
-                if not execution.is_open(operation) or execution.recall(operation, now):
+                if not operation.open or execution.recall(operation, now):
                     continue
                 if isinstance(operation, StepOperation):
                     self._ready.append(operation)
@@ -258,12 +258,16 @@ class Held:
         execution = self._execution
         assert execution is not None
         durable = not self._committing and not execution.unsaved
-        if not durable and not any(operation.ephemeral for operation in self._ready):
-            return
+        if not durable:
+            for operation in self._ready:
+                if operation.ephemeral:
+                    break
+            else:
+                return
         waiting: list[StepOperation] = []
         crew = self._crew
         for operation in self._ready:
-            if not execution.is_open(operation):
+            if not operation.open:
                 continue
             if operation.retry_at > moment.now or not moment.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
@@ -294,14 +298,7 @@ class Held:
 
     def _next_wake(self) -> int:
         assert self._execution is not None
-        wake = self.run.deadline
-        timer = self._execution.next_timer()
-        if timer is not None and timer.due < wake:
-            wake = timer.due
-        for operation in self._ready:
-            if operation.retry_at < wake:
-                wake = operation.retry_at
-        return wake
+        return next_wake(self._execution, self._ready, self.run.deadline)
 
     def make_turn(self, moment: Moment) -> Turn | None:
         """See `Author`."""
@@ -312,7 +309,8 @@ class Held:
         if self._execution is not None:
             records, self._execution.unsaved = tuple(self._execution.unsaved), []
         self._committing = True
-        self._wakeup.disarm()
+        if self._wakeup.timer is not None:
+            self._wakeup.disarm()
         return self._draft.turn(self.lease, records, self._verdict_next)
 
     def _next_state(self, now: int) -> Next | None:
@@ -393,7 +391,8 @@ class Held:
     def _arm(self, now: int) -> None:
         wake = self._next_wake()
         if wake >= FAR:
-            self._wakeup.disarm()
+            if self._wakeup.timer is not None:
+                self._wakeup.disarm()
             return
         # A step that is due and was not begun waits for the lease to be safe again.
         soonest = LEASE_RECHECK if any(operation.retry_at <= now for operation in self._ready) else 0.0

@@ -1,14 +1,18 @@
-"""What the runs that are told of something in one callback of the loop know about the time."""
+"""What the runs that are told of something in one callback of the loop share."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from perdure.replay.loop import Outside
 
-class Moment(Struct, frozen=True, gc=False):
-    """One look at the clocks."""
+
+class Moment(Struct, frozen=True):
+    """One look at the clocks and at the loop."""
 
     #: The database's time.
     now: int
     #: Whether the lease is safe enough to begin something new.
     may_start: bool
+    #: The worker's loop, for the runs' own loops to give back to.
+    around: Outside

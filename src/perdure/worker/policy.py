@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from perdure.core.errors import Diverged, Expired, Fatal, UsageError
@@ -53,6 +55,18 @@ def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Cre
         return None
     wake_at = now + int(delay * 1e6)
     return Again(wake_at, outcome.payload or "{}") if wake_at < run.deadline else None
+
+
+def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: int) -> int:
+    """When a run has something to do by itself: its first timer, its next attempt at a step, its deadline."""
+    wake = deadline
+    timer = execution.next_timer()
+    if timer is not None and timer.due < wake:
+        wake = timer.due
+    for operation in ready:
+        if operation.retry_at < wake:
+            wake = operation.retry_at
+    return wake
 
 
 def reason_to_wait(execution: Execution) -> Reason:

@@ -10,11 +10,12 @@ from perdure.core.model import Kind, Run
 from perdure.replay.execution import Execution
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
+from perdure.worker.moment import Moment
 from perdure.worker.policy import after_failed_attempt
 
 
 def record_result(
-    execution: Execution, attempt: Attempt, result: Any, run: Run, crew: Crew, now: int
+    execution: Execution, attempt: Attempt, result: Any, run: Run, crew: Crew, moment: Moment
 ) -> PerdureError | None:
     """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
     operation = attempt.operation
@@ -27,15 +28,16 @@ def record_result(
             stored = payload, crew.codec.decode(payload, returns, what)
         except PerdureError as error:
             return error
-    execution.step_succeeded(operation, *stored, now, attempt.started_at, attempt.number)
+    execution.step_succeeded(operation, *stored, moment.now, attempt.started_at, attempt.number, moment.around)
     return None
 
 
 def record_failure(
-    execution: Execution, attempt: Attempt, error: BaseException, run: Run, crew: Crew, now: int
+    execution: Execution, attempt: Attempt, error: BaseException, run: Run, crew: Crew, moment: Moment
 ) -> bool:
     """Record that an attempt failed; whether another follows."""
     operation = attempt.operation
+    now = moment.now
     failure = Failure.of(error, crew.codec).to_json()
     another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline, now)
     if another is None:

@@ -19,6 +19,7 @@ from perdure.core.failure import ErrorTypes
 from perdure.core.ids import uuid7
 from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record, WorkerInfo
 from perdure.core.system import System
+from perdure.replay.loop import outside
 from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.claimer import Claimer
@@ -295,7 +296,7 @@ class Worker:
 
     def _moment(self) -> Moment:
         may_start = not self.stopping and self._heart is not None and self._heart.is_safe()
-        return Moment(self._store.clock(), may_start)
+        return Moment(self._store.clock(), may_start, outside())
 
     # Owner
 

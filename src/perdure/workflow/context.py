@@ -59,7 +59,7 @@ class Context:
         database. A failed attempt is repeated as the step's retry policy says; what remains is raised here.
         """
         spec = spec_of(function)
-        options = self._options.over(spec.options)
+        options = spec.options if self._options is NO_OPTIONS else self._options.over(spec.options)
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
             raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')

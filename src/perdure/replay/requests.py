@@ -1,0 +1,180 @@
+"""What a workflow has asked for: the operations that are open, each at its place.
+
+The half of an execution that the workflow talks to, by way of its `Context`. The other half, `Execution`, feeds it completions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+from perdure.core.codec import Codec
+from perdure.core.errors import WorkflowError
+from perdure.core.ids import child_id
+from perdure.core.model import FAR, Record
+from perdure.replay.futures import Watched
+from perdure.replay.loop import RunLoop, RunTimerHandle
+from perdure.replay.mailbox import Mailbox, bound
+from perdure.replay.memo import Memo
+from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.origin import Origin
+from perdure.replay.places import Places
+from perdure.replay.timers import Timers
+from perdure.workflow.definition import Call
+from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
+
+
+class Requests(ABC):
+    """Implements what a `Runtime` does with what it is asked for."""
+
+    def __init__(self, origin: Origin, memo: Memo, codec: Codec) -> None:
+        self.run_id = origin.run_id
+        self.time = origin.started_at
+        self.replaying = True
+        #: Operations asked for, and started ones given up, since the worker last looked.
+        self.fresh: list[Operation] = []
+        self.dropped: list[Operation] = []
+        self.loop = RunLoop(origin.run_id, self)
+        self._origin = origin
+        self._codec = codec
+        self._memo = memo
+        self._random: WorkflowRandom | None = None
+        self._open: dict[str, Operation] = {}
+        self._closed_children: set[str] = set()
+        self._early_children: dict[str, Record] = {}
+        self._places = Places(origin.run_id, origin.type)
+        self._unawaited: dict[int, Watched[Any]] = {}
+        self._timers = Timers()
+        self._mailbox = Mailbox(codec, origin.run_id)
+
+    @abstractmethod
+    def _resolve(self, operation: Operation, record: Record) -> None:
+        """Hand a completion to the workflow."""
+
+    # the worker's side
+
+    def next_timer(self) -> TimerOperation | None:
+        """The timer that is due first."""
+        return self._timers.first() if self._timers.heap else None
+
+    def open_operations(self) -> list[Operation]:
+        """What the workflow waits for, in the order in which it was asked for."""
+        return list(self._open.values())
+
+    def awaited_messages(self) -> list[str]:
+        """The names of the messages that the workflow waits for."""
+        return self._mailbox.awaited_names()
+
+    # the workflow's side: Runtime
+
+    @property
+    def random(self) -> WorkflowRandom:
+        """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
+        self._check_inside()
+        if self._random is None:
+            self._random = WorkflowRandom(f"{self._origin.seed}:{self._origin.generation}")
+        return self._random
+
+    def step(self, request: StepRequest) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        loop = self.loop
+        if not loop.is_current:
+            self._check_inside()
+        name = request.name
+        self._places.check(name, request.spec.identity)
+        digest = self._codec.digest((request.args, request.kwargs))
+        location = self._places.next(name)
+        future: Watched[Any] = Watched(loop=loop, label=location, unawaited=None if loop.closed else self._unawaited)
+        return self._opened(StepOperation(location, future, request, digest), future)
+
+    def sleep_until(self, due: int) -> asyncio.Future[None]:
+        """See `Runtime`."""
+        self._check_inside()
+        location, future = self._place("sleep")
+        return self._opened(self._timers.set(location, due, future), future)
+
+    def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        self._check_inside()
+        future = self._watch(f"receive({name!r})")
+        if self.loop.closed:
+            return future
+        self._mailbox.receive(name, type, future)
+        if due is not None and not future.done():
+            location = self._places.next("receive.timeout")
+            expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
+            bound(future, self._opened(self._timers.set(location, due, expired), expired), name)
+        return future
+
+    def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        self._check_inside()
+        location, future = self._place(call.type)
+        identity = options.id or child_id(self.run_id, self._memo.child_location(location))
+        operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
+        self._opened(operation, future)
+        early = self._early_children.pop(location, None)
+        if early is not None and not self.loop.closed:
+            self.fresh.remove(operation)
+            self._close(operation)
+            self._resolve(operation, early)
+        return future
+
+    def _check_inside(self) -> None:
+        if not self.loop.is_current:
+            raise WorkflowError(
+                f"the context of run {self.run_id!r} was used outside of its workflow, in a step or in another thread, "
+                "where replay would not see it; give a step what it needs as an argument"
+            )
+
+    # timers that asyncio asks for
+
+    def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
+        """See `TimerSink`."""
+        handle.location = self._places.next("sleep" if is_sleep else "timer")
+        if self.loop.closed:
+            return
+        due = min(when * 1e6, float(FAR - self._origin.started_at))
+        operation = self._timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
+        self._open[handle.location] = operation
+        self.fresh.append(operation)
+        self.loop.idle_callbacks = 0
+
+    def drop_timer(self, handle: RunTimerHandle) -> None:
+        """See `TimerSink`."""
+        operation = self._open.pop(handle.location, None)
+        if operation is not None:
+            operation.open = False
+
+    # opening and closing
+
+    def _watch(self, label: str) -> Watched[Any]:
+        return Watched(loop=self.loop, label=label, unawaited=None if self.loop.closed else self._unawaited)
+
+    def _place(self, name: str) -> tuple[str, Watched[Any]]:
+        location = self._places.next(name)
+        return location, self._watch(location)
+
+    def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:
+        # A run that is being let go gets futures that never resolve: raising here could be caught and tried again for ever.
+        if not self.loop.closed:
+            self._open[operation.location] = operation
+            self.fresh.append(operation)
+            future.watcher, future.operation = self, operation
+            self.loop.idle_callbacks = 0
+        return future
+
+    def _close(self, operation: Operation) -> None:
+        del self._open[operation.location]
+        operation.open = False
+
+    def abandoned(self, operation: Operation) -> None:
+        """See `Watcher`."""
+        if operation.open:
+            self._close(operation)
+            if isinstance(operation, ChildOperation):
+                self._closed_children.add(operation.location)
+            if not self.replaying:
+                self.dropped.append(operation)
