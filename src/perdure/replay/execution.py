@@ -259,7 +259,7 @@ class Execution(Requests):
         # What is left holds nothing that holds it, so that its memory is free at once.
         self._main = None
         self._unawaited.clear()
-        self._timers.clear()
+        self.timers.clear()
         self.loop.untie()
         return ended
 

@@ -203,12 +203,17 @@ class RunLoop(asyncio.AbstractEventLoop):
         if self._thread:
             self._run_ready()
             return
-        before = around or outside()
-        self.enter()
+        loop, hooks = around or outside()
+        # As `enter` and `leave` do, which would be two more calls for every step.
+        self._thread = get_ident()
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(self._hold_generator, _keep)
         try:
             self._run_ready()
         finally:
-            self.leave(before)
+            self._thread = 0
+            events._set_running_loop(loop)
+            sys.set_asyncgen_hooks(*hooks)
 
     def _run_ready(self) -> None:
         self.idle_callbacks = 0

@@ -46,7 +46,7 @@ class Requests(ABC):
         self._early_children: dict[str, Record] = {}
         self._places = Places(origin.run_id, origin.type)
         self._unawaited: dict[int, Watched[Any]] = {}
-        self._timers = Timers()
+        self.timers = Timers()
         self._mailbox = Mailbox(codec, origin.run_id)
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Requests(ABC):
 
     def next_timer(self) -> TimerOperation | None:
         """The timer that is due first."""
-        return self._timers.first() if self._timers.heap else None
+        return self.timers.first() if self.timers.heap else None
 
     def open_operations(self) -> list[Operation]:
         """What the workflow waits for, in the order in which it was asked for."""
@@ -93,7 +93,7 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         location, future = self._place("sleep")
-        return self._opened(self._timers.set(location, due, future), future)
+        return self._opened(self.timers.set(location, due, future), future)
 
     def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
         """See `Runtime`."""
@@ -105,7 +105,7 @@ class Requests(ABC):
         if due is not None and not future.done():
             location = self._places.next("receive.timeout")
             expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
-            bound(future, self._opened(self._timers.set(location, due, expired), expired), name)
+            bound(future, self._opened(self.timers.set(location, due, expired), expired), name)
         return future
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
@@ -137,7 +137,7 @@ class Requests(ABC):
         if self.loop.closed:
             return
         due = min(when * 1e6, float(FAR - self._origin.started_at))
-        operation = self._timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
+        operation = self.timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
         self._open[handle.location] = operation
         self.fresh.append(operation)
         self.loop.idle_callbacks = 0

@@ -60,7 +60,7 @@ def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Cre
 def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: int) -> int:
     """When a run has something to do by itself: its first timer, its next attempt at a step, its deadline."""
     wake = deadline
-    timer = execution.next_timer()
+    timer = execution.next_timer() if execution.timers.heap else None
     if timer is not None and timer.due < wake:
         wake = timer.due
     for operation in ready:
