@@ -59,6 +59,8 @@ class Store(Protocol):
 
     #: How long, in seconds, whoever waits may go without asking; small where `changed` is nearly free.
     poll_interval: float
+    #: How many commits at once serve a busy worker best.
+    lanes: int
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""

@@ -45,6 +45,7 @@ class Retrying:
 
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0) -> None:
         self.poll_interval = store.poll_interval
+        self.lanes = store.lanes
         self._store = store
         self._system = system
         self._bound = bound_seconds

@@ -53,6 +53,7 @@ class SqlStore(ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float
+    lanes: int
     #: What the database is called in messages.
     where: str
 

@@ -1,4 +1,4 @@
-"""Group commit: one transaction in flight, everything else gathers for the next.
+"""Group commit: one transaction in flight (on a database server a few), everything else gathers for the next.
 
 No timer and no added latency: an idle journal sends a turn at once, a busy one sends as many as came together meanwhile. A turn
 whose row was busy goes along with the next batch; when the database fails, the same batch is sent again until it answers, which
@@ -24,6 +24,9 @@ logger = logging.getLogger("perdure.worker")
 #: Turns in one transaction at the most, so that one batch never holds the database for long.
 MAX_BATCH = 1000
 
+#: Of a batch whose authors are told in parts.
+SMALLEST_PART = 16
+
 # A member of an enum is slow to find by its class; this one is looked at for every step.
 _BUSY = Verdict.BUSY
 
@@ -47,24 +50,27 @@ class Journal:
         self._actor = actor
         self._moment = moment
         self._waiting: dict[Author, Turn | None] = {}
-        self._writing: asyncio.Task[None] | None = None
-        self._busy = False
+        self._writing: set[asyncio.Task[None]] = set()
+        #: Batches that are being written or whose authors are still being told.
+        self._under_way = 0
+        self._leaving = False
         self.batches = 0
         self.turns = 0
 
     def submit(self, author: Author) -> None:
         """Ask the author for a turn with the next batch. Asking twice is asking once."""
         self._waiting.setdefault(author, None)
-        if not self._busy:
-            self._busy = True
+        if not self._leaving and len(self._writing) < self._store.lanes:
+            self._leaving = True
             asyncio.get_running_loop().call_soon(self._leave)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write and nothing being written."""
-        return not self._busy
+        return not self._leaving and not self._under_way
 
     def _leave(self) -> None:
+        self._leaving = False
         batch: list[tuple[Author, Turn]] = []
         waiting, self._waiting = self._waiting, {}
         moment = self._moment()
@@ -75,16 +81,15 @@ class Journal:
             turn = kept or author.make_turn(moment)
             if turn is not None:
                 batch.append((author, turn))
-        if not batch:
-            self._busy = False
-            return
-        self.batches += 1
-        self.turns += len(batch)
-        self._writing = self._system.spawn(self._write(batch), "perdure journal")
+        if batch:
+            self.batches += 1
+            self.turns += len(batch)
+            self._under_way += 1
+            self._writing.add(self._system.spawn(self._write(batch), "perdure journal"))
 
     async def _write(self, batch: list[tuple[Author, Turn]]) -> None:
         verdicts = await self._commit([turn for _, turn in batch])
-        asyncio.get_running_loop().call_soon(self._land, batch, verdicts)
+        asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
 
     async def _commit(self, turns: list[Turn]) -> list[Verdict]:
         delay = 0.05
@@ -106,9 +111,19 @@ class Journal:
             logger.exception("run %s cannot be written; it is left as it is", turn.lease.run_id)
             return Verdict.LOST
 
-    def _land(self, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]) -> None:
+    def _landed(
+        self, task: asyncio.Task[None] | None, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]
+    ) -> None:
+        assert task is not None
+        self._writing.remove(task)
+        self._tell(list(zip(batch, verdicts, strict=True)))
+
+    def _tell(self, news: list[tuple[tuple[Author, Turn], Verdict]]) -> None:
+        # With lanes to spare in parts: the runs told first are at work on their next turns while the rest are told, so that
+        # the database always has a batch to write. With one lane both would only get in each other's way.
+        part = len(news) if self._store.lanes == 1 else max(SMALLEST_PART, len(news) // 2)
         moment = self._moment()
-        for (author, turn), verdict in zip(batch, verdicts, strict=True):
+        for (author, turn), verdict in news[:part]:
             if verdict is _BUSY:
                 self._waiting[author] = turn
                 continue
@@ -116,7 +131,9 @@ class Journal:
                 author.landed(verdict, moment)
             except Exception as error:
                 author.break_off(error)
-        if self._waiting:
-            self._leave()
+        if len(news) > part:
+            asyncio.get_running_loop().call_soon(self._tell, news[part:])
         else:
-            self._busy = False
+            self._under_way -= 1
+        if self._waiting and not self._leaving and len(self._writing) < self._store.lanes:
+            self._leave()

@@ -96,6 +96,7 @@ class PostgresStore(SqlStore):
         super().__init__(POSTGRES, url.tables, migrate=migrate)
         # What an idle worker costs: two looks in three seconds.
         self.poll_interval = 1.5
+        self.lanes = 1
         self.where = url.where
         self._url = url
         self._system = system

@@ -34,6 +34,8 @@ class SqliteStore(SqlStore):
         super().__init__(SQLITE, url.prefix, migrate=migrate)
         # Nobody else can write to a database in memory, so there is nothing to ask for.
         self.poll_interval = 60.0 if url.path is None else 0.05
+        # There is one writer; and while it works, the interpreter is its own.
+        self.lanes = 1
         self._system = system
         self._clock = Clock(system)
         self._writer = SqliteConnection(url, system, self._clock, writes=True)

@@ -86,6 +86,7 @@ class FaultStore:
     """The verbs of `Store`, as one process has them."""
 
     poll_interval = 1.0
+    lanes = 1
 
     def __init__(self, database: Database, system: SimSystem) -> None:
         self.process = system.process
