@@ -13,9 +13,14 @@ import subprocess
 import sys
 from types import FrameType
 
-from tests.servers.postgres import Missing, Postgres
+from tests.servers.mariadb import Mariadb
+from tests.servers.postgres import Postgres
+from tests.servers.private import Missing, PrivateServer
 
-POSTGRES = "PERDURE_TEST_POSTGRES"
+SERVERS: dict[str, type[Postgres] | type[Mariadb]] = {
+    "PERDURE_TEST_POSTGRES": Postgres,
+    "PERDURE_TEST_MYSQL": Mariadb,
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -27,22 +32,25 @@ def main(arguments: list[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
     environment = dict(os.environ)
-    server: Postgres | None = None
+    servers: list[PrivateServer] = []
     try:
-        if POSTGRES not in environment:
+        for variable, kind in SERVERS.items():
+            if variable in environment:
+                continue
             try:
-                server = Postgres(durable=durable)
+                server = kind(durable=durable)
+                servers.append(server)
                 server.create()
-                environment[POSTGRES] = server.dsn
+                environment[variable] = server.dsn
             except Missing as missing:
-                print(f"*** Nothing will be tested on PostgreSQL: {missing}. ***", file=sys.stderr)
+                print(f"*** Nothing will be tested on {kind.name}: {missing}. ***", file=sys.stderr)
                 if environment.get("CI") == "true":
                     return 1
         return _run(command, environment)
     except KeyboardInterrupt:
         return 130
     finally:
-        if server is not None:
+        for server in servers:
             server.remove()
 
 

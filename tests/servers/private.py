@@ -1,0 +1,132 @@
+"""A private database server: a folder of its own, a free port, nobody else's data, gone when it is over.
+
+Programs are taken from the PATH or from where Debian, Ubuntu and Homebrew put them; as root on Debian they are installed. Servers
+refuse to run as root, so they are started as another user then.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Missing(Exception):
+    """There is no such server on this machine."""
+
+
+class PrivateServer(ABC):
+    """One server. Subclasses say how its files are made, how it is started and how it shows that it is ready."""
+
+    name: str
+    #: Users that it may run as, if we are root; what ends it as a crash would.
+    users: Sequence[str] = ("nobody",)
+    deadly: signal.Signals = signal.SIGKILL
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=f"perdure-{self.name.lower()}-"))
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._as = _somebody_else(self.name, self.users)
+
+    def create(self) -> None:
+        """Make its files and start it."""
+        if self._as:
+            shutil.chown(self._folder, self._as["user"], self._as["group"])
+        subprocess.run(self._making(), check=True, capture_output=True, cwd=self._folder, **self._as)
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        with (self._folder / "log").open("ab") as log:
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                self._starting(), stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **self._as
+            )
+        self._process = process
+        for _ in range(600):
+            if process.poll() is not None:
+                break
+            if self._ready():
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"{self.name} did not start:\n{(self._folder / 'log').read_text()[-3000:]}")
+
+    def kill(self) -> None:
+        """End it as a crash would: at once, with everything that it was doing."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(self.deadly)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def remove(self) -> None:
+        """End it and leave nothing behind."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @abstractmethod
+    def _making(self) -> list[str]:
+        """The command that makes its files."""
+
+    @abstractmethod
+    def _starting(self) -> list[str]:
+        """The command that is the server."""
+
+    @abstractmethod
+    def _ready(self) -> bool:
+        """Whether it answers."""
+
+
+def programs(names: Sequence[str], places: Sequence[str], package: str) -> dict[str, str]:
+    """Where these programs are, installing them if need be; empty if they cannot be had."""
+    found = _found(names, places)
+    if not found and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update"], check=False, capture_output=True)
+        command = ["apt-get", "install", "-y", "--no-install-recommends", package]
+        subprocess.run(command, check=False, capture_output=True, env=environment)
+        found = _found(names, places)
+    return found
+
+
+def _found(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
+    folders = [path for pattern in places for path in sorted(Path("/").glob(pattern[1:]), reverse=True)]
+    search = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)])
+    found = {name: path for name in names if (path := shutil.which(name, path=search)) is not None}
+    return found if len(found) == len(names) else {}
+
+
+def _somebody_else(server: str, users: Sequence[str]) -> Mapping[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    for name in users:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    raise Missing(f"{server} does not run as root, and there is no user {' or '.join(users)}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
