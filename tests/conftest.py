@@ -1,5 +1,5 @@
 """What every test shares: how hard Hypothesis looks (`make prove` sets PERDURE_PROVE and looks a hundred times harder), and
-places on the test server, if there is one."""
+places on the test servers, if there are any."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
 # Here, because the first directory that imports the suite decides whether its assertions explain themselves.
@@ -26,3 +27,10 @@ def schemas() -> Iterator[Schemas]:
     schemas = Schemas()
     yield schemas
     schemas.drop()
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[Databases]:
+    databases = Databases()
+    yield databases
+    databases.drop()

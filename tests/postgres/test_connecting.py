@@ -12,7 +12,7 @@ import pytest
 from perdure.core.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
-from perdure.store.postgres.clock import ServerClock
+from perdure.store.clock import ServerClock
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually

@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        for server in servers:
-            server.remove()
+        for one in servers:
+            one.remove()
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

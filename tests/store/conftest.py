@@ -1,4 +1,5 @@
-"""The databases of the conformance suite: SQLite in a file and in memory, with its threads and inline; PostgreSQL."""
+"""The databases of the conformance suite: SQLite in a file and in memory, with its threads and inline; PostgreSQL;
+MySQL or MariaDB."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from perdure.store import SqlStore, open_store
-from perdure.store.url import PostgresUrl, parse
+from perdure.store.url import MysqlUrl, PostgresUrl, parse
 from perdure.testing.conformance.harness import ManualSystem, Unshared
 from perdure.testing.invariants import scan_store
+from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
 
@@ -56,8 +58,8 @@ class SqliteHarness:
         connection.close()
 
 
-class PostgresHarness:
-    """One schema of a PostgreSQL database, on the suite's clock."""
+class ServerHarness:
+    """One place on a server, on the suite's clock."""
 
     def __init__(self, url: str) -> None:
         self.system = ManualSystem()
@@ -65,11 +67,7 @@ class PostgresHarness:
         self.stores: list[SqlStore] = []
 
     async def open(self) -> SqlStore:
-        from perdure.store.postgres.store import PostgresStore
-
-        url = parse(self.url)
-        assert isinstance(url, PostgresUrl)
-        store = PostgresStore(url, self.system, time=self.system.now)
+        store = self._store()
         self.stores.append(store)
         await store.open()
         return store
@@ -84,25 +82,39 @@ class PostgresHarness:
         for store in self.stores:
             await store.close()
 
+    def _store(self) -> SqlStore:
+        url = parse(self.url)
+        if isinstance(url, PostgresUrl):
+            from perdure.store.postgres.store import PostgresStore
+
+            return PostgresStore(url, self.system, time=self.system.now)
+        from perdure.store.mysql.store import MysqlStore
+
+        assert isinstance(url, MysqlUrl)
+        return MysqlStore(url, self.system, time=self.system.now)
+
 
 #: As workers use it, and as simulations do; `make prove` adds the rest.
 VARIANTS = [
     "file",
     "memory-inline",
     "postgres",
+    "mysql",
     *(["file-inline", "memory"] if os.environ.get("PERDURE_PROVE") else []),
 ]
 
-AnyHarness = SqliteHarness | PostgresHarness
+AnyHarness = SqliteHarness | ServerHarness
 
 
 @pytest.fixture(params=VARIANTS)
-async def harness(request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas) -> AsyncIterator[AnyHarness]:
-    if request.param == "postgres":
-        async with schemas.one() as url:
-            postgres = PostgresHarness(url)
-            yield postgres
-            await postgres.close()
+async def harness(
+    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> AsyncIterator[AnyHarness]:
+    if request.param in ("postgres", "mysql"):
+        async with (schemas if request.param == "postgres" else databases).one() as url:
+            server = ServerHarness(url)
+            yield server
+            await server.close()
         return
     path = tmp_path / "suite.db" if request.param.startswith("file") else None
     # The suite does not cut the power, and waiting for the disk is most of what it would do.

@@ -80,7 +80,12 @@ def test_a_prefix_that_cannot_begin_a_name_is_refused(prefix: str) -> None:
     [
         "",
         "shop.db",
-        "mysql://x/y",
+        "oracle://x/y",
+        "mysql://x",
+        "mysql://x/y?pool=0",
+        "mysql://x:port/y",
+        "mysql://x/y?ssl=maybe",
+        "mysql://x/y?schema=z",
         "postgresql://x/y?pool=0",
         "postgresql://x/y?schema=a-b",
         "sqlite:/shop.db#x",

@@ -7,13 +7,14 @@ from typing import Literal, overload
 from perdure.core.errors import UsageError
 from perdure.core.system import System
 from perdure.store.migrations import MigrationStatus, script
+from perdure.store.mysql.dialect import MYSQL
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.protocol import Listener, Store
 from perdure.store.retrying import Retrying
 from perdure.store.sql import SqlStore
 from perdure.store.sqlite.connection import SQLITE
 from perdure.store.sqlite.store import SqliteStore
-from perdure.store.url import PostgresUrl, SqliteUrl, parse
+from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse
 
 __all__ = [
     "MUTATING_VERBS",
@@ -61,6 +62,8 @@ def open_store(url: str, system: System, *, migrate: bool = True, inline: bool =
         return SqliteStore(where, system, migrate=migrate, inline=inline)
     if inline:
         raise UsageError("Only SQLite can be driven inline; a server needs an event loop.")
+    if isinstance(where, MysqlUrl):
+        return _mysql(where, system, migrate=migrate)
     return _postgres(where, system, migrate=migrate)
 
 
@@ -74,6 +77,8 @@ def migration_script(url: str) -> str:
     where = parse(url)
     if isinstance(where, SqliteUrl):
         return script(SQLITE, where.prefix)
+    if isinstance(where, MysqlUrl):
+        return script(MYSQL, where.prefix)
     return script(POSTGRES, where.tables)
 
 
@@ -87,3 +92,15 @@ def _postgres(url: PostgresUrl, system: System, *, migrate: bool) -> SqlStore:
             "A postgresql:// URL needs the driver asyncpg, which is not installed. Say: pip install 'perdure[postgres]'"
         ) from missing
     return PostgresStore(url, system, migrate=migrate)
+
+
+def _mysql(url: MysqlUrl, system: System, *, migrate: bool) -> SqlStore:
+    try:
+        from perdure.store.mysql.store import MysqlStore
+    except ModuleNotFoundError as missing:
+        if missing.name != "asyncmy":
+            raise
+        raise UsageError(
+            "A mysql:// URL needs the driver asyncmy, which is not installed. Say: pip install 'perdure[mysql]'"
+        ) from missing
+    return MysqlStore(url, system, migrate=migrate)

@@ -1,8 +1,8 @@
 """The schema, as numbered files that are applied once and never change.
 
 Every file has a checksum, kept in the database with its number. A database whose files are newer than ours, or differ from
-ours, is left alone: `SchemaMismatch`. All missing files are applied in one transaction, so that of several processes that
-start at once one does it and the others find it done.
+ours, is left alone: `SchemaMismatch`. All missing files are applied in one transaction where
+the database allows it, so that of several processes that start at once one does it and the others find it done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from msgspec import Struct
 from perdure.core.errors import SchemaMismatch
 from perdure.store.dialect import Dialect, Transaction
 
-_TABLE = """
+#: The number of a row that is no migration, but says that one is under way; where DDL cannot be part of a transaction.
+IN_PROGRESS = 0
+
+TABLE = """
 CREATE TABLE IF NOT EXISTS perdure_migrations (
   version INTEGER NOT NULL PRIMARY KEY,
   name TEXT NOT NULL,
@@ -28,6 +31,7 @@ CREATE TABLE IF NOT EXISTS perdure_migrations (
 _APPLIED = """
 SELECT version, name, checksum, applied_at
 FROM perdure_migrations
+WHERE version > 0
 ORDER BY version
 """
 
@@ -87,7 +91,7 @@ def script(dialect: Dialect, prefix: str) -> str:
 
 async def migrate(tx: Transaction, dialect: Dialect) -> list[Migration]:
     """Apply what is missing; what was applied now."""
-    await tx.execute(_TABLE, {})
+    await tx.execute(TABLE, {})
     missing = _missing(known(dialect), await tx.fetch(_APPLIED, {}))
     for migration in missing:
         for statement in migration.statements:

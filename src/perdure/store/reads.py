@@ -145,7 +145,8 @@ def _where(filter: RunFilter, cursor: str | None) -> tuple[str, Params]:
         params["created_before"] = filter.created_before
     if cursor is not None:
         params["last_at"], params["last_id"] = _decode(cursor)
-        terms.append("(created_at, id) < (:last_at, :last_id)")
+        # The first term is implied, but some planners find no range of the index in the second.
+        terms.append("created_at <= :last_at AND (created_at, id) < (:last_at, :last_id)")
     return ("WHERE " + " AND ".join(terms) if terms else ""), params
 
 

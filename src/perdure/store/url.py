@@ -6,6 +6,9 @@ database in memory that ends with the engine. Options follow a question mark: `p
 
 `postgresql://user:password@host/database` is a PostgreSQL server, as its own tools write it (several hosts and options such
 as `sslmode` included), with the options `schema`, `prefix` and `pool` (how many connections at the most) besides.
+
+`mysql://user:password@host:port/database` (or `mariadb://`) is a MySQL or MariaDB server, with the options `prefix`, `pool`,
+`ssl` (preferred, required, verify or off) and `socket` (the path of a Unix socket, instead of host and port).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _PASSWORD = re.compile(r"(://[^:@/]*):[^@/]*@")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _EXAMPLE = (
     "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
-    "postgresql://user@host/database."
+    "postgresql://user@host/database or mysql://user@host/database."
 )
 
 
@@ -60,14 +63,39 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
         return f"The database {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
+class MysqlUrl(Struct, frozen=True, kw_only=True):
+    """Where a MySQL or MariaDB database is and which tables in it are ours."""
+
+    host: str
+    port: int
+    database: str
+    user: str | None
+    password: str
+    socket: str | None = None
+    ssl: str = "preferred"
+    prefix: str = DEFAULT_PREFIX
+    pool: int = 10
+
+    @property
+    def where(self) -> str:
+        """The database in messages: without the user's name and password."""
+        return f"The database mysql://{self.socket or f'{self.host}:{self.port}'}/{self.database}"
+
+
 def shown(url: str) -> str:
     """A URL for people to see: without a password."""
     return _PASSWORD.sub(r"\1:***@", url)
 
 
-def parse(url: str) -> SqliteUrl | PostgresUrl:
+def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
     """What a URL says. Raises `UsageError`."""
-    return _postgres(url) if urlsplit(url).scheme in ("postgresql", "postgres") else _sqlite(url)
+    match urlsplit(url).scheme:
+        case "postgresql" | "postgres":
+            return _postgres(url)
+        case "mysql" | "mariadb":
+            return _mysql(url)
+        case _:
+            return _sqlite(url)
 
 
 def _postgres(url: str) -> PostgresUrl:
@@ -77,14 +105,39 @@ def _postgres(url: str) -> PostgresUrl:
     schema = ours.get("schema")
     if schema is not None and not _SCHEMA.fullmatch(schema):
         raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63.")
-    pool = ours.get("pool", "10")
-    if not pool.isdecimal() or not 1 <= int(pool) <= 1000:
-        raise UsageError(f"The option pool of a database URL is a number of connections from 1 to 1000, not {pool!r}.")
     return PostgresUrl(
         dsn=urlunsplit(parts._replace(query=urlencode(options))),
         schema=schema,
         prefix=_prefix(ours.get("prefix", DEFAULT_PREFIX)),
-        pool=int(pool),
+        pool=_pool(ours.get("pool", "10")),
+    )
+
+
+def _mysql(url: str) -> MysqlUrl:
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "socket"})
+    if unknown:
+        raise UsageError(
+            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl and socket."
+        )
+    database = unquote(parts.path.removeprefix("/"))
+    if not database or "/" in database or parts.fragment:
+        raise UsageError(f"{shown(url)!r} names no database; write mysql://user@host/database.")
+    try:
+        port = parts.port or 3306
+    except ValueError as error:
+        raise UsageError(f"{shown(url)!r} has a port that is none; write mysql://user@host:3306/database.") from error
+    return MysqlUrl(
+        host=parts.hostname or "localhost",
+        port=port,
+        database=database,
+        user=None if parts.username is None else unquote(parts.username),
+        password=unquote(parts.password or ""),
+        socket=options.get("socket") or None,
+        ssl=_one_of("ssl", options.get("ssl", "preferred"), ("preferred", "required", "verify", "off")),
+        prefix=_prefix(options.get("prefix", DEFAULT_PREFIX)),
+        pool=_pool(options.get("pool", "10")),
     )
 
 
@@ -114,6 +167,12 @@ def _prefix(text: str) -> str:
             f"{text!r} cannot begin the names of tables; use lower-case letters, digits and _, at most 41."
         )
     return text
+
+
+def _pool(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise UsageError(f"The option pool of a database URL is a number of connections from 1 to 1000, not {text!r}.")
+    return int(text)
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -62,9 +62,9 @@ HISTORY = (
     Rule(
         "no record was written by a former owner of the run (I4)",
         """
-        SELECT run_id, seq, token, before FROM (
-          SELECT run_id, seq, token, LAG(token) OVER (PARTITION BY run_id ORDER BY seq) AS before FROM perdure_history
-        ) AS steps WHERE token < before
+        SELECT run_id, seq, token, earlier FROM (
+          SELECT run_id, seq, token, LAG(token) OVER (PARTITION BY run_id ORDER BY seq) AS earlier FROM perdure_history
+        ) AS steps WHERE token < earlier
         """,
     ),
     Rule(
@@ -77,10 +77,10 @@ HISTORY = (
     Rule(
         "time and attempts in the history never go back (I9)",
         """
-        SELECT run_id, seq, at, before, run_attempt, attempt_before FROM (
-          SELECT run_id, seq, at, run_attempt, LAG(at) OVER (PARTITION BY run_id ORDER BY seq) AS before,
+        SELECT run_id, seq, at, earlier, run_attempt, attempt_before FROM (
+          SELECT run_id, seq, at, run_attempt, LAG(at) OVER (PARTITION BY run_id ORDER BY seq) AS earlier,
             LAG(run_attempt) OVER (PARTITION BY run_id ORDER BY seq) AS attempt_before FROM perdure_history
-        ) AS steps WHERE run_attempt < attempt_before OR at < before
+        ) AS steps WHERE run_attempt < attempt_before OR at < earlier
         """,
     ),
     Rule(
@@ -212,10 +212,10 @@ INBOXES = (
     Rule(
         "messages are taken in in the order in which they were sent (I5)",
         """
-        SELECT run_id, seq, inbox_seq, before FROM (
-          SELECT run_id, seq, inbox_seq, LAG(inbox_seq) OVER (PARTITION BY run_id ORDER BY seq) AS before
+        SELECT run_id, seq, inbox_seq, earlier FROM (
+          SELECT run_id, seq, inbox_seq, LAG(inbox_seq) OVER (PARTITION BY run_id ORDER BY seq) AS earlier
           FROM perdure_history WHERE inbox_seq > 0
-        ) AS taken WHERE inbox_seq <= before
+        ) AS taken WHERE inbox_seq <= earlier
         """,
     ),
     Rule(

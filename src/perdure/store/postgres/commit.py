@@ -8,18 +8,16 @@ was skipped is BUSY and leaves no trace. Two turns of one run are decided one af
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from perdure.core.model import Again, Block, Finish, Kind, NewRun, Park, Release, Turn, Verdict
-from perdure.store.children import adopt
+from perdure.core.model import NewRun, Turn, Verdict
+from perdure.store.dialect import Row
+from perdure.store.ledger import COLUMNS, Ledger
 from perdure.store.postgres.creating import NEW_RUNS, arrays_of
 from perdure.store.postgres.driver import AlreadyThere
 from perdure.store.postgres.history import HISTORY, arrays, given
-from perdure.store.postgres.ledger import COLUMNS, Draft, Ledger
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.protocol import Change
-from perdure.store.rows import to_json
-from perdure.store.turns import Standing, record_row, standing_of, waves
+from perdure.store.turns import waves
+from perdure.store.wave import Wave, Written
 
 _MESSAGES = {
     "run_id": "text", "seq": "bigint", "kind": "text", "name": "text", "payload": "text", "failed": "smallint",
@@ -118,132 +116,32 @@ async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bo
     return verdicts
 
 
-class _Wave:
+class _Wave(Wave[PostgresTransaction]):
     """Turns of different runs."""
 
-    def __init__(
-        self,
-        tx: PostgresTransaction,
-        turns: Sequence[Turn],
-        wave: list[int],
-        verdicts: list[Verdict],
-        busy: set[str],
-        *,
-        doubtful: bool,
-    ) -> None:
-        self._tx = tx
-        self._wave = {index: turns[index] for index in wave}
-        self._verdicts = verdicts
-        self._busy = busy
-        self._doubtful = doubtful
-        self._rows: list[tuple[Any, ...]] = []
-
-    async def commit(self) -> None:
-        """Lock, decide, write."""
-        drafts = await self._lock()
-        live = await self._stand(drafts)
-        ledger = Ledger(self._tx, iter(drafts.values()), await self._known(live))
-        await self._start_children(ledger, live)
-        stopped = await self._to_be_stopped(ledger, live)
-        for turn in live.values():
-            draft = ledger.drafts[turn.lease.run_id]
-            if turn.read:
-                ledger.read(draft.id, turn.read)
-            for message in turn.sends:
-                ledger.send(message)
-            _leave(ledger, draft, turn, stopped)
-        # Last of all, so that a run whose children finish in the same batch finds its inbox grown.
-        for index, turn in live.items():
-            draft = ledger.drafts[turn.lease.run_id]
-            if isinstance(turn.next, Park) and not ledger.park(draft, turn.next):
-                self._verdicts[index] = Verdict.AWAKE
-        await self._write(ledger)
-
-    async def _lock(self) -> dict[str, Draft]:
-        """The rows that the turns touch; turns one of whose rows somebody else holds are taken out."""
-        touched: dict[str, None] = {}
-        children: list[str] = []
-        for turn in self._wave.values():
-            touched[turn.lease.run_id] = None
-            touched.update(dict.fromkeys(message.run_id for message in turn.sends))
-            if isinstance(turn.next, Finish):
-                children.append(turn.lease.run_id)
-            children += [message.run_id for message in turn.sends if message.kind is Kind.CANCEL]
-        drafts = {row[0]: Draft(row) for row in await self._tx.run(LOCK, list(touched), children)}
+    async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
+        rows = await self._tx.run(LOCK, touched, children)
         self._tx.locked()
-        parents = {drafts[child].parent_id for child in children if child in drafts} - {None}
-        missing = [run_id for run_id in (*touched, *parents) if run_id not in drafts]
-        held = {row[0] for row in await self._tx.run(_THERE, missing)} if missing else set[str]()
-        for index, turn in list(self._wave.items()):
-            run_id = turn.lease.run_id
-            if run_id in self._busy or not held.isdisjoint(_touches(turn, drafts)):
-                self._busy.add(run_id)
-                self._verdicts[index] = Verdict.BUSY
-                del self._wave[index]
-        return drafts
+        return rows
 
-    async def _stand(self, drafts: dict[str, Draft]) -> dict[int, Turn]:
-        """The turns whose lease holds. What is there of their records already is not written again."""
-        written = await self._written(drafts)
-        live: dict[int, Turn] = {}
-        for index, turn in self._wave.items():
-            draft = drafts.get(turn.lease.run_id)
-            state = None if draft is None else (draft.status, draft.token, draft.nonce)
-            there = written.get(turn.lease.run_id, {})
-            standing = standing_of(turn, state, there)
-            if standing is Standing.LIVE:
-                live[index] = turn
-                self._rows += [record_row(turn, record) for record in turn.records if record.seq not in there]
-            elif standing is Standing.LOST:
-                self._verdicts[index] = Verdict.LOST
-        return live
+    async def _there(self, run_ids: list[str]) -> set[str]:
+        return {row[0] for row in await self._tx.run(_THERE, run_ids)}
 
-    async def _written(self, drafts: dict[str, Draft]) -> dict[str, dict[int, tuple[Any, ...]]]:
-        # Of a turn that holds its lease, only a repetition can be there; the unique key tells.
-        turns = [
-            turn
-            for turn in self._wave.values()
-            if turn.records and (self._doubtful or not _holds(turn, drafts.get(turn.lease.run_id)))
-        ]
-        found: dict[str, dict[int, tuple[Any, ...]]] = {}
-        if turns:
-            spans = [(turn.lease.run_id, turn.records[0].seq, turn.records[-1].seq) for turn in turns]
-            for row in await self._tx.run(_WRITTEN, *arrays(spans, 3)):
-                found.setdefault(row[0], {})[row[1]] = row
+    async def _written(self, turns: Sequence[Turn]) -> Written:
+        found: Written = {}
+        spans = [(turn.lease.run_id, turn.records[0].seq, turn.records[-1].seq) for turn in turns]
+        for row in await self._tx.run(_WRITTEN, *arrays(spans, 3)):
+            found.setdefault(row[0], {})[row[1]] = row
         return found
 
-    async def _known(self, live: dict[int, Turn]) -> set[tuple[str, str]]:
-        keys = [(message.run_id, message.key) for turn in live.values() for message in turn.sends]
-        return {(row[0], row[1]) for row in await self._tx.run(_KNOWN, *arrays(keys, 2))} if keys else set()
+    async def _known(self, keys: list[tuple[str, str]]) -> set[tuple[str, str]]:
+        return {(row[0], row[1]) for row in await self._tx.run(_KNOWN, *arrays(keys, 2))}
 
-    async def _start_children(self, ledger: Ledger, live: dict[int, Turn]) -> None:
-        wanted: dict[str, tuple[str, NewRun]] = {}
-        again: list[tuple[str, NewRun]] = []
-        for turn in live.values():
-            for child in turn.children:
-                if child.id in wanted:
-                    again.append((turn.lease.run_id, child))
-                else:
-                    wanted[child.id] = turn.lease.run_id, child
-        if not wanted:
-            return
-        new = [child for _, child in wanted.values()]
-        made = {row[0] for row in await self._tx.run(_CHILDREN, *arrays_of(new, self._tx.now))}
-        for parent, child in (*wanted.values(), *again):
-            if child.id in made and wanted[child.id][1] is child:
-                ledger.add(child)
-                self._tx.note(child.id, "created", to_json({"type": child.type}))
-                self._tx.stir(Change.READY)
-            else:
-                word = await adopt(self._tx, parent, child)
-                if word is not None and not await self._tx.run(_KNOWN, [word.run_id], [word.key]):
-                    ledger.put(word)
+    async def _made(self, new: list[NewRun]) -> set[str]:
+        return {row[0] for row in await self._tx.run(_CHILDREN, *arrays_of(new, self._tx.now))}
 
-    async def _to_be_stopped(self, ledger: Ledger, live: dict[int, Turn]) -> set[str]:
-        ids = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, Again)}
-        unread = [(id, max(read, ledger.drafts[id].inbox_read)) for id, read in ids.items()]
-        behind = [(id, read) for id, read in unread if ledger.drafts[id].inbox_seq > read]
-        return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *arrays(behind, 2))} if behind else set()
+    async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
+        return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *arrays(list(read.items()), 2))}
 
     async def _write(self, ledger: Ledger) -> None:
         notes = self._tx.take_notes()
@@ -258,26 +156,3 @@ class _Wave:
             *notes,
             *([getattr(draft, column) for draft in drafts] for column in _RUNS),
         )
-
-
-def _holds(turn: Turn, draft: Draft | None) -> bool:
-    return draft is not None and draft.held_under(turn.lease)
-
-
-def _touches(turn: Turn, drafts: dict[str, Draft]) -> set[str | None]:
-    touched: set[str | None] = {turn.lease.run_id, *(message.run_id for message in turn.sends)}
-    return touched | {drafts[run_id].parent_id for run_id in touched if run_id in drafts}
-
-
-def _leave(ledger: Ledger, draft: Draft, turn: Turn, stopped: set[str]) -> None:
-    match turn.next:
-        case Finish() as outcome:
-            ledger.finish(draft, outcome)
-        case Again() as retry:
-            ledger.again(draft, retry, to_be_stopped=draft.id in stopped)
-        case Release() as release:
-            ledger.release(draft, release)
-        case Block() as block:
-            ledger.block(draft, block)
-        case _:
-            pass

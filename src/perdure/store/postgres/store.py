@@ -30,15 +30,15 @@ from perdure.core.model import (
 )
 from perdure.core.system import System
 from perdure.store import migrations, workers
+from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row, Transaction
 from perdure.store.messages import cancel, send
+from perdure.store.pool import Pool
 from perdure.store.postgres import creating, errors, loading
 from perdure.store.postgres.claim import Seen, claim, look
-from perdure.store.postgres.clock import ServerClock
 from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
-from perdure.store.postgres.driver import AlreadyThere, Connection, connect
-from perdure.store.postgres.pool import Pool
+from perdure.store.postgres.driver import AlreadyThere, Connection, connect, say_goodbye
 from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.simple import commit_simply, is_simple, only_records
 from perdure.store.postgres.sweep import ANYTHING
@@ -102,7 +102,7 @@ class PostgresStore(SqlStore):
         self._system = system
         self._statements = Statements(url.tables)
         self._clock = ServerClock(system, time)
-        self._pools: dict[asyncio.AbstractEventLoop, Pool] = {}
+        self._pools: dict[asyncio.AbstractEventLoop, Pool[Connection]] = {}
         self._prepares = True
         self._trace: Trace | None = None
 
@@ -341,7 +341,7 @@ class PostgresStore(SqlStore):
         pool.give(connection)
         return answer
 
-    async def _put_back(self, pool: Pool, connection: Connection, *, broken: bool) -> None:
+    async def _put_back(self, pool: Pool[Connection], connection: Connection, *, broken: bool) -> None:
         if not broken and connection.is_in_transaction():
             with suppress(*errors.ERRORS):
                 await connection.execute("ROLLBACK")
@@ -352,12 +352,16 @@ class PostgresStore(SqlStore):
         else:
             pool.give(connection)
 
-    def _pool(self) -> Pool:
+    def _pool(self) -> Pool[Connection]:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
             pool = Pool(
-                self._system, self._open_connection, self._url.pool, lambda one: self._pools.pop(one.loop, None)
+                self._system,
+                self._open_connection,
+                say_goodbye,
+                self._url.pool,
+                lambda one: self._pools.pop(one.loop, None),
             )
             self._pools[loop] = pool
         return pool

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
-from perdure.store.postgres.clock import ServerClock
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import Connection
 from perdure.store.protocol import Change

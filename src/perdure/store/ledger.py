@@ -27,9 +27,8 @@ from perdure.core.model import (
     SendOutcome,
     Status,
 )
-from perdure.store.dialect import Row
+from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import word_to_parent
-from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.protocol import Change
 from perdure.store.rows import failure, to_json
 
@@ -81,7 +80,7 @@ class Draft:
 class Ledger:
     """Every row that a batch touches."""
 
-    def __init__(self, tx: PostgresTransaction, rows: Iterator[Draft], known: set[tuple[str, str]]) -> None:
+    def __init__(self, tx: Transaction, rows: Iterator[Draft], known: set[tuple[str, str]]) -> None:
         self._tx = tx
         self.drafts = {draft.id: draft for draft in rows}
         #: Keys of messages that were accepted before.

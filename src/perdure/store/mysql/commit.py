@@ -1,0 +1,167 @@
+"""Making turns durable on MySQL and MariaDB.
+
+Two round trips: the first locks every row that the turns touch, skipping those that somebody else holds, and asks whatever the
+decision needs to know; then it is decided here what becomes of each row; the second writes everything and commits. Nothing ever
+waits for a lock here, so that nobody can wait in a circle. A turn one of whose rows was skipped is BUSY and leaves no trace.
+Two turns of one run are decided one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perdure.core.model import Again, NewRun, Turn, Verdict
+from perdure.store.dialect import Row
+from perdure.store.ledger import COLUMNS, Draft, Ledger
+from perdure.store.mysql.creating import NEW_RUNS, rows_of
+from perdure.store.mysql.literals import Sql, listed, literal
+from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.turns import waves
+from perdure.store.wave import Wave, Written
+
+HISTORY = "run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt"
+
+_LOCK = f"""
+SELECT {COLUMNS}
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE id IN (:ids)
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+"""
+
+#: Parents never change. The children are locked already, or they are somebody else's.
+_LOCK_PARENTS = f"""
+SELECT {", ".join("p." + column for column in COLUMNS.split(", "))}
+FROM perdure_runs c FORCE INDEX (PRIMARY)
+STRAIGHT_JOIN perdure_runs p FORCE INDEX (PRIMARY) ON p.id = c.parent_id
+WHERE c.id IN (:ids)
+FOR UPDATE SKIP LOCKED
+"""
+
+_THERE = "SELECT id FROM perdure_runs WHERE id IN (:ids)"
+
+#: Ranges of the primary key, and of the unique one, that the planner can see: it does not look into lists of pairs.
+_WRITTEN = f"SELECT {HISTORY} FROM perdure_history FORCE INDEX (PRIMARY) WHERE :spans"
+_KNOWN = "SELECT run_id, message_key FROM perdure_messages FORCE INDEX (perdure_messages_by_key) WHERE :keys"
+
+_STOPS = "SELECT run_id, seq FROM perdure_messages WHERE run_id IN (:ids) AND kind = 'cancel' AND consumed = 0"
+
+RECORDS = f"INSERT INTO perdure_history ({HISTORY}) VALUES :rows"
+
+_ENTRIES = """
+INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
+VALUES :rows
+"""
+
+CONSUME = """
+UPDATE perdure_messages
+SET consumed = 1, payload = NULL
+WHERE run_id = :run_id AND seq <= :upto AND consumed = 0
+"""
+
+#: What is written of every row.
+_ALWAYS = (
+    "status", "reason", "token", "wake_at", "inbox_seq", "inbox_read", "marked", "attempt", "started_at", "finished_at",
+)  # fmt: skip
+
+
+async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[Verdict]:
+    """Decide what becomes of the turns; one verdict each. Everything is written with the end of the transaction."""
+    tx.optimistic = not doubtful
+    verdicts = [Verdict.APPLIED] * len(turns)
+    busy: set[str] = set()
+    for wave in waves(turns):
+        await _Wave(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
+    return verdicts
+
+
+class _Wave(Wave[MysqlTransaction]):
+    """Turns of different runs. What the decision needs is asked for in the packet that locks."""
+
+    _answers: dict[str, Sequence[Row]]
+
+    async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
+        questions = {"runs": self._tx.text(_LOCK, ids=listed(touched))}
+        if children:
+            questions["parents"] = self._tx.text(_LOCK_PARENTS, ids=listed(children))
+        turns = self._wave.values()
+        if self._doubtful and any(turn.records for turn in turns):
+            questions["written"] = self._tx.text(_WRITTEN, spans=_spans(turns))
+        if keys := [(message.run_id, message.key) for turn in turns for message in turn.sends]:
+            questions["known"] = self._tx.text(_KNOWN, keys=_keys(keys))
+        if new := [child.id for turn in turns for child in turn.children]:
+            questions["there"] = self._tx.text(_THERE, ids=listed(new))
+        if again := [turn.lease.run_id for turn in turns if isinstance(turn.next, Again)]:
+            questions["stops"] = self._tx.text(_STOPS, ids=listed(again))
+        answers = await self._tx.send(*questions.values())
+        self._tx.locked()
+        self._answers = {name: answer.rows for name, answer in zip(questions, answers, strict=True)}
+        return [*self._answers["runs"], *self._answers.get("parents", ())]
+
+    async def _there(self, run_ids: list[str]) -> set[str]:
+        [answer] = await self._tx.send(self._tx.text(_THERE, ids=listed(run_ids)))
+        return {row[0] for row in answer.rows}
+
+    async def _written(self, turns: Sequence[Turn]) -> Written:
+        rows = self._answers.get("written")
+        if rows is None:
+            [answer] = await self._tx.send(self._tx.text(_WRITTEN, spans=_spans(turns)))
+            rows = answer.rows
+        found: Written = {}
+        for row in rows:
+            found.setdefault(row[0], {})[row[1]] = row
+        return found
+
+    async def _known(self, keys: list[tuple[str, str]]) -> set[tuple[str, str]]:
+        rows = self._answers.pop("known", None)
+        if rows is None:
+            [answer] = await self._tx.send(self._tx.text(_KNOWN, keys=_keys(keys)))
+            rows = answer.rows
+        return {(row[0], row[1]) for row in rows}
+
+    async def _made(self, new: list[NewRun]) -> set[str]:
+        there = {row[0] for row in self._answers["there"]}
+        missing = [child for child in new if child.id not in there]
+        self._tx.insert(NEW_RUNS, rows_of(missing, self._tx.now))
+        return {child.id for child in missing}
+
+    async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
+        return {row[0] for row in self._answers["stops"] if row[0] in read and row[1] > read[row[0]]}
+
+    async def _write(self, ledger: Ledger) -> None:
+        self._tx.insert(RECORDS, self._rows)
+        self._tx.insert(_ENTRIES, ledger.messages)
+        for run_id, upto in ledger.consumed:
+            self._tx.later(self._tx.text(CONSUME, run_id=run_id, upto=upto))
+        drafts: dict[tuple[bool, bool, bool, bool], list[Draft]] = {}
+        for draft in ledger.drafts.values():
+            if draft.touched:
+                kind = (draft.let_go, draft.homeless, draft.sets_output, draft.sets_error)
+                drafts.setdefault(kind, []).append(draft)
+        for alike in drafts.values():
+            self._write_alike(alike)
+
+    def _write_alike(self, drafts: Sequence[Draft]) -> None:
+        # Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
+        first = drafts[0]
+        columns = [*_ALWAYS, *(["output"] if first.sets_output else []), *(["error"] if first.sets_error else [])]
+        changes = [f"{column} = VALUES({column})" for column in columns]
+        changes += ["worker = NULL, claims = 0"] if first.let_go else []
+        changes += ["home = NULL"] if first.homeless else []
+        template = f"INSERT INTO perdure_runs (id, {', '.join(columns)}) VALUES :rows"
+        template += f" ON DUPLICATE KEY UPDATE {', '.join(changes)}"
+        self._tx.insert(template, [[draft.id, *(getattr(draft, column) for column in columns)] for draft in drafts])
+
+
+def _spans(turns: Iterable[Turn]) -> Sql:
+    spans = [
+        f"run_id = {literal(turn.lease.run_id)} AND seq BETWEEN {turn.records[0].seq} AND {turn.records[-1].seq}"
+        for turn in turns
+        if turn.records
+    ]
+    return Sql(" OR ".join(spans))
+
+
+def _keys(keys: Iterable[tuple[str, str]]) -> Sql:
+    pairs = [f"run_id = {literal(run_id)} AND message_key = {literal(key)}" for run_id, key in keys]
+    return Sql(" OR ".join(pairs))

@@ -1,0 +1,179 @@
+"""The driver, as far as it is used here. It comes without types, so they are said in this one place.
+
+Statements are sent as packets of several, whose answers come back in order; the first that fails is the last that is executed.
+The driver's cursors are passed over: they cost as much as the rest of a statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import asyncmy  # pyright: ignore[reportMissingTypeStubs]
+import asyncmy.errors  # pyright: ignore[reportMissingTypeStubs]
+from msgspec import Struct
+
+from perdure.store.dialect import Row
+from perdure.store.url import MysqlUrl
+
+#: What the server or the driver says is wrong, with its number; the one thing that is asked for by its name.
+DriverError: type[Exception] = asyncmy.errors.MySQLError
+AlreadyThere: type[Exception] = asyncmy.errors.IntegrityError
+
+#: Seconds after which a connection attempt, and a packet, is given up; well below any lease.
+_CONNECT_TIMEOUT = 5
+_PACKET_TIMEOUT = 12.0
+#: Seconds that saying goodbye to a connection may take.
+_GOODBYE = 2.0
+#: What a server may say that does not know TLS.
+_BAD_HANDSHAKE = frozenset({1043, 2013})
+#: An UPDATE counts the rows that it found, whether or not they had the values already.
+_FOUND_ROWS = 2
+
+
+class _Result(Protocol):
+    rows: tuple[Row, ...] | None
+    affected_rows: int
+    has_next: int
+
+
+class _Driver(Protocol):
+    connected: bool
+    server_version: str
+    _stream_broken: bool
+    _result: _Result
+
+    async def query(self, sql: bytes) -> int:
+        """Send statements; read the first answer."""
+
+    async def next_result(self) -> int:
+        """Read the next answer."""
+
+    async def ensure_closed(self) -> None:
+        """End it in order."""
+
+    def close(self) -> None:
+        """End it at once."""
+
+
+class Answer(Struct, frozen=True):
+    """What a statement gave: its rows, or how many it found or made."""
+
+    rows: tuple[Row, ...]
+    count: int
+
+
+class Connection:
+    """One session with the server, of one event loop."""
+
+    def __init__(self, driver: _Driver) -> None:
+        self._driver = driver
+        #: Set by whoever begins a transaction, for whoever has to end it.
+        self.in_transaction = False
+        #: How large a packet the server takes, in bytes.
+        self.packet = 1 << 20
+        self.trace: Callable[[str], object] | None = None
+
+    @property
+    def server_version(self) -> str:
+        """As the server says it."""
+        return self._driver.server_version
+
+    async def send(self, statements: Sequence[str]) -> list[Answer]:
+        """Execute statements, in as few packets as their size allows."""
+        if self.trace is not None:
+            for statement in statements:
+                self.trace(statement)
+        answers: list[Answer] = []
+        async with asyncio.timeout(_PACKET_TIMEOUT):
+            for packet in self._packets(statements):
+                answers += await self._answers(packet)
+        return answers
+
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+        return not self._driver.connected or self._driver._stream_broken
+
+    def terminate(self) -> None:
+        """End it at once."""
+        self._driver.close()
+
+    async def say_goodbye(self) -> None:
+        """End it in order if that is possible, and anyway."""
+        try:
+            async with asyncio.timeout(_GOODBYE):
+                await self._driver.ensure_closed()
+        except Exception:
+            self._driver.close()
+
+    def _packets(self, statements: Sequence[str]) -> list[bytes]:
+        encoded = [statement.encode() for statement in statements]
+        if sum(map(len, encoded)) + len(encoded) < self.packet:
+            return [b";".join(encoded)]
+        packets: list[bytes] = []
+        packet: list[bytes] = []
+        for statement in encoded:
+            if packet and sum(map(len, packet)) + len(packet) + len(statement) >= self.packet:
+                packets.append(b";".join(packet))
+                packet = []
+            packet.append(statement)
+        return [*packets, b";".join(packet)]
+
+    async def _answers(self, packet: bytes) -> list[Answer]:
+        driver = self._driver
+        await driver.query(packet)
+        answers: list[Answer] = []
+        while True:
+            result = driver._result
+            answers.append(Answer(result.rows or (), result.affected_rows))
+            if not result.has_next:
+                return answers
+            await driver.next_result()
+
+
+class Way:
+    """To a server: encrypted if the URL wants that or the server can do it, which is found out once."""
+
+    def __init__(self, url: MysqlUrl) -> None:
+        self._url = url
+        self._context: ssl.SSLContext | None = None
+        if url.ssl == "verify":
+            self._context = ssl.create_default_context()
+        elif url.ssl != "off" and url.socket is None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._context.check_hostname = False
+            self._context.verify_mode = ssl.CERT_NONE
+
+    async def connect(self) -> Connection:
+        """A new session."""
+        if self._context is None or self._url.ssl != "preferred":
+            return await _connect(self._url, self._context)
+        try:
+            return await _connect(self._url, self._context)
+        except DriverError as error:
+            if not isinstance(error.__cause__, ssl.SSLError) and error.args[0] not in _BAD_HANDSHAKE:
+                raise
+        connection = await _connect(self._url, None)
+        self._context = None
+        return connection
+
+
+async def _connect(url: MysqlUrl, context: ssl.SSLContext | None) -> Connection:
+    driver: Any = await asyncmy.connect(  # pyright: ignore[reportUnknownMemberType]
+        host=url.host,
+        port=url.port,
+        unix_socket=url.socket,
+        user=url.user,
+        password=url.password,
+        database=url.database,
+        charset="utf8mb4",
+        connect_timeout=_CONNECT_TIMEOUT,
+        client_flag=_FOUND_ROWS,
+        # What the server does by itself is what we want.
+        autocommit=None,
+        program_name="perdure",
+        ssl=context,
+    )
+    return Connection(cast("_Driver", driver))

@@ -1,0 +1,77 @@
+"""What an error of MySQL, MariaDB or of the way to them means, by its number and never by its text."""
+
+from __future__ import annotations
+
+from perdure.core.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.store.mysql.driver import DriverError
+
+#: Deadlock, lock wait, a row that changed under a snapshot, NOWAIT; on a cluster also a commit that another node overtook.
+_LOST_RACE = frozenset({1213, 1205, 1020, 3572})
+#: Somebody created the same at the same moment. Whoever tries again will see it.
+_THERE_NOW = 1062
+#: Lost, gone, shut down, killed, too many, not yet ready.
+_LOST = frozenset({
+    0, 1040, 1042, 1043, 1047, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1317, 1927, 1969,
+    2002, 2003, 2006, 2013, 2014, 2055, 3024, 3032, 3100, 3168, 4031,
+})  # fmt: skip
+#: Writes are refused: a replica, or a former primary.
+_READ_ONLY = frozenset({1290, 1792, 1836})
+_NO_RIGHT = frozenset({1044, 1142, 1143, 1227, 1370})
+_NO_TABLES = frozenset({1146, 1054})
+_FULL = frozenset({1021, 1030, 1037, 1038, 1041, 1114})
+_DAMAGED = frozenset({1034, 1035, 1126, 1194, 1195, 1712, 1932})
+#: Wrong password, unknown database.
+_NO_WAY_IN = frozenset({1045, 1049, 1698, 1251, 2058, 2059})
+_TOO_LARGE = frozenset({1153, 1301})
+
+#: What the driver raises when something is wrong; OSError and timeouts are the network's.
+ERRORS: tuple[type[Exception], ...] = (DriverError, OSError, TimeoutError)
+
+
+def is_race(error: BaseException) -> bool:
+    """Whether trying again is all there is to do."""
+    return code_of(error) in _LOST_RACE or code_of(error) == _THERE_NOW
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether another connection may succeed: this one broke, the server restarts, is full, or has changed its role."""
+    if isinstance(error, OSError | TimeoutError):
+        return True
+    code = code_of(error)
+    # Without a number it is about the order of packets, which cannot be put right.
+    return isinstance(error, DriverError) and (code is None or code in _LOST or code in _READ_ONLY)
+
+
+def translate(error: BaseException, where: str) -> StoreError:
+    """The error that the contract knows; `where` names the database."""
+    code = code_of(error)
+    detail = f"{_text(error)} ({code if code is not None else type(error).__name__})"
+    if code in _READ_ONLY:
+        return StoreReadOnly(f"{where} does not accept writes: {detail}. Point the URL at the primary.")
+    if code in _NO_RIGHT:
+        return StoreReadOnly(
+            f"{where} refuses this user: {detail}. Grant it SELECT, INSERT, UPDATE and DELETE on the tables, and let somebody "
+            "who may create tables run `perdure migrate`."
+        )
+    if code in _NO_TABLES:
+        return SchemaMismatch(f"{where} lacks a table of Perdure: {detail}. Run `perdure migrate` once.")
+    if code in _FULL:
+        return StoreFull(f"{where} has no room left or its disk fails: {detail}. Free some space or check the disk.")
+    if code in _DAMAGED:
+        return StoreCorrupt(f"{where} reports damage: {detail}. Look at the server's log; restore a backup if need be.")
+    if code in _TOO_LARGE:
+        return StoreError(f"{where} does not take so large a value: {detail}. Raise the server's max_allowed_packet.")
+    if is_lost(error) or is_race(error) or code in _NO_WAY_IN:
+        return StoreUnavailable(f"{where} cannot be used now: {detail}. Check that it runs and that the URL is right.")
+    return StoreError(f"{where} refused a statement: {detail}.")
+
+
+def code_of(error: BaseException) -> int | None:
+    """The number of an error, if it has one."""
+    number = error.args[0] if isinstance(error, DriverError) and error.args else None
+    return number if isinstance(number, int) else None
+
+
+def _text(error: BaseException) -> str:
+    text = error.args[1] if isinstance(error, DriverError) and len(error.args) > 1 else error
+    return str(text) or type(error).__name__

@@ -1,0 +1,66 @@
+"""Migrating MySQL and MariaDB, where every DDL statement commits by itself.
+
+So each statement of the files can be run again after a crash. Of several processes that start at once one does it: a lock of the
+server keeps the others out, and, because on a cluster that lock is one node's own, so does a row with a date of expiry.
+"""
+
+from __future__ import annotations
+
+from perdure.core.errors import StoreUnavailable
+from perdure.core.system import System
+from perdure.store import migrations
+from perdure.store.mysql.dialect import MYSQL
+from perdure.store.mysql.driver import AlreadyThere
+from perdure.store.mysql.transaction import MysqlTransaction
+
+#: Seconds to wait for another process, microseconds for which the row keeps others out, and how often to look at it.
+_PATIENCE = 10
+_EXPIRES = 10_000_000
+_TRIES = 60
+_PAUSE = 0.2
+
+_LOCK = "SELECT GET_LOCK(CONCAT('perdure ', MD5(CONCAT(DATABASE(), :tables))), :patience)"
+_UNLOCK = "DO RELEASE_LOCK(CONCAT('perdure ', MD5(CONCAT(DATABASE(), :tables))))"
+
+_TAKE = """
+INSERT INTO perdure_migrations (version, name, checksum, applied_at)
+VALUES (:version, 'somebody migrates', :nonce, :expires)
+"""
+
+_TAKE_OVER = """
+UPDATE perdure_migrations
+SET checksum = :nonce, applied_at = :expires
+WHERE version = :version AND applied_at < :now
+"""
+
+_GIVE_BACK = "DELETE FROM perdure_migrations WHERE version = :version AND checksum = :nonce"
+
+
+async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
+    """Apply what is missing. Raises `StoreUnavailable` if somebody else takes too long."""
+    nonce = system.entropy(16).hex()
+    [answer] = await tx.send(tx.text(_LOCK, tables=tables, patience=_PATIENCE))
+    try:
+        if answer.rows[0][0] != 1:
+            raise StoreUnavailable("Somebody else migrates this database; try again when they are done.")
+        await tx.execute(migrations.TABLE, {})
+        await _take(tx, nonce, system)
+        await migrations.migrate(tx, MYSQL)
+        await tx.execute(_GIVE_BACK, {"version": migrations.IN_PROGRESS, "nonce": nonce})
+    finally:
+        await tx.send(tx.text(_UNLOCK, tables=tables))
+
+
+async def _take(tx: MysqlTransaction, nonce: str, system: System) -> None:
+    # The row of somebody who was ended in the middle of it is in the way until it expires.
+    for _ in range(_TRIES):
+        row = {"version": migrations.IN_PROGRESS, "nonce": nonce, "now": tx.now, "expires": tx.now + _EXPIRES}
+        try:
+            await tx.execute(_TAKE, row)
+            return
+        except AlreadyThere:
+            if await tx.execute(_TAKE_OVER, row) == 1:
+                return
+        await system.sleep(_PAUSE)
+        tx.locked()
+    raise StoreUnavailable("Somebody else migrates this database and does not come to an end.")

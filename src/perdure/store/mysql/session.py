@@ -1,0 +1,53 @@
+"""A session as the store needs it: what is set on it, and what is asked of the server."""
+
+from __future__ import annotations
+
+import re
+
+from perdure.core.errors import StoreError
+from perdure.store.mysql.driver import Connection
+
+#: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
+_SMALLEST_PACKET = 4 << 20
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.")
+_OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
+
+#: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same.
+_PER_KIND = {
+    "MariaDB": ("SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin", "SET SESSION max_statement_time = 10"),
+    "MySQL": ("SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin", "SET SESSION max_execution_time = 10000"),
+}
+#: Waits are short, so that whoever holds a lease hears of trouble long before it ends; a session that nobody uses any more, with
+#: the locks that it may have, ends by itself. Values are exactly what they are: nothing is cut off, padded or translated.
+_SETTINGS = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, time_zone = '+00:00'",
+    "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 20",
+)
+
+_ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
+
+
+async def prepare(connection: Connection, where: str) -> None:
+    """Set up a session. Raises `StoreError` where the server does not fit."""
+    text = connection.server_version
+    kind = "MariaDB" if "mariadb" in text.lower() else "MySQL"
+    # MariaDB pretends to be 5.5.5 first, for old replicas.
+    version = _VERSION.search(text.removeprefix("5.5.5-"))
+    if version is None or (int(version[1]), int(version[2])) < _OLDEST[kind]:
+        oldest = ".".join(map(str, _OLDEST[kind]))
+        raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
+    answers = await connection.send([*_PER_KIND[kind], *_SETTINGS, _ASKED])
+    [(packet, mode)] = answers[-1].rows
+    if packet < _SMALLEST_PACKET:
+        raise StoreError(
+            f"{where} takes packets of {packet:,} bytes at the most, which is too little. Set max_allowed_packet to 16M or "
+            "more on the server."
+        )
+    if "STRICT_ALL_TABLES" not in mode.split(","):
+        raise StoreError(
+            f"{where} does not keep the sql_mode that Perdure sets; without a strict one, values would be cut off silently. "
+            "Look at what stands between here and the server."
+        )
+    connection.packet = packet

@@ -1,0 +1,241 @@
+"""The store on MySQL 8 and newer and on MariaDB 10.6 and newer.
+
+A verb is a transaction on one connection, in READ COMMITTED. Statements travel in packets, so that the hot verbs are one round
+trip or two. Only what both servers understand is used.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+
+from perdure.core.errors import StoreError
+from perdure.core.model import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Kind,
+    Loaded,
+    NewMessage,
+    NewRun,
+    SendOutcome,
+    Swept,
+    Turn,
+    Verdict,
+    WorkerInfo,
+)
+from perdure.core.system import System
+from perdure.store import workers
+from perdure.store.dialect import Row, Transaction
+from perdure.store.messages import cancel, send
+from perdure.store.mysql import creating, errors, loading
+from perdure.store.mysql.claim import Seen, claim, look
+from perdure.store.mysql.commit import commit
+from perdure.store.mysql.dialect import MYSQL, NOW
+from perdure.store.mysql.driver import AlreadyThere, Connection, Way
+from perdure.store.mysql.literals import Sql, Templates, listed
+from perdure.store.mysql.migrating import migrate
+from perdure.store.mysql.session import prepare
+from perdure.store.mysql.sweep import ANYTHING
+from perdure.store.mysql.transaction import Doubtful, MysqlTransaction
+from perdure.store.server import PAUSE, ServerStore
+from perdure.store.url import MysqlUrl
+
+#: Every row that sending touches, parents of those that it may end included. Whoever locks several and waits locks them in this
+#: order; otherwise two of them wait for each other.
+_PARENTS = "SELECT parent_id FROM perdure_runs WHERE id IN (:ids) AND parent_id IS NOT NULL"
+_LOCK_IN_ORDER = "SELECT 1 FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id IN (:ids) ORDER BY id FOR UPDATE"
+
+_BEAT = "UPDATE perdure_workers SET heartbeat_at = :now WHERE id = :id AND status = 'alive'"
+
+
+class MysqlStore(ServerStore[Connection, MysqlTransaction]):
+    """The verbs of `Store` over one MySQL or MariaDB database. `time` replaces the server's clock in tests."""
+
+    def __init__(
+        self, url: MysqlUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
+    ) -> None:
+        super().__init__(MYSQL, url.prefix, system, migrate=migrate, pool=url.pool, time=time)
+        self.where = url.where
+        self._way = Way(url)
+        self._templates = Templates(url.prefix)
+
+    async def now(self) -> int:
+        """The server's time."""
+
+        async def ask(tx: MysqlTransaction) -> int:
+            asked = self._clock.asking()
+            [answer] = await tx.send(f"SELECT {NOW}")
+            return self._clock.answered(asked, answer.rows[0][0])
+
+        return await self._read("now", ask)
+
+    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+        """Create runs; in one round trip unless one of them is there already."""
+
+        async def quickly(tx: MysqlTransaction) -> builtins.list[Created] | None:
+            try:
+                return await creating.create_new(tx, runs)
+            except AlreadyThere:
+                await self._rolled_back(tx.connection)
+                return None
+
+        made = await self._at_once("create", actor, quickly)
+        return await super().create(runs, actor) if made is None else made
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+
+        async def body(tx: MysqlTransaction) -> builtins.list[SendOutcome]:
+            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
+            if ends or len(messages) > 1:
+                await _lock_in_order(tx, [message.run_id for message in messages], ends)
+            return await send(tx, messages)
+
+        return await self._transact("send", actor, body)
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+
+        async def body(tx: MysqlTransaction) -> SendOutcome:
+            await _lock_in_order(tx, [run_id], [run_id])
+            return await cancel(tx, run_id, reason, key)
+
+        return await self._transact("cancel", actor, body)
+
+    async def register(self, worker: WorkerInfo) -> None:
+        """Begin a life."""
+
+        async def body(tx: MysqlTransaction) -> None:
+            try:
+                await workers.register(tx, worker)
+            except AlreadyThere:
+                # Registered before, by the same request; its row stays as it is.
+                return
+
+        await self._transact("register", worker.id, body)
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row, by the server's own clock."""
+
+        async def beat(tx: MysqlTransaction) -> bool:
+            [answer] = await tx.send(tx.text(_BEAT, id=worker_id, now=self._time()))
+            return answer.count == 1
+
+        return bool(await self._at_once("heartbeat", worker_id, beat))
+
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
+        self._check_open()
+        self._system.crash_point("sweep.enter")
+        if await self._read("sweep", self._anything_to_sweep):
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+        self._pass_by("sweep")
+        return Swept(dead_workers=(), released=0, expired=0, more=False)
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Wake what is due, then take ready runs."""
+        self._check_open()
+        self._system.crash_point("claim.enter")
+        seen = await self._read("claim", lambda tx: self._look(tx, request))
+        if seen.nothing:
+            self._pass_by("claim")
+            return seen.empty_handed()
+        return await self._transact(
+            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
+        )
+
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        """Histories and unread inboxes, as of one moment."""
+        return await self._read("load", lambda tx: loading.load(tx, run_ids))
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable."""
+        try:
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False))
+        except Doubtful:
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True), entered=True)
+        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
+            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
+            await self._system.sleep(PAUSE * self._system.random())
+        return verdicts
+
+    async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
+        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        pieces = sql.split("?") if params else [sql]
+        named = "".join(f"{piece}:p{place} " for place, piece in enumerate(pieces[:-1])) + pieces[-1]
+        values = {f"p{place}": value for place, value in enumerate(params)}
+        return await self._read("query", lambda tx: tx.fetch(named, values))
+
+    async def _open_connection(self) -> Connection:
+        connection = await self._way.connect()
+        connection.trace = self._trace
+        try:
+            await prepare(connection, self.where)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _say_goodbye(self, connection: Connection) -> None:
+        await connection.say_goodbye()
+
+    def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> MysqlTransaction:
+        return MysqlTransaction(connection, self._templates, self._clock, actor, locking=locking)
+
+    async def _begin(self, tx: MysqlTransaction) -> None:
+        tx.begin()
+
+    async def _end(self, tx: MysqlTransaction) -> None:
+        tx.write_notes()
+        await tx.commit()
+
+    async def _rolled_back(self, connection: Connection) -> bool:
+        if connection.in_transaction and not connection.is_closed():
+            try:
+                await connection.send(["ROLLBACK"])
+                connection.in_transaction = False
+            except errors.ERRORS:
+                return False
+        return not connection.is_closed()
+
+    def _is_race(self, error: Exception) -> bool:
+        return errors.is_race(error)
+
+    def _is_lost(self, error: Exception) -> bool:
+        return errors.is_lost(error)
+
+    def _translated(self, error: Exception) -> Exception:
+        if isinstance(error, StoreError) or not isinstance(error, errors.ERRORS):
+            return error
+        return errors.translate(error, self.where)
+
+    async def _migrate(self, tx: Transaction) -> None:
+        assert isinstance(tx, MysqlTransaction)
+        await migrate(tx, self._tables, self._system)
+
+    def _time(self) -> Sql | int:
+        """What a statement is to take for the time."""
+        told = self._clock.told
+        return Sql(NOW) if told is None else told
+
+    async def _look(self, tx: MysqlTransaction, request: ClaimRequest) -> Seen:
+        asked = self._clock.asking()
+        seen = await look(tx, request, self._time())
+        return seen.at(self._clock.answered(asked, seen.now))
+
+    async def _anything_to_sweep(self, tx: MysqlTransaction) -> bool:
+        asked = self._clock.asking()
+        [answer] = await tx.send(tx.text(ANYTHING, now=self._time(), remembered=workers.REMEMBERED))
+        [(now, anything)] = answer.rows
+        self._clock.answered(asked, now)
+        return bool(anything)
+
+
+async def _lock_in_order(tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
+    parents: list[str] = []
+    if ends:
+        [answer] = await tx.send(tx.text(_PARENTS, ids=listed(ends)))
+        parents = [row[0] for row in answer.rows]
+    await tx.send(tx.text(_LOCK_IN_ORDER, ids=listed([*run_ids, *parents])))
+    tx.locked()

@@ -1,0 +1,146 @@
+"""A transaction on MySQL or MariaDB, as shared verbs see it.
+
+Whatever needs no answer waits and travels with the next question, or with the COMMIT: a round trip costs more than most
+statements. A statement for many rows is one INSERT of many rows, or many statements in one packet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perdure.store.clock import ServerClock
+from perdure.store.dialect import Params, Row
+from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
+from perdure.store.mysql.literals import Sql, Templates, tuples
+from perdure.store.protocol import Change
+
+_VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
+
+#: How many rows of an INSERT go into one statement, and how much text; the server wants no more than a packet at a time.
+_ROWS = 1000
+
+_NOTES = """
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+VALUES :rows
+"""
+
+
+class Doubtful(Exception):
+    """Something is there already; nothing was written."""
+
+
+class MysqlTransaction:
+    """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
+
+    def __init__(
+        self, connection: Connection, templates: Templates, clock: ServerClock, actor: str, *, locking: bool
+    ) -> None:
+        self.connection = connection
+        self.actor = actor
+        self._templates = templates
+        self._clock = clock
+        self._locking = locking
+        self._now = 0
+        self._stirred = 0
+        self._notes: list[tuple[str, int, str, str, str]] = []
+        self._waiting: list[str] = []
+        #: Whether nothing that is written can be there already, unless it was written before by the same request.
+        self.optimistic = False
+
+    @property
+    def now(self) -> int:
+        """The server's time at the first look at it since rows were last locked."""
+        if self._now == 0:
+            self._now = self._clock.now()
+        return self._now
+
+    async def execute(self, sql: str, params: Params) -> int:
+        """Run one statement; how many rows it found or made."""
+        [answer] = await self.send(self._templates.fill(sql, params))
+        return answer.count
+
+    async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
+        """Run one statement for each of the rows, all at once."""
+        if not rows:
+            return 0
+        values = _VALUES.search(sql)
+        if values is None:
+            texts = [self._templates.fill(sql, row) for row in rows]
+        else:
+            texts = [
+                self._templates.fill(
+                    f"{sql[: values.start()]}VALUES :all_rows{sql[values.end() :]}",
+                    {"all_rows": Sql(", ".join(self._templates.fill(values[1], row) for row in rows[at : at + _ROWS]))},
+                )
+                for at in range(0, len(rows), _ROWS)
+            ]
+        return sum(answer.count for answer in await self.send(*texts))
+
+    async def fetch(self, sql: str, params: Params) -> list[Row]:
+        """Run a query."""
+        if "{for_update}" in sql:
+            # It may wait for locks; the time is what it is afterwards.
+            self._now = 0
+            if not self._locking:
+                sql = sql.replace("{for_update}", "")
+        [answer] = await self.send(self._templates.fill(sql, params))
+        return list(answer.rows)
+
+    def text(self, template: str, **values: object) -> str:
+        """A statement of this database only."""
+        return self._templates.fill(template, values)
+
+    def later(self, *statements: str) -> None:
+        """Have statements executed whose answers nobody needs, before the next that are sent."""
+        self._waiting += statements
+
+    def insert(self, template: str, rows: Sequence[Sequence[object]]) -> None:
+        """Have many rows inserted later; the template says `VALUES :rows`."""
+        for at in range(0, len(rows), _ROWS):
+            self.later(self.text(template, rows=tuples(rows[at : at + _ROWS])))
+
+    async def send(self, *statements: str) -> list[Answer]:
+        """Execute statements; their answers. An optimistic transaction raises `Doubtful`."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting and not statements:
+            return []
+        try:
+            answers = await self.connection.send([*waiting, *statements])
+        except AlreadyThere as error:
+            if self.optimistic:
+                raise Doubtful from error
+            raise
+        return answers[len(waiting) :]
+
+    def locked(self) -> None:
+        """Rows were locked just now, so it is later than it was."""
+        self._now = 0
+
+    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Add a line to the audit trail."""
+        self._notes.append((run_id, self.now, kind, self.actor, data))
+
+    def stir(self, change: Change) -> None:
+        """Say what this changes for somebody who waits."""
+        self._stirred |= int(change)
+
+    @property
+    def stirred(self) -> Change:
+        """Everything that was said so."""
+        return Change(self._stirred)
+
+    def begin(self) -> None:
+        """Begin with the next statement."""
+        self.connection.in_transaction = True
+        self.later("BEGIN")
+
+    def write_notes(self) -> None:
+        """Put the noted lines into the transaction."""
+        notes, self._notes = self._notes, []
+        self.insert(_NOTES, notes)
+
+    async def commit(self) -> None:
+        """Make it durable."""
+        await self.send("COMMIT")
+        self.connection.in_transaction = False

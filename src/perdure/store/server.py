@@ -1,0 +1,231 @@
+"""What the stores on database servers share: connections, transactions on them, and what to do when one fails.
+
+A verb is a transaction on one connection. One that loses a race or its connection is run again as a whole, a few times, which
+every verb allows; after that whoever asked is told that the database is unavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from perdure.core.errors import StoreError
+from perdure.core.system import System
+from perdure.store.clock import ServerClock
+from perdure.store.dialect import Dialect, Transaction
+from perdure.store.pool import Pool, Pooled
+from perdure.store.protocol import Change
+from perdure.store.sql import SqlStore, Trace
+
+T = TypeVar("T")
+
+#: How often a transaction is tried before its caller is told, and the longest pause in between, in seconds.
+TRIES = 5
+PAUSE = 0.05
+
+
+class ServerTransaction(Transaction, Protocol):
+    """A transaction that can be ended."""
+
+    @property
+    def stirred(self) -> Change:
+        """Everything that was said to change."""
+
+
+C = TypeVar("C", bound=Pooled)
+X = TypeVar("X", bound=ServerTransaction)
+
+
+class ServerStore(SqlStore, Generic[C, X]):
+    """The verbs of `Store` over a server. `time` replaces the server's clock in tests."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        tables: str,
+        system: System,
+        *,
+        migrate: bool,
+        pool: int,
+        time: Callable[[], int] | None,
+    ) -> None:
+        super().__init__(dialect, tables, migrate=migrate)
+        # What an idle worker costs: two looks in three seconds.
+        self.poll_interval = 1.5
+        self._system = system
+        self._clock = ServerClock(system, time)
+        self._size = pool
+        self._pools: dict[asyncio.AbstractEventLoop, Pool[C]] = {}
+        self._trace: Trace | None = None
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        if self._process == os.getpid():
+            self._process = 0
+            for pool in list(self._pools.values()):
+                await pool.close()
+
+    async def changed(self) -> bool:
+        """True: it cannot be known without asking, and asking is as dear as claiming."""
+        self._check_open()
+        return True
+
+    def clock(self) -> int:
+        """The server's time as last measured, carried on by the monotonic clock."""
+        return self._clock.now()
+
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement to a callback. For tests and tools."""
+        self._trace = callback
+        self._pool().flush()
+
+    @abstractmethod
+    async def _open_connection(self) -> C:
+        """A connection to a server that fits."""
+
+    @abstractmethod
+    async def _say_goodbye(self, connection: C) -> None:
+        """End a connection in order."""
+
+    @abstractmethod
+    def _transaction(self, connection: C, actor: str, *, locking: bool) -> X:
+        """A transaction on a connection; not begun yet."""
+
+    @abstractmethod
+    async def _begin(self, tx: X) -> None:
+        """Begin it."""
+
+    @abstractmethod
+    async def _end(self, tx: X) -> None:
+        """Make it durable."""
+
+    @abstractmethod
+    async def _rolled_back(self, connection: C) -> bool:
+        """End what may be open on a connection; whether it can be used again."""
+
+    @abstractmethod
+    def _is_race(self, error: Exception) -> bool:
+        """Whether trying again may help."""
+
+    @abstractmethod
+    def _is_lost(self, error: Exception) -> bool:
+        """Whether another connection may help."""
+
+    @abstractmethod
+    def _translated(self, error: Exception) -> Exception:
+        """The error that the contract knows; one that it knows already is left as it is."""
+
+    async def _connect(self) -> None:
+        self._process = os.getpid()
+        try:
+            await self.now()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _write(self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]]) -> T:
+        return await self._transact(verb, actor, body)
+
+    async def _read(self, verb: str, body: Callable[[X], Coroutine[Any, Any, T]]) -> T:
+        return await self._with(verb, lambda connection: body(self._transaction(connection, "", locking=False)))
+
+    async def _transact(
+        self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]], *, entered: bool = False
+    ) -> T:
+        """Run a verb in a transaction of its own."""
+        self._check_open()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: C) -> tuple[T, Change]:
+            tx = self._transaction(connection, actor, locking=True)
+            await self._begin(tx)
+            self._system.crash_point(f"{verb}.begun")
+            answer = await body(tx)
+            self._system.crash_point(f"{verb}.written")
+            await self._end(tx)
+            return answer, tx.stirred
+
+        answer, stirred = await self._with(verb, attempt)
+        self._committed(verb, stirred)
+        return answer
+
+    async def _at_once(
+        self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T | None]], *, entered: bool = False
+    ) -> T | None:
+        """Run a verb that is one round trip. None: nothing was written, and it takes a transaction."""
+        self._check_open()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: C) -> tuple[T | None, Change]:
+            tx = self._transaction(connection, actor, locking=True)
+            self._system.crash_point(f"{verb}.begun")
+            self._system.crash_point(f"{verb}.written")
+            return await body(tx), tx.stirred
+
+        answer, stirred = await self._with(verb, attempt)
+        if answer is not None:
+            self._committed(verb, stirred)
+        return answer
+
+    def _committed(self, verb: str, stirred: Change) -> None:
+        self._system.crash_point(f"{verb}.committed")
+        if stirred:
+            self._tell(stirred)
+
+    def _pass_by(self, verb: str) -> None:
+        for place in ("begun", "written", "committed"):
+            self._system.crash_point(f"{verb}.{place}")
+
+    async def _with(self, verb: str, work: Callable[[C], Awaitable[T]]) -> T:
+        """Do something on a connection, again and again while that may help."""
+        self._check_open()
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return await self._once(work)
+            except Exception as error:
+                if not left or not (self._is_race(error) or self._is_lost(error)):
+                    known = self._translated(error)
+                    if known is error:
+                        raise
+                    raise known from error
+            await self._system.sleep(PAUSE * self._system.random() / (left + 1))
+        raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
+
+    async def _once(self, work: Callable[[C], Awaitable[T]]) -> T:
+        pool = self._pool()
+        connection = await pool.take()
+        try:
+            answer = await work(connection)
+        except Exception as error:
+            if not self._is_lost(error) and await self._rolled_back(connection):
+                pool.give(connection)
+            else:
+                pool.drop(connection)
+                # A server that went away took all of them with it.
+                pool.flush()
+            raise
+        except BaseException:
+            # Cancelled in the middle of something: the server rolls back when the connection goes.
+            pool.drop(connection)
+            raise
+        pool.give(connection)
+        return answer
+
+    def _pool(self) -> Pool[C]:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = Pool(
+                self._system,
+                self._open_connection,
+                self._say_goodbye,
+                self._size,
+                lambda one: self._pools.pop(one.loop, None),
+            )
+            self._pools[loop] = pool
+        return pool

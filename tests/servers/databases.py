@@ -1,0 +1,56 @@
+"""Places on MySQL and MariaDB are databases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from perdure.store.url import MysqlUrl, parse
+from tests.servers.places import MIGRATIONS, TABLES, Places, dsn_of
+
+MYSQL = "PERDURE_TEST_MYSQL"
+
+
+def mysql_dsn() -> str:
+    """Where the test server is; skips the test where there is none."""
+    return dsn_of(MYSQL)
+
+
+async def execute(dsn: str, statements: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Run statements on a connection of their own; the rows of the last."""
+    from perdure.store.mysql.driver import Way
+
+    url = parse(dsn)
+    assert isinstance(url, MysqlUrl)
+    connection = await Way(url).connect()
+    try:
+        answers = await connection.send(statements)
+        return list(answers[-1].rows)
+    finally:
+        await connection.say_goodbye()
+
+
+class Databases(Places):
+    """Those that this process has made."""
+
+    variable = MYSQL
+
+    def _url(self, dsn: str, name: str) -> str:
+        return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
+
+    async def _make(self, dsn: str, name: str) -> None:
+        await execute(dsn, [f"CREATE DATABASE {name}"])
+
+    async def _emptied(self, dsn: str, name: str) -> list[Any]:
+        from perdure.store.mysql.driver import DriverError
+
+        emptying = [f"DELETE FROM {name}.perdure_{table}" for table in TABLES]
+        try:
+            return await execute(dsn, [*emptying, MIGRATIONS.format(name)])
+        except DriverError:
+            # Without tables, there is nothing to empty.
+            return []
+
+    async def _drop(self, dsn: str, names: set[str]) -> None:
+        await execute(dsn, [f"DROP DATABASE IF EXISTS {name}" for name in names])

@@ -1,0 +1,75 @@
+"""A place of its own on a test server for each test, so that tests may run side by side.
+
+Making twenty tables and indexes takes longer than most tests. So a place that a test has left as it was made is emptied and
+handed to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+TABLES = ("runs", "history", "messages", "events", "workers")
+MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
+
+
+def dsn_of(variable: str) -> str:
+    """Where a test server is; skips the test where there is none."""
+    dsn = os.environ.get(variable)
+    if not dsn:
+        pytest.skip(f"{variable} is not set; `make test` starts a server by itself")
+    return dsn
+
+
+class Places(ABC):
+    """Those that this process has made."""
+
+    variable: str
+
+    def __init__(self) -> None:
+        self._spare: list[str] = []
+        self._made: set[str] = set()
+        self._migrations: list[Any] = []
+
+    @asynccontextmanager
+    async def one(self, *, fresh: bool = False) -> AsyncIterator[str]:
+        """The URL of a place: without any tables if it is to be fresh, otherwise perhaps with empty ones."""
+        dsn = dsn_of(self.variable)
+        name = self._spare.pop() if self._spare and not fresh else f"test_{uuid.uuid4().hex}"
+        if name not in self._made:
+            self._made.add(name)
+            await self._make(dsn, name)
+        yield self._url(dsn, name)
+        if not fresh:
+            migrations = await self._emptied(dsn, name)
+            self._migrations = self._migrations or migrations
+            if migrations and migrations == self._migrations:
+                self._spare.append(name)
+
+    def drop(self) -> None:
+        """All of them."""
+        if self._made:
+            asyncio.run(self._drop(dsn_of(self.variable), self._made))
+
+    @abstractmethod
+    def _url(self, dsn: str, name: str) -> str:
+        """How a place is named."""
+
+    @abstractmethod
+    async def _make(self, dsn: str, name: str) -> None:
+        """Make a place, if it has to be made."""
+
+    @abstractmethod
+    async def _emptied(self, dsn: str, name: str) -> list[Any]:
+        """Remove all rows; the migrations that were applied, or nothing if there are no tables."""
+
+    @abstractmethod
+    async def _drop(self, dsn: str, names: set[str]) -> None:
+        """Remove places."""
