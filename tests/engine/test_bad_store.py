@@ -58,7 +58,7 @@ def unprivileged() -> Iterator[None]:
     [
         "",
         "runs.db",
-        "mysql://localhost/x",
+        "mysql://localhost",
         "postgresql://localhost/x?pool=many",
         "sqlite://host/runs.db",
         "sqlite:///a.db?nonsense=1",

@@ -6,6 +6,7 @@ trip or two. Only what both servers understand is used.
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Callable, Sequence
 
@@ -168,6 +169,15 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         return await self._read("query", lambda tx: tx.fetch(named, values))
 
     async def _open_connection(self) -> Connection:
+        # The driver loses a cancellation that comes at the wrong moment of connecting, so it is kept away from it.
+        opening = self._system.spawn(self._opened(), "perdure connecting")
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_let_go)
+            raise
+
+    async def _opened(self) -> Connection:
         connection = await self._way.connect()
         connection.trace = self._trace
         try:
@@ -230,6 +240,11 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         [(now, anything)] = answer.rows
         self._clock.answered(asked, now)
         return bool(anything)
+
+
+def _let_go(opening: asyncio.Task[Connection]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().terminate()
 
 
 async def _lock_in_order(tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:

@@ -1,0 +1,29 @@
+"""A store on the test server, on the server's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from perdure.host import Host
+from perdure.store import open_store
+from perdure.store.mysql.store import MysqlStore
+from perdure.testing.invariants import scan_store
+from tests.servers.databases import Databases
+
+
+@pytest.fixture
+async def url(databases: Databases) -> AsyncIterator[str]:
+    async with databases.one() as url:
+        yield url
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[MysqlStore]:
+    store = open_store(url, Host())
+    assert isinstance(store, MysqlStore)
+    await store.open()
+    yield store
+    assert await scan_store(store.query) == []
+    await store.close()

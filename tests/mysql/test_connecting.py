@@ -1,0 +1,258 @@
+"""Ways to the server and rights on it: prefixes, users, loops, encryption, settings that do not fit, servers that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+
+from perdure.core.errors import SchemaMismatch, StoreError, StoreReadOnly, StoreUnavailable
+from perdure.host import Host
+from perdure.store import migration_script, migration_status, open_store
+from perdure.store.mysql import session
+from perdure.store.mysql.driver import Connection, Way
+from perdure.store.mysql.literals import literal
+from perdure.store.mysql.store import MysqlStore
+from perdure.store.url import MysqlUrl, parse
+from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
+from tests.helpers import eventually
+from tests.servers.databases import Databases, execute, mysql_dsn
+
+
+@pytest.fixture
+async def fresh(databases: Databases) -> AsyncIterator[str]:
+    async with databases.one(fresh=True) as url:
+        yield url
+
+
+async def opened(url: str, *, migrate: bool = True) -> MysqlStore:
+    store = open_store(url, Host(), migrate=migrate)
+    assert isinstance(store, MysqlStore)
+    await store.open()
+    return store
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{user}:{password}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def name_of(url: str) -> str:
+    return urlsplit(url).path[1:]
+
+
+async def test_two_prefixes_share_a_database_and_see_nothing_of_each_other(fresh: str) -> None:
+    stores = [await opened(f"{fresh}?prefix={prefix}") for prefix in ("a_", "b_")]
+    await stores[0].create([a_run("r1", input='{"table":"perdure_runs"}')], ACTOR)
+    assert [await store.get("r1") is not None for store in stores] == [True, False]
+    run = await stores[0].get("r1")
+    assert run is not None
+    assert run.input == '{"table":"perdure_runs"}'
+    for store in stores:
+        await held(store, "r2", f"w-{id(store)}")
+        await store.close()
+
+
+async def test_many_that_start_at_once_migrate_once(fresh: str) -> None:
+    stores = await asyncio.gather(*(opened(fresh) for _ in range(6)))
+    assert await stores[0].query("SELECT COUNT(*) FROM perdure_migrations") == [(1,)]
+    for store in stores:
+        await store.close()
+    assert [one.applied_at > 0 for one in await migration_status(fresh, Host())] == [True]
+
+
+async def test_a_migration_that_was_ended_half_way_is_finished_by_the_next(fresh: str) -> None:
+    statements = migration_script(fresh).split(";\n")
+    await execute(fresh, statements[:2])
+    store = await opened(fresh)
+    await held(store, "r1")
+    await store.close()
+
+
+async def test_whoever_was_ended_while_migrating_keeps_others_out_for_a_while_only(fresh: str) -> None:
+    store = await opened(fresh)
+    now = await store.now()
+    await store.close()
+    await execute(
+        fresh,
+        [
+            "DELETE FROM perdure_migrations",
+            f"INSERT INTO perdure_migrations VALUES (0, 'somebody migrates', 'gone', {now + 500_000})",
+        ],
+    )
+    store = await opened(fresh)
+    assert await store.now() > now + 500_000
+    assert await store.query("SELECT version FROM perdure_migrations") == [(1,)]
+    await store.close()
+
+
+async def test_the_script_can_be_run_by_hand(fresh: str) -> None:
+    await execute(fresh, [part for part in migration_script(fresh).split(";\n") if part.strip()])
+    tables = f"SELECT 1 FROM information_schema.tables WHERE table_schema = '{name_of(fresh)}'"
+    assert len(await execute(fresh, [tables])) == 5
+
+
+async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str) -> None:
+    with pytest.raises(SchemaMismatch, match="perdure migrate"):
+        await opened(fresh, migrate=False)
+
+
+async def test_a_user_that_may_not_create_tables_can_do_all_the_work(fresh: str) -> None:
+    owner = await opened(fresh)
+    database, user = name_of(fresh), f"clerk_{uuid.uuid4().hex[:16]}"
+    await execute(fresh, [f"CREATE USER {user} IDENTIFIED BY 'secret'", f"GRANT SELECT ON {database}.* TO {user}"])
+    clerk_url = with_login(fresh, user, "secret")
+    try:
+        looking = await opened(clerk_url)
+        with pytest.raises(StoreReadOnly, match="Grant"):
+            await looking.create([a_run("r1")], ACTOR)
+        await looking.close()
+        await execute(fresh, [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}"])
+        clerk = await opened(clerk_url)
+        lease = await held(clerk, "r1")
+        await commit(clerk, lease, a_record(0))
+        assert len(await owner.history("r1")) == 1
+        await clerk.close()
+    finally:
+        await owner.close()
+        await execute(fresh, [f"DROP USER {user}"])
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:1", "unused"])
+async def test_a_server_that_does_not_let_us_in_is_unavailable_and_no_password_is_told(server: str) -> None:
+    where = urlsplit(mysql_dsn()).netloc.rpartition("@")[2] if server == "unused" else server
+    store = open_store(f"mysql://me:secret@{where}/shop", Host())
+    with pytest.raises(StoreUnavailable, match=f"{where}/shop") as caught:
+        await store.open()
+    assert "secret" not in str(caught.value)
+    await store.close()
+
+
+async def test_a_server_without_encryption_is_refused_if_it_is_required(url: str) -> None:
+    if await execute(url, ["SELECT 1 WHERE @@have_ssl = 'YES'"]):
+        pytest.skip("this server can encrypt")
+    store = open_store(f"{url}?ssl=required", Host())
+    with pytest.raises(StoreUnavailable):
+        await store.open()
+    await store.close()
+
+
+class Pretender(Connection):
+    """A session with a server that says something else about itself."""
+
+    def __init__(self, connection: Connection, version: str) -> None:
+        super().__init__(connection._driver)
+        self._version = version
+
+    @property
+    def server_version(self) -> str:
+        return self._version
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        ("5.5.5-10.5.29-MariaDB", False),
+        ("10.5.29-MariaDB", False),
+        ("5.7.44", False),
+        ("8.unknown", False),
+        ("5.5.5-10.6.0-MariaDB-log", True),
+        ("11.4.2-MariaDB", True),
+    ],
+)
+async def test_servers_that_are_too_old_are_refused(url: str, version: str, *, fits: bool) -> None:
+    where = parse(url)
+    assert isinstance(where, MysqlUrl)
+    connection = await Way(where).connect()
+    if fits:
+        await session.prepare(Pretender(connection, version), "here")
+    else:
+        with pytest.raises(StoreError, match="or newer"):
+            await session.prepare(Pretender(connection, version), "here")
+    await connection.say_goodbye()
+
+
+async def test_packets_that_are_too_small_are_refused_when_opening(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_SMALLEST_PACKET", 1 << 40)
+    with pytest.raises(StoreError, match="max_allowed_packet"):
+        await opened(url)
+
+
+async def test_a_batch_that_is_larger_than_a_packet_lands_as_a_whole(store: MysqlStore) -> None:
+    await store.create([a_run(f"r{number}") for number in range(40)], ACTOR)
+    payload = '"' + "x" * 900_000 + '"'
+    got = await claim(store, limit=100)
+    turns = [commit(store, one.lease, a_record(0, payload=payload)) for one in got.runs[:2]]
+    await asyncio.gather(*turns)
+    loaded = await store.load([one.run.id for one in got.runs[:2]])
+    assert [one.records[0].payload for one in loaded] == [payload, payload]
+
+
+async def test_any_text_comes_back_as_it_was(store: MysqlStore) -> None:
+    everything = "".join(map(chr, range(0x300))) + "\u2028\ufffd\U0001f600' -- \\' :now {for_update} perdure_runs %s ?"
+    [row] = await store.query("SELECT ?, ?", [everything, None])
+    assert row == (everything, None)
+    assert literal("it's \\") == "'it\\'s \\\\'"
+    with pytest.raises(TypeError):
+        literal(1.5)
+
+
+async def test_another_loop_has_connections_of_its_own_and_leaves_none_behind(store: MysqlStore) -> None:
+    await store.register(a_worker())
+    answers: list[bool] = []
+
+    async def beat() -> None:
+        answers.extend([await store.heartbeat("w1"), await store.heartbeat("unknown")])
+
+    thread = threading.Thread(target=lambda: asyncio.run(beat()))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert answers == [True, False]
+    assert len(store._pools) == 1
+
+
+async def test_a_verb_that_is_given_up_is_given_up_whatever_it_was_doing(url: str) -> None:
+    dice = random.Random(1)
+    for _ in range(150):
+        store = open_store(url, Host())
+        opening = asyncio.ensure_future(store.open())
+        for _ in range(dice.randrange(40)):
+            await asyncio.sleep(0)
+        if opening.done():
+            await opening
+        elif opening.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        await store.close()
+
+
+async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, url: str) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    where = parse(url)
+    assert isinstance(where, MysqlUrl)
+    other = await Way(where).connect()
+    await other.send(["BEGIN", "SELECT 1 FROM perdure_runs FOR UPDATE"])
+    waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
+
+    async def waits() -> bool:
+        return bool(await execute(url, ["SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"]))
+
+    await eventually(waits, saying="somebody waiting for the lock")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await other.send(["ROLLBACK"])
+    await other.say_goodbye()
+    assert len((await claim(store)).runs) == 1
+
+
+async def test_a_connection_that_the_server_ends_is_replaced(store: MysqlStore, url: str) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    [(connection,)] = await store.query("SELECT CONNECTION_ID()")
+    await execute(url, [f"KILL {connection}"])
+    assert await store.get("r1") is not None
