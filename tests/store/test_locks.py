@@ -1,17 +1,17 @@
-"""Whoever meets on the same rows, in whatever order, gets through: no wait has no end, and nothing is lost or doubled."""
+"""Whoever meets on the same rows of a server, in whatever order, gets through: no wait has no end, nothing is lost or doubled."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
+from collections.abc import AsyncIterator
 
 import pytest
 
 from perdure.core.model import Finish, Kind, Reason, SendOutcome, Status, Turn, Verdict
 from perdure.host import Host
-from perdure.store import Retrying, Store, open_store
-from perdure.store.postgres.store import PostgresStore
+from perdure.store import Retrying, SqlStore, Store, open_store
 from perdure.testing.conformance.harness import (
     ACTOR,
     a_child,
@@ -24,8 +24,26 @@ from perdure.testing.conformance.harness import (
     held,
     lease_of,
 )
+from perdure.testing.invariants import scan_store
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
 
 ROUNDS = 200 if os.environ.get("PERDURE_PROVE") else 15
+
+
+@pytest.fixture(params=["postgres", "mysql"])
+async def url(request: pytest.FixtureRequest, schemas: Schemas, databases: Databases) -> AsyncIterator[str]:
+    async with (schemas if request.param == "postgres" else databases).one() as url:
+        yield url
+
+
+@pytest.fixture
+async def server(url: str) -> AsyncIterator[SqlStore]:
+    store = open_store(url, Host())
+    await store.open()
+    yield store
+    assert await scan_store(store.query) == []
+    await store.close()
 
 
 async def settle(store: Store, turn: Turn) -> Verdict:
@@ -36,24 +54,24 @@ async def settle(store: Store, turn: Turn) -> Verdict:
             return verdict
 
 
-async def test_senders_that_meet_crosswise_all_get_through(store: PostgresStore) -> None:
+async def test_senders_that_meet_crosswise_all_get_through(server: SqlStore) -> None:
     names = [f"r{number}" for number in range(6)]
-    await store.create([a_run(name) for name in names], ACTOR)
+    await server.create([a_run(name) for name in names], ACTOR)
     dice = random.Random(1)
 
     async def send(number: int) -> None:
         order = dice.sample(names, len(names))
-        outcomes = await store.send([a_message(name, key=f"k{number}") for name in order], ACTOR)
+        outcomes = await server.send([a_message(name, key=f"k{number}") for name in order], ACTOR)
         assert outcomes == [SendOutcome.ACCEPTED] * len(names)
 
     patient = [send(number) for number in range(ROUNDS)]
     await asyncio.gather(*patient)
     for name in names:
-        assert [message.seq for message in await store.inbox(name, 0)] == list(range(1, ROUNDS + 1))
+        assert [message.seq for message in await server.inbox(name, 0)] == list(range(1, ROUNDS + 1))
 
 
-async def test_the_same_run_created_by_many_at_once_is_created_once(store: PostgresStore) -> None:
-    patient = Retrying(store, Host())
+async def test_the_same_run_created_by_many_at_once_is_created_once(server: SqlStore) -> None:
+    patient = Retrying(server, Host())
     requests = [
         [a_run(f"r{number}", idempotency_key=f"k{number}", write_id=f"{who}-{number}") for number in order]
         for who, order in (("a", range(20)), ("b", range(19, -1, -1)), ("c", range(0, 20, 3)))
@@ -65,7 +83,7 @@ async def test_the_same_run_created_by_many_at_once_is_created_once(store: Postg
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_children_that_finish_while_the_parent_parks_never_leave_it_asleep(
-    store: PostgresStore, url: str, seed: int
+    server: SqlStore, url: str, seed: int
 ) -> None:
     dice = random.Random(seed)
     others = [open_store(url, Host()) for _ in range(3)]
@@ -73,9 +91,9 @@ async def test_children_that_finish_while_the_parent_parks_never_leave_it_asleep
         await other.open()
     for number in range(ROUNDS):
         name = f"p{number}"
-        parent = await held(store, name)
-        await commit(store, parent, children=tuple(a_child(f"{name}-{letter}", name) for letter in "ab"))
-        got = await claim(store, nonce=f"children-{number}")
+        parent = await held(server, name)
+        await commit(server, parent, children=tuple(a_child(f"{name}-{letter}", name) for letter in "ab"))
+        got = await claim(server, nonce=f"children-{number}")
         leases = {one.run.id: one.lease for one in got.runs}
         turns = [
             Turn(lease=parent, next=a_park(reason=Reason.CHILD)),
@@ -87,14 +105,14 @@ async def test_children_that_finish_while_the_parent_parks_never_leave_it_asleep
         stop = a_message(name, kind=Kind.CANCEL, payload="null", key="stop")
         dice.shuffle(turns)
         writes = [settle(other, turn) for other, turn in zip(others, turns, strict=True)]
-        await asyncio.gather(*writes, store.send([stop], ACTOR))
-        run = await store.get(name)
+        await asyncio.gather(*writes, server.send([stop], ACTOR))
+        run = await server.get(name)
         assert run is not None
         assert run.inbox_seq == 3
         # Awake or ready; asleep with something unread would be for ever.
         assert run.status in (Status.RUNNING, Status.PENDING)
         if run.status is Status.PENDING:
-            parent = await lease_of(store, name, nonce=f"again-{number}")
-        await commit(store, parent, next=Finish(Status.FAILED, "{}"))
+            parent = await lease_of(server, name, nonce=f"again-{number}")
+        await commit(server, parent, next=Finish(Status.FAILED, "{}"))
     for other in others:
         await other.close()
