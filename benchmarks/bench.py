@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from benchmarks.programs import ALL, Probe, Stage
-from benchmarks.raw import RawDatabase, RawPostgres, RawSqlite
+from benchmarks.raw import RawDatabase, RawMysql, RawPostgres, RawSqlite
 from perdure import Call, Engine, Status
-from perdure.store.url import PostgresUrl, SqliteUrl, parse
+from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse
 
 #: What every result has, null where it does not apply.
 KEYS = (
@@ -73,6 +73,10 @@ class Bench:
             # Each workload begins with empty tables, and leaves the database as it was.
             url += f"{'&' if '?' in url else '?'}schema=bench_{time.time_ns()}"
             self.where = parse(url)
+        elif isinstance(self.where, MysqlUrl):
+            # The same, by a prefix: making databases takes rights that a user may not have.
+            url += f"{'&' if '?' in url else '?'}prefix=bench_{time.time_ns()}_"
+            self.where = parse(url)
         self.url = url
         self.sizes = sizes
         self.raw = _raw(self.where, commits=sizes.raw_commits, batches=sizes.raw_batches)
@@ -98,15 +102,19 @@ class Bench:
         return dict.fromkeys(KEYS) | common | rounded
 
 
-def _raw(where: SqliteUrl | PostgresUrl, *, commits: int, batches: int) -> RawDatabase:
+def _raw(where: SqliteUrl | PostgresUrl | MysqlUrl, *, commits: int, batches: int) -> RawDatabase:
     if isinstance(where, SqliteUrl):
         return RawSqlite(where, commits=commits, batches=batches)
+    if isinstance(where, MysqlUrl):
+        return RawMysql(where, commits=commits, batches=batches)
     return RawPostgres(where, commits=commits, batches=batches)
 
 
-def _name(where: SqliteUrl | PostgresUrl) -> str:
+def _name(where: SqliteUrl | PostgresUrl | MysqlUrl) -> str:
     if isinstance(where, PostgresUrl):
         return "postgresql"
+    if isinstance(where, MysqlUrl):
+        return "mysql"
     return f"sqlite synchronous={where.synchronous}" if where.path else "sqlite in memory"
 
 

@@ -13,7 +13,7 @@ from benchmarks.programs import foreign, sleeper, steps
 from perdure.core.model import ClaimRequest, Finish, NewRun, Status, Turn, WorkerInfo
 from perdure.host import Host
 from perdure.store import Store, open_store
-from perdure.store.url import PostgresUrl
+from perdure.store.url import MysqlUrl, PostgresUrl
 
 #: Due rows, all of which one claim takes.
 DUE = 50
@@ -116,5 +116,7 @@ def _beside(bench: Bench) -> str:
     where = bench.where
     if isinstance(where, PostgresUrl):
         return f"{bench.url}&prefix=alone_"
+    if isinstance(where, MysqlUrl):
+        return f"{bench.url}alone_"
     other = structs.replace(where, path=f"{where.path}-alone")
     return f"sqlite:///{other.path}?synchronous={other.synchronous}&prefix={other.prefix}"

@@ -6,9 +6,10 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 
 from perdure.core.model import FAR
-from perdure.store.url import PostgresUrl, SqliteUrl
+from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl
 
 COLUMNS = "id, type, input, status, reason, wake_at, created_at, started_at, finished_at, token, nonce, seed, output"
 
@@ -62,10 +63,13 @@ def parked(count: int, type: str) -> Iterator[Row]:
         yield _id("p", number), type, '{"number":1}', "waiting", "message", FAR, at, at, 0, 1, "n", "s", None
 
 
-async def fill(where: SqliteUrl | PostgresUrl, *rows: Iterator[Row]) -> None:
+async def fill(where: SqliteUrl | PostgresUrl | MysqlUrl, *rows: Iterator[Row]) -> None:
     """Insert the rows into a database whose tables exist; not durably, which is not the point here."""
     if isinstance(where, PostgresUrl):
         await _fill_postgres(where, *rows)
+        return
+    if isinstance(where, MysqlUrl):
+        await _fill_mysql(where, *rows)
         return
     if where.path is None:
         raise SystemExit("this workload fills the database from outside, so it needs one in a file")
@@ -90,6 +94,20 @@ async def _fill_postgres(where: PostgresUrl, *rows: Iterator[Row]) -> None:
     # What autovacuum does within a minute, and what a store that was filled over months has long had.
     await connection.execute(f"VACUUM ANALYZE {where.tables}runs", timeout=600)
     await connection.close()
+
+
+async def _fill_mysql(where: MysqlUrl, *rows: Iterator[Row]) -> None:
+    from perdure.store.mysql.driver import Way
+    from perdure.store.mysql.literals import tuples
+
+    connection = await Way(where).connect()
+    for kind in rows:
+        await connection.send(["BEGIN"])
+        while some := list(islice(kind, 5000)):
+            await connection.send([f"INSERT INTO {where.prefix}runs ({COLUMNS}) VALUES {tuples(some)}"])
+        await connection.send(["COMMIT"])
+    await connection.send([f"ANALYZE TABLE {where.prefix}runs"])
+    await connection.say_goodbye()
 
 
 def _id(kind: str, number: int) -> str:

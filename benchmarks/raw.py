@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from benchmarks.programs import PAYLOAD
-from perdure.store.url import PostgresUrl, SqliteUrl
+from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl
 
 BATCH = 1000
 _RAW_TABLE = "CREATE TABLE {} (run_id TEXT, seq BIGINT, at BIGINT, payload TEXT, PRIMARY KEY (run_id, seq))"
@@ -114,16 +114,12 @@ class RawSqlite(RawDatabase):
         return time.perf_counter() - begun
 
 
-class RawPostgres(RawDatabase):
-    """In the engine's schema. Measured on a thread and loop of its own, while the engine's loop stands still."""
+class RawServer(RawDatabase):
+    """Measured on a thread and loop of its own, while the engine's loop stands still."""
 
-    def __init__(self, url: PostgresUrl, *, commits: int, batches: int) -> None:
+    def __init__(self, *, commits: int, batches: int) -> None:
         super().__init__(commits=commits, batches=batches)
-        self._dsn = url.dsn
-        self._schema = url.schema
-        self._table = f'"{url.schema}".raw'
         self._thread = ThreadPoolExecutor(1)
-        self._run(self._execute(f'CREATE SCHEMA IF NOT EXISTS "{url.schema}"; {_RAW_TABLE.format(self._table)}'))
 
     def sample(self) -> Raw:
         """Measure now."""
@@ -132,12 +128,77 @@ class RawPostgres(RawDatabase):
         return sample
 
     def close(self) -> None:
-        """Drop the whole schema."""
-        self._run(self._execute(f'SET client_min_messages = warning; DROP SCHEMA "{self._schema}" CASCADE'))
+        """Drop everything."""
+        self._run(self._drop())
         self._thread.shutdown()
+
+    @abstractmethod
+    async def _drop(self) -> None:
+        """Leave nothing behind."""
+
+    @abstractmethod
+    async def _connect(self) -> Any:
+        """A connection that is ready to insert a row."""
+
+    @abstractmethod
+    async def _disconnect(self, connection: Any) -> None:
+        """End it."""
+
+    @abstractmethod
+    async def _insert(self, connection: Any, row: tuple[str, int, int, str]) -> None:
+        """One row and its commit."""
+
+    @abstractmethod
+    async def _insert_many(self, connection: Any, rows: list[tuple[str, int, int, str]]) -> None:
+        """Many rows in one statement, and their commit."""
 
     def _run(self, coroutine: Any) -> Any:
         return self._thread.submit(asyncio.run, coroutine).result()
+
+    async def _sample(self) -> Raw:
+        connections = [await self._connect() for _ in range(CONNECTIONS)]
+        times = [await self._commit_one(connections[0]) for _ in range(self._commits)]
+        begun = time.perf_counter()
+        await asyncio.gather(*(self._commit_many(connection) for connection in connections))
+        together = time.perf_counter() - begun
+        batch_times = [await self._commit_batch(connections[0]) for _ in range(self._batches)]
+        for connection in connections:
+            await self._disconnect(connection)
+        return Raw(
+            commits_per_s=CONNECTIONS * max(1, self._commits // 10) / together,
+            commit_p50_ms=statistics.median(times) * 1e3,
+            batch_rows_per_s=BATCH * len(batch_times) / sum(batch_times),
+        )
+
+    async def _commit_one(self, connection: Any) -> float:
+        row = self._row()
+        begun = time.perf_counter()
+        await self._insert(connection, row)
+        return time.perf_counter() - begun
+
+    async def _commit_many(self, connection: Any) -> None:
+        for _ in range(max(1, self._commits // 10)):
+            await self._commit_one(connection)
+
+    async def _commit_batch(self, connection: Any) -> float:
+        rows = [self._row() for _ in range(BATCH)]
+        begun = time.perf_counter()
+        await self._insert_many(connection, rows)
+        return time.perf_counter() - begun
+
+
+class RawPostgres(RawServer):
+    """In the engine's schema."""
+
+    def __init__(self, url: PostgresUrl, *, commits: int, batches: int) -> None:
+        super().__init__(commits=commits, batches=batches)
+        self._dsn = url.dsn
+        self._schema = url.schema
+        self._table = f'"{url.schema}".raw'
+        self._run(self._execute(f'CREATE SCHEMA IF NOT EXISTS "{url.schema}"; {_RAW_TABLE.format(self._table)}'))
+
+    async def _drop(self) -> None:
+        await self._execute(f'SET client_min_messages = warning; DROP SCHEMA "{self._schema}" CASCADE')
 
     async def _execute(self, sql: str) -> None:
         import asyncpg
@@ -146,39 +207,58 @@ class RawPostgres(RawDatabase):
         await connection.execute(sql)
         await connection.close()
 
-    async def _sample(self) -> Raw:
+    async def _connect(self) -> Any:
         import asyncpg
 
-        connections = [await asyncpg.connect(self._dsn) for _ in range(CONNECTIONS)]
-        statements = [await one.prepare(f"INSERT INTO {self._table} VALUES ($1, $2, $3, $4)") for one in connections]
-        times = [await self._commit_one(statements[0]) for _ in range(self._commits)]
-        begun = time.perf_counter()
-        await asyncio.gather(*(self._commit_many(statement) for statement in statements))
-        together = time.perf_counter() - begun
-        batch_times = [await self._commit_batch(connections[0]) for _ in range(self._batches)]
-        for connection in connections:
-            await connection.close()
-        return Raw(
-            commits_per_s=CONNECTIONS * max(1, self._commits // 10) / together,
-            commit_p50_ms=statistics.median(times) * 1e3,
-            batch_rows_per_s=BATCH * len(batch_times) / sum(batch_times),
-        )
+        connection = await asyncpg.connect(self._dsn)
+        statement = await connection.prepare(f"INSERT INTO {self._table} VALUES ($1, $2, $3, $4)")
+        return connection, statement
 
-    async def _commit_one(self, statement: Any) -> float:
-        row = self._row()
-        begun = time.perf_counter()
-        await statement.fetch(*row)
-        return time.perf_counter() - begun
+    async def _disconnect(self, connection: Any) -> None:
+        await connection[0].close()
 
-    async def _commit_many(self, statement: Any) -> None:
-        for _ in range(max(1, self._commits // 10)):
-            await self._commit_one(statement)
+    async def _insert(self, connection: Any, row: tuple[str, int, int, str]) -> None:
+        await connection[1].fetch(*row)
 
-    async def _commit_batch(self, connection: Any) -> float:
-        columns = list(zip(*(self._row() for _ in range(BATCH)), strict=True))
-        begun = time.perf_counter()
-        await connection.execute(
+    async def _insert_many(self, connection: Any, rows: list[tuple[str, int, int, str]]) -> None:
+        await connection[0].execute(
             f"INSERT INTO {self._table} SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[])",
-            *columns,
+            *zip(*rows, strict=True),
         )
-        return time.perf_counter() - begun
+
+
+class RawMysql(RawServer):
+    """In a table beside the engine's, by the quickest way that the driver has."""
+
+    def __init__(self, url: MysqlUrl, *, commits: int, batches: int) -> None:
+        super().__init__(commits=commits, batches=batches)
+        self._url = url
+        self._table = f"{url.prefix}raw"
+        columns = "run_id VARCHAR(255), seq BIGINT, at BIGINT, payload LONGTEXT, PRIMARY KEY (run_id, seq)"
+        self._run(self._execute(f"CREATE TABLE {self._table} ({columns}) ENGINE = InnoDB"))
+
+    async def _drop(self) -> None:
+        names = ("raw", "runs", "history", "messages", "events", "workers", "migrations")
+        prefixes = (self._url.prefix, f"{self._url.prefix}alone_")
+        await self._execute(*(f"DROP TABLE IF EXISTS {prefix}{name}" for prefix in prefixes for name in names))
+
+    async def _execute(self, *statements: str) -> None:
+        connection = await self._connect()
+        await connection.send(statements)
+        await self._disconnect(connection)
+
+    async def _connect(self) -> Any:
+        from perdure.store.mysql.driver import Way
+
+        return await Way(self._url).connect()
+
+    async def _disconnect(self, connection: Any) -> None:
+        await connection.say_goodbye()
+
+    async def _insert(self, connection: Any, row: tuple[str, int, int, str]) -> None:
+        await self._insert_many(connection, [row])
+
+    async def _insert_many(self, connection: Any, rows: list[tuple[str, int, int, str]]) -> None:
+        from perdure.store.mysql.literals import tuples
+
+        await connection.send([f"INSERT INTO {self._table} VALUES {tuples(rows)}"])

@@ -10,7 +10,9 @@ import pytest
 from benchmarks.bench import KEYS
 from benchmarks.programs import PAYLOAD, pay
 from perdure.core.codec import Codec
-from tests.servers.schemas import postgres_dsn
+from tests.servers.databases import MYSQL
+from tests.servers.places import dsn_of
+from tests.servers.schemas import POSTGRES
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,10 +56,11 @@ def test_each_workload_prints_one_json_object_with_the_keys_that_are_promised(wo
 
 
 @pytest.mark.parametrize("workload", ["w1", "w3", "w7"])
-def test_a_server_is_measured_in_the_same_way(workload: str) -> None:
-    [line] = bench(workload, "--json", "--store", postgres_dsn(), *TINY).splitlines()
+@pytest.mark.parametrize(("variable", "store"), [(POSTGRES, "postgresql"), (MYSQL, "mysql")])
+def test_a_server_is_measured_in_the_same_way(variable: str, store: str, workload: str) -> None:
+    [line] = bench(workload, "--json", "--store", dsn_of(variable), *TINY).splitlines()
     result = json.loads(line)
-    assert result["store"] == "postgresql"
+    assert result["store"] == store
     assert result.keys() >= {*KEYS, *OF_ITS_OWN[workload]}
     assert all(result[key] > 0 for key in ("raw_commits_per_s", "raw_commit_p50_ms", "raw_batch_rows_per_s"))
 

@@ -1,4 +1,4 @@
-"""The driver, as far as it is used here. It comes without types, so they are said in this one place.
+"""The driver, as far as it is used here.
 
 Statements are sent as packets of several, whose answers come back in order; the first that fails is the last that is executed.
 The driver's cursors are passed over: they cost as much as the rest of a statement.
@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-import asyncmy  # pyright: ignore[reportMissingTypeStubs]
-import asyncmy.errors  # pyright: ignore[reportMissingTypeStubs]
+import asyncmy
+import asyncmy.errors
 from msgspec import Struct
 
 from perdure.store.dialect import Row
@@ -161,7 +161,7 @@ class Way:
 
 
 async def _connect(url: MysqlUrl, context: ssl.SSLContext | None) -> Connection:
-    driver: Any = await asyncmy.connect(  # pyright: ignore[reportUnknownMemberType]
+    driver: Any = await asyncmy.connect(
         host=url.host,
         port=url.port,
         unix_socket=url.socket,
@@ -171,8 +171,7 @@ async def _connect(url: MysqlUrl, context: ssl.SSLContext | None) -> Connection:
         charset="utf8mb4",
         connect_timeout=_CONNECT_TIMEOUT,
         client_flag=_FOUND_ROWS,
-        # What the server does by itself is what we want.
-        autocommit=None,
+        autocommit=True,
         program_name="perdure",
         ssl=context,
     )

@@ -22,7 +22,7 @@ _PER_KIND = {
 #: the locks that it may have, ends by itself. Values are exactly what they are: nothing is cut off, padded or translated.
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, time_zone = '+00:00'",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'",
     "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 20",
 )
 
