@@ -55,6 +55,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         super().__init__(dialect, tables, migrate=migrate)
         # What an idle worker costs: two looks in three seconds.
         self.poll_interval = 1.5
+        self.lanes = 1
         self._system = system
         self._clock = ServerClock(system, time)
         self._size = pool
