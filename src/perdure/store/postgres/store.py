@@ -177,7 +177,7 @@ class PostgresStore(SqlStore):
         self._check_open()
         self._system.crash_point("sweep.enter")
         if await self._with("sweep", self._anything_to_sweep):
-            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), looked=True)
         self._pass_by("sweep")
         return Swept(dead_workers=(), released=0, expired=0, more=False)
 
@@ -191,12 +191,12 @@ class PostgresStore(SqlStore):
             return seen.empty_handed()
         if seen.usual and request.limit > 0 and self._prepares:
             claimed = await self._at_once(
-                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), entered=True
+                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), looked=True
             )
             if claimed is not None:
                 return claimed
         return await self._transact(
-            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
+            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), looked=True
         )
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
@@ -262,10 +262,10 @@ class PostgresStore(SqlStore):
     async def _read_rows(self, body: Body[T]) -> T:
         return await self._with("read", lambda connection: body(self._transaction(connection, "", locking=False)))
 
-    async def _transact(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T:
-        """Run a verb in a transaction of its own."""
+    async def _transact(self, verb: str, actor: str, body: Body[T], *, looked: bool = False) -> T:
+        """Run a verb in a transaction of its own. One that began with a look has to look again should its answer be lost."""
         self._check_open()
-        if not entered:
+        if not looked:
             self._system.crash_point(f"{verb}.enter")
 
         async def attempt(connection: Connection) -> tuple[T, Change]:
@@ -278,14 +278,14 @@ class PostgresStore(SqlStore):
             await connection.execute("COMMIT")
             return answer, tx.stirred
 
-        answer, stirred = await self._with(verb, attempt)
+        answer, stirred = await self._with(verb, attempt, looked=looked)
         self._committed(verb, stirred)
         return answer
 
-    async def _at_once(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T | None:
+    async def _at_once(self, verb: str, actor: str, body: Body[T], *, looked: bool = False) -> T | None:
         """Run a verb that is one statement. None: a row was there already, nothing was written, and it takes a transaction."""
         self._check_open()
-        if not entered:
+        if not looked:
             self._system.crash_point(f"{verb}.enter")
 
         async def attempt(connection: Connection) -> tuple[T | None, Change]:
@@ -297,7 +297,7 @@ class PostgresStore(SqlStore):
             except AlreadyThere:
                 return None, Change.NONE
 
-        answer, stirred = await self._with(verb, attempt)
+        answer, stirred = await self._with(verb, attempt, looked=looked)
         if answer is not None:
             self._committed(verb, stirred)
         return answer
@@ -311,7 +311,7 @@ class PostgresStore(SqlStore):
         for place in ("begun", "written", "committed"):
             self._system.crash_point(f"{verb}.{place}")
 
-    async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]], *, looked: bool = False) -> T:
         """Do something on a connection, again and again while that may help."""
         self._check_open()
         for left in range(_TRIES - 1, -1, -1):
@@ -321,7 +321,7 @@ class PostgresStore(SqlStore):
                 if errors.is_pooled(error) and self._prepares:
                     self._prepares = False
                     self._pool().flush()
-                elif not left or not (errors.is_race(error) or errors.is_lost(error)):
+                elif not left or not (errors.is_race(error) or (errors.is_lost(error) and not looked)):
                     raise errors.translate(error, self.where) from error
             await self._system.sleep(_PAUSE * self._system.random() / (left + 1))
         raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")

@@ -1,0 +1,295 @@
+"""Every operation that writes, in each form that takes another way through a store.
+
+One is prepared on a database that works, and then asked for: by whoever is to be disturbed. The clock of the database stands still
+meanwhile, so that what it leaves behind can be compared with what it leaves behind undisturbed, row for row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from perdure.core.model import (
+    Again,
+    Block,
+    ClaimRequest,
+    Finish,
+    Kind,
+    Lease,
+    Reason,
+    Release,
+    Status,
+    Turn,
+    Verdict,
+)
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    LEASE,
+    SECOND,
+    START,
+    TYPE,
+    ManualSystem,
+    a_child,
+    a_message,
+    a_park,
+    a_record,
+    a_run,
+    a_worker,
+    claim,
+    commit,
+    held,
+)
+
+Ask = Callable[[Store], Awaitable[object]]
+Prepare = Callable[[Store, ManualSystem], Awaitable[Ask]]
+
+
+class Steady(ManualSystem):
+    """Whoever waits does wait, and the clock stands still."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 5)
+
+    def set_back(self) -> None:
+        """As at the beginning."""
+        self._now = START
+
+
+OPERATIONS: dict[str, Prepare] = {}
+
+
+def operation(prepare: Prepare) -> Prepare:
+    OPERATIONS[prepare.__name__] = prepare
+    return prepare
+
+
+# runs
+
+
+@operation
+async def create(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.create([a_run("r1", idempotency_key="k"), a_run("r2", wake_at=START + SECOND)], ACTOR)
+
+
+@operation
+async def create_beside_one_that_is_there(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1", idempotency_key="k")], ACTOR)
+    return lambda store: store.create([a_run("other", idempotency_key="k", write_id="w"), a_run("r2")], ACTOR)
+
+
+@operation
+async def unblock(store: Store, system: ManualSystem) -> Ask:
+    for name in ("r1", "r2"):
+        await commit(store, await held(store, name), next=Block(Reason.DIVERGED, "{}"))
+    return lambda store: store.unblock(None, (TYPE,), ("diverged",), ACTOR)
+
+
+# from outside
+
+
+@operation
+async def send_to_one_that_waits(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), next=a_park())
+    return lambda store: store.send([a_message("r1")], ACTOR)
+
+
+@operation
+async def send_to_many(store: Store, system: ManualSystem) -> Ask:
+    await held(store, "r1")
+    await store.create([a_run("r2")], ACTOR)
+    return lambda store: store.send([a_message("r2"), a_message("r1"), a_message("unknown")], ACTOR)
+
+
+@operation
+async def cancel_before_it_started(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store, "parent"), children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
+    return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
+
+
+@operation
+async def cancel_while_it_runs(store: Store, system: ManualSystem) -> Ask:
+    await held(store)
+    return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
+
+
+# workers
+
+
+@operation
+async def register(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.register(a_worker())
+
+
+@operation
+async def heartbeat(store: Store, system: ManualSystem) -> Ask:
+    await store.register(a_worker())
+    system.advance(1)
+    return lambda store: store.heartbeat("w1")
+
+
+@operation
+async def retire(store: Store, system: ManualSystem) -> Ask:
+    for name in ("r1", "r2"):
+        await held(store, name)
+    return lambda store: store.retire("w1")
+
+
+@operation
+async def sweep_the_dead(store: Store, system: ManualSystem) -> Ask:
+    for name in ("r1", "r2"):
+        await held(store, name)
+    system.advance(2 * LEASE / SECOND)
+    return _swept
+
+
+@operation
+async def sweep_the_late(store: Store, system: ManualSystem) -> Ask:
+    await commit(
+        store,
+        await held(store, "parent"),
+        children=(a_child("late", deadline=START),),
+        next=a_park(reason=Reason.CHILD),
+    )
+    return _swept
+
+
+async def _swept(store: Store) -> object:
+    # What the first did is found done by the second.
+    await store.sweep(10)
+    return None
+
+
+# claims
+
+
+def claiming(count: int, **changes: Any) -> Ask:
+    """Claim until so many are held: others may have had the rows at the first try."""
+
+    async def ask(store: Store) -> list[Lease]:
+        leases: list[Lease] = []
+        for number in range(1000):
+            request = ClaimRequest(worker="w1", nonce=f"n{number}", limit=count - len(leases), types=(TYPE,), **changes)
+            leases += [one.lease for one in (await store.claim(request)).runs]
+            if len(leases) == count:
+                return sorted(leases, key=lambda lease: lease.run_id)
+            await asyncio.sleep(0.002)
+        raise AssertionError(f"only {leases} could be claimed")
+
+    return ask
+
+
+@operation
+async def claim_ready(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run(f"r{number}") for number in range(6)], ACTOR)
+    await store.register(a_worker())
+    return claiming(3)
+
+
+@operation
+async def claim_by_age(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run(f"r{number}", priority=number) for number in range(9)], ACTOR)
+    await store.register(a_worker())
+    return claiming(4, by_age=1)
+
+
+@operation
+async def claim_what_is_due(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run(f"r{number}", wake_at=START + SECOND) for number in range(6)], ACTOR)
+    await store.register(a_worker())
+    system.advance(2)
+    return claiming(3)
+
+
+@operation
+async def claim_and_set_aside(store: Store, system: ManualSystem) -> Ask:
+    for number in range(5):
+        worker = f"dead-{number}"
+        if not number:
+            await store.create([a_run("poison"), a_run("zz")], ACTOR)
+        await claim(store, worker, limit=1, alone=True)
+        system.advance(2 * LEASE / SECOND)
+        await store.sweep(10)
+    await store.register(a_worker())
+    return claiming(1)
+
+
+# turns
+
+
+def committing(*turns: Turn) -> Ask:
+    """Commit as a journal does: a turn whose row is busy goes with the next batch."""
+
+    async def ask(store: Store) -> list[Verdict]:
+        verdicts: dict[Turn, Verdict] = {}
+        for _ in range(1000):
+            left = [turn for turn in turns if verdicts.get(turn, Verdict.BUSY) is Verdict.BUSY]
+            if not left:
+                return [verdicts[turn] for turn in turns]
+            verdicts.update(zip(left, await store.commit(left, ACTOR), strict=True))
+        raise AssertionError(f"still busy: {verdicts}")
+
+    return ask
+
+
+NEXT = {
+    "nothing": None,
+    "park": a_park(),
+    "park_until_now": a_park(wake_at=START),
+    "complete": Finish(Status.COMPLETED, "1"),
+    "fail": Finish(Status.FAILED, "{}"),
+    "again": Again(START + SECOND, "{}"),
+    "again_now": Again(START, "{}"),
+    "release": Release(),
+    "block": Block(Reason.DIVERGED, "{}"),
+}
+
+
+def _turns_that(name: str) -> None:
+    async def alone(store: Store, system: ManualSystem) -> Ask:
+        records = (a_record(0), a_record(1)) if NEXT[name] is None else ()
+        return committing(Turn(lease=await held(store), records=records, next=NEXT[name]))
+
+    async def with_records(store: Store, system: ManualSystem) -> Ask:
+        leases = [await held(store, f"r{number}") for number in range(3)]
+        records = (a_record(0), a_record(1))
+        return committing(*(Turn(lease=lease, records=records, next=NEXT[name]) for lease in leases))
+
+    async def that_reach_others(store: Store, system: ManualSystem) -> Ask:
+        await store.create([a_run("other")], ACTOR)
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
+        got = await claim(store, nonce="second", limit=100)
+        lease = next(one.lease for one in got.runs if one.run.id == "r1")
+        return committing(
+            Turn(
+                lease=lease,
+                records=(a_record(0),),
+                children=(a_child("grandchild", "r1"),),
+                sends=(a_message("other"),),
+                next=NEXT[name],
+            )
+        )
+
+    for prepare in (alone, with_records, that_reach_others):
+        OPERATIONS[f"commit_{name}_{prepare.__name__}"] = prepare
+
+
+for _name in NEXT:
+    _turns_that(_name)
+
+
+@operation
+async def commit_what_was_read(store: Store, system: ManualSystem) -> Ask:
+    lease = await held(store)
+    await store.send([a_message("r1", "k1"), a_message("r1", "k2")], ACTOR)
+    record = a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1)
+    return committing(Turn(lease=lease, records=(record,), read=1))
+
+
+@operation
+async def commit_turns_of_every_kind(store: Store, system: ManualSystem) -> Ask:
+    leases = {name: await held(store, name) for name in NEXT}
+    await store.send([a_message("park")], ACTOR)
+    return committing(*(Turn(lease=leases[name], records=(a_record(0),), next=next) for name, next in NEXT.items()))

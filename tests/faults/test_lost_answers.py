@@ -1,0 +1,172 @@
+"""The way to a server breaks at the message that makes a write durable: whoever asked is answered, and the database is as it would be.
+
+Compared is every row, with what the same operation leaves behind when nothing happens to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from perdure.core.model import Lease, Release, SendOutcome, Turn, Verdict
+from perdure.host import Host
+from perdure.store import Retrying, migration_status, open_store
+from perdure.store.postgres.store import PostgresStore
+from perdure.store.url import PostgresUrl, parse
+from perdure.testing.conformance.harness import ACTOR, a_run
+from perdure.testing.invariants import scan_store
+from tests.faults.operations import OPERATIONS, Steady
+from tests.faults.proxy import Loss, Proxy, proxy_to
+from tests.faults.wire import PostgresWire
+from tests.servers.schemas import TABLES, Schemas
+
+WHOLE = bool(os.environ.get("PERDURE_PROVE"))
+TIMES = 50 if WHOLE else 1
+
+#: One stage for all: making tables and connections would take longer than the tests.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Rows = dict[str, list[tuple[Any, ...]]]
+
+#: Different each time: which claim it was, the run's randomness, the number of an event.
+_RUNS = """
+SELECT id, status, token, CASE WHEN nonce = '' THEN 0 ELSE 1 END, inbox_seq, inbox_read, marked, worker, home, claims, progress,
+  type, queue, priority, reason, attempt, generation, wake_at, deadline, created_at, started_at, finished_at,
+  CASE WHEN seed = '' THEN 0 ELSE 1 END, parent_id, parent_location, idempotency_key, write_id, input, output, error
+FROM perdure_runs ORDER BY id
+"""
+LEFT_BEHIND = {
+    "runs": _RUNS,
+    "history": "SELECT * FROM perdure_history ORDER BY run_id, seq",
+    "messages": "SELECT * FROM perdure_messages ORDER BY run_id, seq",
+    "events": "SELECT run_id, at, kind, actor, data FROM perdure_events ORDER BY run_id, id",
+    "workers": "SELECT * FROM perdure_workers ORDER BY id",
+}
+
+
+class Stage:
+    """A database, a way to it that works, and one that can be broken."""
+
+    def __init__(self, system: Steady, direct: PostgresStore, disturbed: PostgresStore, proxy: Proxy) -> None:
+        self.system = system
+        self.direct = direct
+        self.proxy = proxy
+        self._disturbed = disturbed
+        self._known: dict[str, tuple[int, object, Rows]] = {}
+
+    async def prepare(self, name: str) -> Callable[[], Awaitable[object]]:
+        """Empty the database and make everything ready; what then asks for the operation, by the way that can be broken."""
+        for table in TABLES:
+            await self.direct.query(f"DELETE FROM perdure_{table}")
+        self.system.set_back()
+        for store in (self.direct, self._disturbed):
+            store._clock._last = 0
+        ask = await OPERATIONS[name](self.direct, self.system)
+        return lambda: ask(Retrying(self._disturbed, self.system))
+
+    async def undisturbed(self, name: str) -> tuple[int, object, Rows]:
+        """How many messages of an operation make something durable, its answer, and what it leaves behind."""
+        if name not in self._known:
+            ask = await self.prepare(name)
+            before = self.proxy.durable
+            answer = plain(await ask())
+            self._known[name] = self.proxy.durable - before, answer, await self.left_behind()
+        return self._known[name]
+
+    async def left_behind(self) -> Rows:
+        return {table: await self.direct.query(sql) for table, sql in LEFT_BEHIND.items()}
+
+
+def plain(answer: object) -> object:
+    """An answer, without what may differ if it is given again."""
+    match answer:
+        case Lease(run_id=run_id, token=token):
+            return run_id, token
+        case SendOutcome.DUPLICATE:
+            return SendOutcome.ACCEPTED
+        case list():
+            return [plain(one) for one in answer]
+        # How many were unblocked: those that this request unblocked before are not blocked any more.
+        case int() if not isinstance(answer, bool):
+            return None
+        case _:
+            return answer
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(schemas: Schemas) -> AsyncIterator[Stage]:
+    async with schemas.one() as url, proxy_to(url, PostgresWire) as proxy:
+        system = Steady()
+        stores: list[PostgresStore] = []
+        for way in (url, proxy.url):
+            where = parse(way)
+            assert isinstance(where, PostgresUrl)
+            stores.append(PostgresStore(where, system, time=system.now))
+            await stores[-1].open()
+        yield Stage(system, stores[0], stores[1], proxy)
+        for store in stores:
+            await store.close()
+
+
+@pytest.mark.timeout(7200 if WHOLE else 120)
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_a_lost_message_costs_nothing_but_time(stage: Stage, name: str) -> None:
+    messages, answer, rows = await stage.undisturbed(name)
+    assert messages
+    # What becomes of a claim that arrives late is told below.
+    losses = [loss for loss in Loss if loss is not Loss.DELAY or not name.startswith("claim")]
+    cases = list(product(losses, range(1, messages + 1)))
+    for loss, nth in cases * TIMES if WHOLE else random.sample(cases, 1):
+        ask = await stage.prepare(name)
+        fault = stage.proxy.lose(loss, nth)
+        asking = asyncio.ensure_future(ask())
+        if loss is Loss.DELAY:
+            # Whoever holds locks cannot be overtaken.
+            await asyncio.wait([asking], timeout=0.05)
+            await fault.deliver()
+        async with asyncio.timeout(30):
+            given = await asking
+        assert fault.fired
+        assert plain(given) == answer, loss
+        assert await stage.left_behind() == rows, loss
+        assert await scan_store(stage.direct.query) == []
+
+
+@pytest.mark.timeout(7200 if WHOLE else 120)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name.startswith("claim")])
+async def test_what_a_claim_takes_that_arrives_late_can_be_found_and_given_back(stage: Stage, name: str) -> None:
+    for _ in range(TIMES):
+        ask = await stage.prepare(name)
+        fault = stage.proxy.lose(Loss.DELAY)
+        asking = asyncio.ensure_future(ask())
+        await asyncio.wait([asking], timeout=0.05)
+        await fault.deliver()
+        assert fault.fired
+        given = await asking if asking.done() else []
+        asking.cancel()
+        assert isinstance(given, list)
+        strays = [lease for lease in await stage.direct.holdings("w1") if lease not in given]
+        assert strays
+        verdicts = await stage.direct.commit([Turn(lease=lease, next=Release()) for lease in strays], ACTOR)
+        assert set(verdicts) == {Verdict.APPLIED}
+        assert await stage.direct.holdings("w1") == given
+        assert await scan_store(stage.direct.query) == []
+
+
+@pytest.mark.parametrize("loss", [Loss.ANSWER, Loss.REQUEST])
+async def test_tables_are_made_once_although_the_way_to_the_server_breaks(schemas: Schemas, loss: Loss) -> None:
+    async with schemas.one(fresh=True) as url, proxy_to(url, PostgresWire) as proxy:
+        fault = proxy.lose(loss)
+        store = open_store(proxy.url, Host())
+        await store.open()
+        assert fault.fired
+        assert [one.applied_at > 0 for one in await migration_status(url, Host())] == [True]
+        await store.create([a_run("r1")], ACTOR)
+        await store.close()
