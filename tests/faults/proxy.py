@@ -31,11 +31,12 @@ class Loss(Enum):
 
 
 class Fault:
-    """One that has been ordered: the `nth` such message from now on is lost."""
+    """One that has been ordered: the `nth` such message from now on whose statement has this text in it is lost."""
 
-    def __init__(self, loss: Loss, nth: int) -> None:
+    def __init__(self, loss: Loss, nth: int, about: bytes) -> None:
         self.loss = loss
         self.left = nth
+        self.about = about
         self.fired = False
         self._delayed: tuple[_Link, Request] | None = None
 
@@ -93,9 +94,9 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def lose(self, loss: Loss, nth: int = 1) -> Fault:
+    def lose(self, loss: Loss, nth: int = 1, about: bytes = b"") -> Fault:
         """Order a fault."""
-        self._fault = Fault(loss, nth)
+        self._fault = Fault(loss, nth, about)
         return self._fault
 
     def fall_silent(self) -> None:
@@ -109,11 +110,11 @@ class Proxy:
                 link.is_dead = True
         self.flowing.set()
 
-    def next_fault(self) -> Fault | None:
+    def next_fault(self, request: Request) -> Fault | None:
         """What shall happen to a message that is about to make something durable."""
         self.durable += 1
         fault = self._fault
-        if fault is None:
+        if fault is None or fault.about not in request.text:
             return None
         fault.left -= 1
         if fault.left:
@@ -200,7 +201,7 @@ class _Link:
 
     def _pass(self, request: Request) -> bool:
         """Pass a request on, unless it is to be lost; whether there is more to pass."""
-        fault = self._proxy.next_fault() if request.is_durable else None
+        fault = self._proxy.next_fault(request) if request.is_durable else None
         if fault is None or fault.loss is Loss.ANSWER:
             self._losing = fault
             self._send(request.data)

@@ -20,6 +20,8 @@ class Request(Struct, frozen=True):
     """What a client wants, whole."""
 
     data: bytes
+    #: The statement, as far as there is one.
+    text: bytes = b""
     #: Once the server has carried it out, something is durable.
     is_durable: bool = False
 
@@ -86,7 +88,7 @@ class PostgresWire:
             if not self._started or self._read(message):
                 self._started = True
                 durable = bool(self._text) and self._session.is_durable(self._text)
-                requests.append(Request(b"".join(self._request), durable))
+                requests.append(Request(b"".join(self._request), self._text, durable))
                 self._request, self._text = [], b""
 
     def _read(self, message: bytes) -> bool:
@@ -143,7 +145,7 @@ class MysqlWire:
             text = packet[5:] if packet[3] == 0 and packet[4:5] == b"\x03" else b""
             if packet[3] == 0:
                 self._greeted = True
-            requests.append(Request(packet, bool(text) and self._session.is_durable(text)))
+            requests.append(Request(packet, text, bool(text) and self._session.is_durable(text)))
         return requests
 
     def from_server(self, data: bytes) -> list[Reply]:

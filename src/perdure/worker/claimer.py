@@ -29,8 +29,6 @@ AGE_SHARE = 8
 SHORTEST_POLL = 0.005
 #: Polls that may find nothing changed before a claim is made all the same.
 UNASKED_POLLS = 20
-#: Claims between two looks at what the database says this worker holds.
-RECONCILE_EVERY = 500
 #: For how long to leave slots empty so that a suspect can be taken alone, and how long not to do that again.
 STAND_BACK = 5.0
 STAND_BACK_PAUSE = 30.0
@@ -57,6 +55,8 @@ class Claimer:
         self._suspects = False
         #: When the next waiting run becomes ready, as far as is known.
         self._next_wake = FAR
+        #: When to look again at what the database says this worker holds: once a lease, as a claim may arrive late.
+        self._reconcile_at = 0.0
         self._stand_back_until = 0.0
         self._stand_back_again = 0.0
 
@@ -111,7 +111,7 @@ class Claimer:
             except StoreError as error:
                 logger.error("cannot claim, trying again: %s", error)
                 wait = 1.0
-                self._claims = 0  # look at what the lost answer may have given us
+                self._reconcile_at = 0.0  # look at what the lost answer may have given us
             if wait > 0:
                 self._waiting = True
                 await self._idle(wait)
@@ -137,8 +137,9 @@ class Claimer:
         """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
         if hint & Change.MARKED and not self._worker.holds_nothing:
             await self._deliver()
-        if self._claims % RECONCILE_EVERY == 0:
+        if self._system.monotonic() >= self._reconcile_at:
             await self._reconcile()
+            self._reconcile_at = self._system.monotonic() + self._worker.options.lease
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         self._full = True
@@ -240,7 +241,10 @@ class Claimer:
         await self._store.commit([Turn(lease=lease, next=block)], self._worker.id)
 
     async def _reconcile(self) -> None:
-        """Give back what the database says we hold and we know nothing of: the answer to a claim was lost."""
+        """Give back what the database says we hold and we know nothing of.
+
+        The answer to a claim was lost, or it arrived only when it had been asked for again, and took others then.
+        """
         leases = await self._store.holdings(self._worker.id)
         unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]
         if unknown:
