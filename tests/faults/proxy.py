@@ -64,6 +64,8 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._port = 0
         self._fault: Fault | None = None
+        #: Whether whoever connects is turned away at once, as by a server that has gone.
+        self.is_down = False
         self.flowing = asyncio.Event()
         self.flowing.set()
         #: When somebody connected, by the loop's clock.
@@ -99,6 +101,16 @@ class Proxy:
         self._fault = Fault(loss, nth, about)
         return self._fault
 
+    def go_down(self) -> None:
+        """Cut every connection, and turn away whoever connects."""
+        self.is_down = True
+        for link in list(self._links):
+            link.cut()
+
+    def come_up(self) -> None:
+        """Take connections again."""
+        self.is_down = False
+
     def fall_silent(self) -> None:
         """Forward nothing any more, in either direction, and close nothing."""
         self.flowing.clear()
@@ -129,6 +141,9 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.arrivals.append(asyncio.get_running_loop().time())
+        if self.is_down:
+            _reset(writer)
+            return
         task = asyncio.ensure_future(self._serve(_Link(self, self._wire(), reader, writer)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -2,7 +2,8 @@
 
 A connection belongs to the loop that opened it, so each loop that uses the store has a pool of its own; a heartbeat on its own
 loop therefore never waits for connections that others hold. When a loop ends, its connections end with it. A
-connection comes back as it went, so that there is nothing to reset between two uses.
+connection comes back as it went, so that there is nothing to reset between two uses. While the server cannot be reached, one
+at a time knocks for all, at growing random intervals.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Generic, Protocol, TypeVar
 
 from perdure.core.errors import EngineClosed
 from perdure.core.system import System
+
+#: Seconds before the second attempt to reach a server that could not be reached, and between two attempts at the most.
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
 
 
 class Pooled(Protocol):
@@ -40,28 +45,66 @@ class Pool(Generic[C]):
         ended: Callable[[Pool[C]], object],
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._system = system
         self._connect = connect
         self._say_goodbye = say_goodbye
         self._ended = ended
         self._room = asyncio.Semaphore(size)
         self._idle: list[C] = []
         self._closed = False
+        #: Attempts in a row that failed, and the one for whose end everybody waits.
+        self._failures = 0
+        self._knocking: asyncio.Task[None] | None = None
         self._keeper = system.spawn(self._keep(), "perdure connections")
 
     async def take(self) -> C:
         """A connection, for the caller alone until it is given back or dropped."""
         await self._room.acquire()
         try:
-            while self._idle:
-                connection = self._idle.pop()
-                if not connection.is_closed():
-                    return connection
+            connection = self._pop()
+            if connection is None and self._failures:
+                await self._knock()
+                connection = self._pop()
             if self._closed:
                 raise EngineClosed("The store was closed while a connection was waited for.")
-            return await self._connect()
+            return connection or await self._open()
         except BaseException:
             self._room.release()
             raise
+
+    def _pop(self) -> C | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    async def _open(self) -> C:
+        try:
+            connection = await self._connect()
+        except Exception:
+            self._failures += 1
+            raise
+        self._failures = 0
+        return connection
+
+    async def _knock(self) -> None:
+        """Wait for the next attempt to reach the server, whoever makes it; raises what it raises."""
+        if self._knocking is None:
+            self._knocking = self._system.spawn(self._try_again(), "perdure reconnect")
+            self._knocking.add_done_callback(_look_at)
+        knocking = self._knocking
+        await asyncio.wait([knocking])
+        if not knocking.cancelled():
+            knocking.result()
+
+    async def _try_again(self) -> None:
+        try:
+            pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE)
+            await self._system.sleep(pause * (0.5 + self._system.random() / 2))
+            self._idle.append(await self._open())
+        finally:
+            self._knocking = None
 
     def give(self, connection: C) -> None:
         """Back, in order and outside of any transaction."""
@@ -97,6 +140,14 @@ class Pool(Generic[C]):
             await asyncio.get_running_loop().create_future()
         finally:
             self._closed = True
+            if self._knocking is not None:
+                self._knocking.cancel()
             self._ended(self)
             idle, self._idle = self._idle, []
             await asyncio.gather(*(self._say_goodbye(connection) for connection in idle))
+
+
+def _look_at(knocking: asyncio.Task[None]) -> None:
+    # Whoever waited for it may have given up meanwhile; its failure is nobody's surprise.
+    if not knocking.cancelled():
+        knocking.exception()

@@ -19,6 +19,10 @@ logger = logging.getLogger("perdure.worker")
 
 #: The part of the lease after which nothing new is begun without a fresh heartbeat.
 SAFE_SHARE = 0.8
+#: The part of the lease between two heartbeats, that one may take, and after which one that failed is tried again.
+INTERVAL_SHARE = 1 / 3
+PATIENCE_SHARE = 1 / 3
+AGAIN_SHARE = 1 / 20
 
 
 class Heart:
@@ -61,16 +65,21 @@ class Heart:
         return self._system.monotonic() - self._renewed < self._lease * SAFE_SHARE
 
     async def _beat(self) -> None:
+        share = INTERVAL_SHARE
         while not self._stalled():
             if self._asked is None:
                 self._asked = self._system.monotonic()
                 self._loop.call_soon_threadsafe(self._answer)
-            await self._system.sleep(self._lease / 3 * (0.9 + 0.2 * self._system.random()))
+            await self._system.sleep(self._lease * share * (0.9 + 0.2 * self._system.random()))
+            share = INTERVAL_SHARE
             before = self._system.monotonic()
             try:
-                alive = await self._store.heartbeat(self._worker_id)
-            except StoreError as error:
-                logger.warning("heartbeat of worker %s failed: %s", self._worker_id, error)
+                # A connection may be dead without anybody having been told; another one may still be in time.
+                async with asyncio.timeout(self._lease * PATIENCE_SHARE):
+                    alive = await self._store.heartbeat(self._worker_id)
+            except (StoreError, TimeoutError) as error:
+                logger.warning("heartbeat of worker %s failed: %s", self._worker_id, str(error) or "no answer")
+                share = AGAIN_SHARE
                 continue
             if not alive:
                 break

@@ -7,15 +7,14 @@ from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
+from perdure.store.postgres.patience import Patience
+
 #: What the server says is wrong; what the driver itself says; the one thing that is asked for by its name.
 ServerError: type[Exception] = asyncpg.PostgresError
 # The second is raised by a connection that the server has ended while nobody used it.
 DriverErrors: tuple[type[Exception], ...] = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 AlreadyThere: type[Exception] = asyncpg.UniqueViolationError
 
-#: Seconds after which a connection attempt, and a statement, is given up; well below any lease.
-_CONNECT_TIMEOUT = 5
-_STATEMENT_TIMEOUT = 12.0
 #: Seconds that saying goodbye to a connection may take.
 _GOODBYE = 2.0
 _CACHED_STATEMENTS = 200
@@ -72,12 +71,12 @@ class Connection(Protocol):
         """End it at once."""
 
 
-async def connect(dsn: str, *, prepares: bool) -> Connection:
+async def connect(dsn: str, patience: Patience, *, prepares: bool) -> Connection:
     """A new session. Statements that are not to be prepared are examined anew each time."""
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
         dsn,
-        timeout=_CONNECT_TIMEOUT,
-        command_timeout=_STATEMENT_TIMEOUT,
+        timeout=patience.connect,
+        command_timeout=patience.statement,
         statement_cache_size=_CACHED_STATEMENTS if prepares else 0,
         max_cached_statement_lifetime=0,
         max_cacheable_statement_size=0,

@@ -27,6 +27,7 @@ from perdure.core.model import (
     Swept,
     Turn,
     Verdict,
+    WorkerInfo,
 )
 from perdure.core.system import System
 from perdure.store import migrations, workers
@@ -39,26 +40,21 @@ from perdure.store.postgres.claim import Seen, claim, look
 from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, say_goodbye
+from perdure.store.postgres.patience import Patience
 from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.simple import commit_simply, is_simple, only_records
 from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements
 from perdure.store.protocol import Change
+from perdure.store.server import PAUSE, TRIES
 from perdure.store.sql import SqlStore, Trace
 from perdure.store.url import PostgresUrl
 
 T = TypeVar("T")
 Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
 
-#: How often a transaction is tried before its caller is told, and the longest pause in between, in seconds.
-_TRIES = 5
-_PAUSE = 0.05
 _OLDEST_SERVER = 14
 
-_BEGIN = """
-BEGIN ISOLATION LEVEL READ COMMITTED;
-SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '15s'
-"""
 _BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 #: DDL of several processes that start at once, one after the other; the numbers are ours by chance.
@@ -104,6 +100,7 @@ class PostgresStore(SqlStore):
         self._clock = ServerClock(system, time)
         self._pools: dict[asyncio.AbstractEventLoop, Pool[Connection]] = {}
         self._prepares = True
+        self._patience = Patience()
         self._trace: Trace | None = None
 
     async def close(self) -> None:
@@ -160,6 +157,12 @@ class PostgresStore(SqlStore):
 
         return await self._transact("cancel", actor, body)
 
+    async def register(self, worker: WorkerInfo) -> None:
+        """Begin a life, and from now on wait for the server no longer than its lease allows."""
+        self._patience = self._patience.within(worker.lease / 1e6)
+        self._pool().flush()
+        await super().register(worker)
+
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row, by the server's own clock."""
 
@@ -177,7 +180,7 @@ class PostgresStore(SqlStore):
         self._check_open()
         self._system.crash_point("sweep.enter")
         if await self._with("sweep", self._anything_to_sweep):
-            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), looked=True)
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")
         return Swept(dead_workers=(), released=0, expired=0, more=False)
 
@@ -191,12 +194,12 @@ class PostgresStore(SqlStore):
             return seen.empty_handed()
         if seen.usual and request.limit > 0 and self._prepares:
             claimed = await self._at_once(
-                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), looked=True
+                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), entered=True
             )
             if claimed is not None:
                 return claimed
         return await self._transact(
-            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), looked=True
+            "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
@@ -223,14 +226,14 @@ class PostgresStore(SqlStore):
             verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True))
         if all(verdict is Verdict.BUSY for verdict in verdicts):
             # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
-            await self._system.sleep(_PAUSE * self._system.random())
+            await self._system.sleep(PAUSE * self._system.random())
         return verdicts
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
         places = iter(range(1, len(params) + 1))
         text = "".join(f"${next(places)}" if letter == "?" else letter for letter in sql) if params else sql
-        return await self._read_rows(lambda tx: tx.run(text, *params))
+        return await self._read("query", lambda tx: tx.run(text, *params))
 
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement to a callback. For tests and tools."""
@@ -257,19 +260,16 @@ class PostgresStore(SqlStore):
         return await self._transact(verb, actor, body)
 
     async def _read(self, verb: str, body: Body[T]) -> T:
-        return await self._read_rows(body)
+        return await self._with(verb, lambda connection: body(self._transaction(connection, "", locking=False)))
 
-    async def _read_rows(self, body: Body[T]) -> T:
-        return await self._with("read", lambda connection: body(self._transaction(connection, "", locking=False)))
-
-    async def _transact(self, verb: str, actor: str, body: Body[T], *, looked: bool = False) -> T:
-        """Run a verb in a transaction of its own. One that began with a look has to look again should its answer be lost."""
+    async def _transact(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T:
+        """Run a verb in a transaction of its own. What goes on from an earlier look begins anew should the answer be lost."""
         self._check_open()
-        if not looked:
+        if not entered:
             self._system.crash_point(f"{verb}.enter")
 
         async def attempt(connection: Connection) -> tuple[T, Change]:
-            await connection.execute(_BEGIN)
+            await connection.execute(self._patience.begin)
             tx = self._transaction(connection, actor, locking=True)
             self._system.crash_point(f"{verb}.begun")
             answer = await body(tx)
@@ -278,14 +278,14 @@ class PostgresStore(SqlStore):
             await connection.execute("COMMIT")
             return answer, tx.stirred
 
-        answer, stirred = await self._with(verb, attempt, looked=looked)
+        answer, stirred = await self._with(verb, attempt, entered=entered)
         self._committed(verb, stirred)
         return answer
 
-    async def _at_once(self, verb: str, actor: str, body: Body[T], *, looked: bool = False) -> T | None:
+    async def _at_once(self, verb: str, actor: str, body: Body[T], *, entered: bool = False) -> T | None:
         """Run a verb that is one statement. None: a row was there already, nothing was written, and it takes a transaction."""
         self._check_open()
-        if not looked:
+        if not entered:
             self._system.crash_point(f"{verb}.enter")
 
         async def attempt(connection: Connection) -> tuple[T | None, Change]:
@@ -297,7 +297,7 @@ class PostgresStore(SqlStore):
             except AlreadyThere:
                 return None, Change.NONE
 
-        answer, stirred = await self._with(verb, attempt, looked=looked)
+        answer, stirred = await self._with(verb, attempt, entered=entered)
         if answer is not None:
             self._committed(verb, stirred)
         return answer
@@ -311,19 +311,19 @@ class PostgresStore(SqlStore):
         for place in ("begun", "written", "committed"):
             self._system.crash_point(f"{verb}.{place}")
 
-    async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]], *, looked: bool = False) -> T:
+    async def _with(self, verb: str, work: Callable[[Connection], Awaitable[T]], *, entered: bool = False) -> T:
         """Do something on a connection, again and again while that may help."""
         self._check_open()
-        for left in range(_TRIES - 1, -1, -1):
+        for left in range(TRIES - 1, -1, -1):
             try:
                 return await self._once(work)
             except errors.ERRORS as error:
                 if errors.is_pooled(error) and self._prepares:
                     self._prepares = False
                     self._pool().flush()
-                elif not left or not (errors.is_race(error) or (errors.is_lost(error) and not looked)):
+                elif not left or not (errors.is_race(error) or (errors.is_lost(error) and not entered)):
                     raise errors.translate(error, self.where) from error
-            await self._system.sleep(_PAUSE * self._system.random() / (left + 1))
+            await self._system.sleep(PAUSE * self._system.random() / (left + 1))
         raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
 
     async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -367,7 +367,7 @@ class PostgresStore(SqlStore):
         return pool
 
     async def _open_connection(self) -> Connection:
-        connection = await connect(self._url.dsn, prepares=self._prepares)
+        connection = await connect(self._url.dsn, self._patience, prepares=self._prepares)
         trace = self._trace
         if trace is not None:
             connection.add_query_logger(lambda logged: trace(logged.query))
