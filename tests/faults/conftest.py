@@ -1,4 +1,4 @@
-"""The processes of a fault test."""
+"""The processes of a fault test, and the databases on which it is made."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.faults.family import Family, family
+from tests.faults.homes import KINDS, Homes
 
 
 @pytest.fixture
 async def processes() -> AsyncIterator[Family]:
     async with family() as members:
         yield members
+
+
+@pytest.fixture(params=KINDS)
+def homes(request: pytest.FixtureRequest) -> Homes:
+    return Homes(request.param)

@@ -1,23 +1,20 @@
 """What a case leaves behind, and what must be true of it.
 
-A snapshot is a copy of the database taken while nobody runs: what was durable when the process died. At the end its histories must be
-beginnings of the final ones, no step in it may have been executed again, and what was finished must be as it was.
+A snapshot is what was durable when a process had died or stood still. At the end its histories must be beginnings of the final
+ones, no step in it may have been executed again, and what was finished must be as it was.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import sqlite3
 from collections import Counter
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from perdure.testing.invariants import Known, scan
+from perdure.testing.invariants import Known, scan_store
 from tests.faults import app
+from tests.faults.homes import Home, Look
 
 Row = tuple[Any, ...]
 
@@ -54,42 +51,29 @@ class Snapshot(Struct, frozen=True):
         }
 
 
-def snapshot(directory: Path, name: str) -> Snapshot:
-    """Look at a copy, so that looking neither recovers nor checkpoints the original."""
-    copy = directory / name
-    copy.mkdir()
-    for file in directory.glob("runs.db*"):
-        if not file.name.endswith(("-shm", "-checkpoint")):
-            shutil.copy(file, copy / file.name)
-    lines = len(app.read(directory / "ledger"))
-    database = copy / "runs.db"
-    if not database.exists():
-        return Snapshot(lines, {}, {}, [], [])
-    with closing(sqlite3.connect(database)) as connection:
-        return _read(connection, lines)
+async def snapshot(home: Home, name: str) -> Snapshot:
+    """What is there now."""
+    lines = len(app.read(home.directory / "ledger"))
+    async with home.looking(name) as look:
+        if look is None:
+            return Snapshot(lines, {}, {}, [], [])
+        history: dict[str, list[dict[str, Any]]] = {}
+        for row in await look("SELECT * FROM perdure_history ORDER BY run_id, seq"):
+            history.setdefault(row["run_id"], []).append(row)
+        return Snapshot(
+            lines,
+            {row["id"]: row for row in await look("SELECT * FROM perdure_runs")},
+            history,
+            [tuple(row.values()) for row in await look("SELECT * FROM perdure_messages ORDER BY run_id, seq")],
+            [tuple(row.values()) for row in await look("SELECT run_id, kind FROM perdure_events ORDER BY id")],
+        )
 
 
-def _read(connection: sqlite3.Connection, lines: int) -> Snapshot:
-    connection.row_factory = sqlite3.Row
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'perdure_workers'").fetchone():
-        return Snapshot(lines, {}, {}, [], [])
-    history: dict[str, list[dict[str, Any]]] = {}
-    for row in connection.execute("SELECT * FROM perdure_history ORDER BY run_id, seq"):
-        history.setdefault(row["run_id"], []).append(dict(row))
-    return Snapshot(
-        lines,
-        {row["id"]: dict(row) for row in connection.execute("SELECT * FROM perdure_runs")},
-        history,
-        [tuple(row) for row in connection.execute("SELECT * FROM perdure_messages ORDER BY run_id, seq")],
-        [tuple(row) for row in connection.execute("SELECT run_id, kind FROM perdure_events ORDER BY id")],
-    )
-
-
-def judge(directory: Path, crashes: list[Snapshot]) -> list[str]:
+async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
     """Everything that is wrong at the end of a case."""
-    ledger = app.read(directory / "ledger")
-    end = snapshot(directory, "end")
-    wrong = scan_for_wrongs(directory)
+    ledger = app.read(home.directory / "ledger")
+    end = await snapshot(home, "end")
+    wrong = await scan_for_wrongs(home)
     wrong += [
         f"run {id!r} should be {' or '.join(wanted)} and is {end.runs[id]['status'] if id in end.runs else 'not there'}"
         for id, wanted in OUTCOMES.items()
@@ -105,17 +89,22 @@ def judge(directory: Path, crashes: list[Snapshot]) -> list[str]:
     return wrong + _check_values(end, ledger) + _check_repeats(end, ledger)
 
 
-def scan_for_wrongs(directory: Path) -> list[str]:
+async def scan_for_wrongs(home: Home) -> list[str]:
     """Every promise that the database breaks, given what the ledger knows."""
-    ledger = app.read(directory / "ledger")
+    ledger = app.read(home.directory / "ledger")
     known = Known(
         starts=frozenset(line["run"] for line in ledger if line["did"] == "started"),
         sends=frozenset((line["run"], line["key"]) for line in ledger if line["did"] == "sent"),
         effects=tuple((line["run"], line["location"]) for line in ledger if line["did"] == "step"),
         repeats=len(ledger),
     )
-    with closing(sqlite3.connect(directory / "runs.db")) as connection:
-        return scan(connection.execute, known)
+    async with home.looking("scan") as look:
+        assert look is not None
+        return await scan_store(lambda sql: _tuples(look, sql), known)
+
+
+async def _tuples(look: Look, sql: str) -> list[Row]:
+    return [tuple(row.values()) for row in await look(sql)]
 
 
 def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:

@@ -45,8 +45,14 @@ class World(CrashingHost):
         (self._directory / f"passed-{os.getpid()}").write_text(json.dumps(self.passed))
 
 
+def url_in(directory: Path) -> str:
+    """Where the database is."""
+    told = directory / "url"
+    return told.read_text() if told.exists() else f"sqlite:///{directory}/runs.db"
+
+
 def engine_in(directory: Path, world: World, watched: bool = False) -> Engine:
-    url = f"sqlite:///{directory}/runs.db"
+    url = url_in(directory)
     if not watched:
         return Engine(url, WORKFLOWS, system=world)
     store = watch(Retrying(open_store(url, world), world), directory / f"answers-{os.getpid()}")

@@ -18,6 +18,7 @@ from perdure.core.model import WorkerStatus
 from tests.faults import app, labour
 from tests.faults.evidence import scan_for_wrongs
 from tests.faults.family import ROOT, Child, Family
+from tests.faults.homes import SqliteHome
 from tests.faults.roles import WORKFLOWS
 from tests.helpers import eventually
 
@@ -63,7 +64,7 @@ class Site:
 async def site(processes: Family, tmp_path: Path) -> AsyncIterator[Site]:
     async with Engine(f"sqlite:///{tmp_path}/runs.db", WORKFLOWS) as engine:
         yield Site(processes, tmp_path, engine)
-    assert not scan_for_wrongs(tmp_path)
+    assert not await scan_for_wrongs(SqliteHome(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -23,6 +23,7 @@ from perdure.testing.crash import Trap
 from tests.faults import app
 from tests.faults.evidence import judge, snapshot
 from tests.faults.family import Family
+from tests.faults.homes import SqliteHome
 from tests.helpers import eventually
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
@@ -54,8 +55,9 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
         last = await processes.fork("drive", directory, last=True)
         assert await last.ended() == 0, f"told to stop at {trap}:\n{last.noise()}"
         assert await client.ended() == 0, f"told to stop at {trap}:\n{last.noise()}"
-        wrong = judge(directory, [])
-        reclaimed = [run for run, kind in snapshot(directory, "events").events if kind == "reclaimed"]
+        home = SqliteHome(directory)
+        wrong = await judge(home, [])
+        reclaimed = [run for run, kind in (await snapshot(home, "events")).events if kind == "reclaimed"]
         assert not wrong, f"told to stop at {trap}, in {directory}:\n" + "\n".join(wrong) + worker.noise()
         assert not reclaimed, f"told to stop at {trap}, in {directory}: somebody had to take away {reclaimed}"
         return worker.passed

@@ -1,0 +1,154 @@
+"""Where the database of a case is: in a file of its directory, or in a schema of its own on a server.
+
+The processes of a case find it by the file `url` in their directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.servers.schemas import postgres_dsn
+
+Row = dict[str, Any]
+Look = Callable[[str], Awaitable[list[Row]]]
+
+
+class Home(Protocol):
+    """The database of one case."""
+
+    url: str
+    #: Where its processes leave their traces.
+    directory: Path
+
+    def looking(self, name: str) -> AbstractAsyncContextManager[Look | None]:
+        """A way to query what is committed at one moment, under a name that was not used before; None before there are tables."""
+
+    async def is_locked(self) -> bool:
+        """Whether somebody is in the middle of a transaction."""
+
+    async def remove(self) -> None:
+        """Leave nothing behind."""
+
+
+class SqliteHome:
+    """A file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = f"sqlite:///{directory}/runs.db"
+        self.directory = directory
+
+    @asynccontextmanager
+    async def looking(self, name: str) -> AsyncIterator[Look | None]:
+        # At a copy, so that looking neither recovers nor checkpoints the original.
+        copy = self.directory / name
+        copy.mkdir()
+        for file in self.directory.glob("runs.db*"):
+            if not file.name.endswith(("-shm", "-checkpoint")):
+                shutil.copy(file, copy / file.name)
+        if not (copy / "runs.db").exists():
+            yield None
+            return
+        with closing(sqlite3.connect(copy / "runs.db")) as connection:
+            connection.row_factory = sqlite3.Row
+
+            async def look(sql: str) -> list[Row]:
+                return [dict(row) for row in connection.execute(sql)]
+
+            there = await look("SELECT 1 FROM sqlite_master WHERE name = 'perdure_workers'")
+            yield look if there else None
+
+    async def is_locked(self) -> bool:
+        with closing(sqlite3.connect(self.directory / "runs.db", isolation_level=None, timeout=1.0)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+            return False
+
+    async def remove(self) -> None:
+        """It goes with its directory."""
+
+
+class PostgresHome:
+    """A schema."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._dsn = postgres_dsn()
+        self._schema = f"case_{uuid.uuid4().hex}"
+        self.url = f"{self._dsn}?schema={self._schema}"
+
+    @asynccontextmanager
+    async def looking(self, name: str) -> AsyncIterator[Look | None]:
+        async with self._connected() as connection:
+            there = await connection.fetchval("SELECT to_regclass($1)", f"{self._schema}.perdure_workers")
+
+            async def look(sql: str) -> list[Row]:
+                return [dict(row) for row in await connection.fetch(sql)]
+
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                yield look if there else None
+
+    async def is_locked(self) -> bool:
+        async with self._connected() as connection:
+            return bool(await connection.fetchval(_HOLDS_LOCKS, self._schema))
+
+    async def remove(self) -> None:
+        async with self._connected() as connection:
+            await connection.execute("SET client_min_messages = warning")
+            await connection.execute(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        import asyncpg
+
+        connection = await asyncpg.connect(self._dsn, server_settings={"search_path": self._schema})
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+_HOLDS_LOCKS = """
+SELECT COUNT(*)
+FROM pg_stat_activity a
+JOIN pg_locks l ON l.pid = a.pid
+JOIN pg_class c ON c.oid = l.relation
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND a.state LIKE 'idle in transaction%'
+"""
+
+
+class Homes:
+    """Makes them, of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        if kind == "postgres":
+            postgres_dsn()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether there is one writer at a time, and a case costs next to nothing."""
+        return self.kind == "sqlite"
+
+    @asynccontextmanager
+    async def at(self, directory: Path) -> AsyncIterator[Home]:
+        """A home for the processes that work in a directory."""
+        home: Home = _HOMES[self.kind](directory)
+        directory.mkdir(parents=True)  # noqa: ASYNC240 - a test has nothing else to do
+        (directory / "url").write_text(home.url)
+        try:
+            yield home
+        finally:
+            await home.remove()
+
+
+_HOMES: dict[str, Callable[[Path], Home]] = {"sqlite": SqliteHome, "postgres": PostgresHome}
+KINDS = list(_HOMES)
