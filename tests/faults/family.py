@@ -14,6 +14,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 
+#: A child that lives longer than this many seconds shows its stacks and ends: whatever it waits for is not going to come.
+LONGEST_LIFE = 40.0
+
 
 class Child:
     """A process that the zygote forked."""
@@ -96,12 +99,14 @@ class Family:
         self._children: dict[int, Child] = {}
         self._count = 0
 
-    async def fork(self, role: str, directory: Path, **arguments: Any) -> Child:
-        """A child that plays a role in a directory."""
+    async def fork(self, role: str, directory: Path, *, life: float = LONGEST_LIFE, **arguments: Any) -> Child:
+        """A child that plays a role in a directory, for `life` seconds at the most."""
         directory.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - a test has nothing else to do
         self._count += 1
         child = self._new[self._count] = Child(directory)
-        request = {"case": self._count, "role": role, "directory": str(directory), "arguments": arguments}
+        request = {
+            "case": self._count, "role": role, "directory": str(directory), "life": life, "arguments": arguments,
+        }  # fmt: skip
         self._requests.write(json.dumps(request).encode() + b"\n")
         return await child.started()
 

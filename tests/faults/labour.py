@@ -73,6 +73,15 @@ async def quick(ctx: Context, ledger: str) -> str:
     return await ctx.step(effect, ledger, "quick")
 
 
+@workflow("labour.several.v1")
+async def several(ctx: Context, ledger: str, steps: int) -> list[str]:
+    """A bit of everything that reaches the database."""
+    values = [await ctx.step(effect, ledger, f"step {number}") for number in range(steps)]
+    values.append(await ctx.receive("go", str))
+    await ctx.sleep(0.01)
+    return [*values, await ctx.call(quick(ledger)), await ctx.step(effect, ledger, "last")]
+
+
 @workflow("labour.abandoning.v1")
 async def abandoning(ctx: Context, ledger: str, threads: int) -> int:
     impatient = ctx.options(timeout=0.05, retry=Retry.never())
@@ -80,4 +89,4 @@ async def abandoning(ctx: Context, ledger: str, threads: int) -> int:
     return sum(isinstance(error, StepTimeout) for error in await asyncio.gather(*steps, return_exceptions=True))
 
 
-WORKFLOWS: list[Workflow[Any, Any]] = [waiting, blocking, killing, quick, abandoning]
+WORKFLOWS: list[Workflow[Any, Any]] = [waiting, blocking, killing, quick, several, abandoning]

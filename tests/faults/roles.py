@@ -51,8 +51,8 @@ def url_in(directory: Path) -> str:
     return told.read_text() if told.exists() else f"sqlite:///{directory}/runs.db"
 
 
-def engine_in(directory: Path, world: World, watched: bool = False) -> Engine:
-    url = url_in(directory)
+def engine_in(directory: Path, world: World, watched: bool = False, url: str = "") -> Engine:
+    url = url or url_in(directory)
     if not watched:
         return Engine(url, WORKFLOWS, system=world)
     store = watch(Retrying(open_store(url, world), world), directory / f"answers-{os.getpid()}")
@@ -181,9 +181,9 @@ async def ask_for_one_more(directory: Path, world: World) -> None:
         await (await Client(engine, directory, world).start(call, "one more")).result()
 
 
-async def work(directory: Path, world: World, **options: Any) -> None:
+async def work(directory: Path, world: World, *, url: str = "", **options: Any) -> None:
     """Work until told to stop, writing down every answer of the store."""
-    async with engine_in(directory, world, watched=True) as engine:
+    async with engine_in(directory, world, watched=True, url=url) as engine:
         await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
 
 

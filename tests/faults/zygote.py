@@ -18,9 +18,6 @@ from typing import Any
 
 from tests.faults.roles import ROLES
 
-#: A child that lives longer than this shows its stacks and ends: whatever it waits for is not going to come.
-LONGEST_LIFE = 40.0
-
 
 def main() -> None:
     reading, writing = os.pipe()
@@ -64,7 +61,7 @@ def _be(request: dict[str, Any]) -> None:
         for target, source in ((0, nothing), (1, noise), (2, noise)):
             os.dup2(source, target)
         faulthandler.enable()
-        faulthandler.dump_traceback_later(LONGEST_LIFE, exit=True)
+        faulthandler.dump_traceback_later(request["life"], exit=True)
         ROLES[request["role"]](Path(request["directory"]), **request["arguments"])
         code = 0
     except BaseException:

@@ -46,7 +46,17 @@ class PrivateServer(ABC):
         self.start()
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it answers. What a killed one has left running may have to end first."""
+        for left in range(50, -1, -1):
+            try:
+                self._start()
+                break
+            except RuntimeError:
+                if not left:
+                    raise
+                time.sleep(0.1)
+
+    def _start(self) -> None:
         with (self._folder / "log").open("ab") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
                 self._starting(), stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **self._as
@@ -60,12 +70,12 @@ class PrivateServer(ABC):
             time.sleep(0.05)
         raise RuntimeError(f"{self.name} did not start:\n{(self._folder / 'log').read_text()[-3000:]}")
 
-    def kill(self) -> None:
+    def kill(self, how: signal.Signals | None = None) -> None:
         """End it as a crash would: at once, with everything that it was doing."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return
-        process.send_signal(self.deadly)
+        process.send_signal(how or self.deadly)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
