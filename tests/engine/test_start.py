@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from perdure import Call, Context, RunExists, Status, UsageError, workflow
+from perdure import Call, Context, Engine, RunExists, Status, UsageError, workflow
+from perdure.core.model import Created, NewRun
+from perdure.host import Host
+from perdure.store import Retrying, Store, open_store
 from tests.engine.stage import Stage
 
 
@@ -185,6 +190,37 @@ async def test_start_many_that_meets_a_stranger_starts_none(stage: Stage) -> Non
     with pytest.raises(RunExists, match="'b'"):
         await engine.start_many([echo(1), echo(2), echo(3)], ids=["a", "b", "c"])
     assert await stage.dump() == before
+
+
+class Overtaken(Retrying):
+    """A store to which somebody else comes first, just when runs are to be created."""
+
+    def __init__(self, store: Store, first: NewRun) -> None:
+        super().__init__(store, Host())
+        self._first: list[NewRun] = [first]
+
+    async def create(self, runs: Sequence[NewRun], actor: str, **options: Any) -> list[Created]:
+        if self._first:
+            await super().create([self._first.pop()], "somebody else")
+        return await super().create(runs, actor, **options)
+
+
+async def test_start_many_starts_none_when_a_stranger_comes_first(stage: Stage) -> None:
+    store = open_store(stage.url, Host())
+    first = NewRun(id="b", type="start.echo.v1", input='{"value":7}', write_id="theirs")
+    async with Engine(stage.url, [echo], store=Overtaken(store, first)) as engine:
+        with pytest.raises(RunExists, match="'b'"):
+            await engine.start_many([echo(1), echo(2), echo(3)], ids=["a", "b", "c"])
+        assert await store.query("SELECT id FROM perdure_runs") == [("b",)]
+
+
+async def test_start_many_starts_the_others_when_somebody_comes_first_with_the_same_input(stage: Stage) -> None:
+    store = open_store(stage.url, Host())
+    first = NewRun(id="b", type="start.echo.v1", input='{"value":2}', write_id="theirs")
+    async with Engine(stage.url, [echo], store=Overtaken(store, first)) as engine:
+        runs = await engine.start_many([echo(1), echo(2), echo(3)], ids=["a", "b", "c"])
+        assert [run.id for run in runs] == ["a", "b", "c"]
+        assert await store.query("SELECT id FROM perdure_runs ORDER BY id") == [("a",), ("b",), ("c",)]
 
 
 async def test_start_many_that_names_one_id_for_two_inputs_starts_none(stage: Stage) -> None:

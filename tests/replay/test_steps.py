@@ -172,6 +172,29 @@ def test_arguments_that_cannot_be_stored_are_refused_where_the_step_is_called() 
     assert run.settled().result == "handled"
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "path"),
+    [
+        ((1, object()), {}, "argument 2"),
+        (([{"a": object()}],), {}, "argument 1[0].a"),
+        ((1,), {"cents": {"a": [object()]}}, "cents.a[0]"),
+    ],
+)
+def test_arguments_that_cannot_be_stored_are_refused_by_the_name_of_their_step_and_their_place(
+    args: Any, kwargs: Any, path: str
+) -> None:
+    async def flow(ctx: Context) -> Any:
+        try:
+            await ctx.step(charge, *args, **kwargs)
+        except EncodeError as error:
+            return [str(error), error.path]
+
+    run = Driver(flow)
+    message, where = run.settled().result
+    assert message.startswith(f"Cannot store the arguments of step 'charge': {path} ")
+    assert where == path
+
+
 def options(run: Driver, location: str) -> StepOptions:
     operation = run.operation(location)
     assert isinstance(operation, StepOperation)

@@ -182,13 +182,17 @@ class Engine:
             self._new_run(call, options if ids is None else {**options, "id": ids[index]})
             for index, call in enumerate(calls)
         ]
-        if ids is not None:
-            self._same.check_all(await (await self._opened()).get_many(ids), runs, calls)
-        created = await (await self._opened()).create(runs, self._actor)
-        for answer, run, call in zip(created, runs, calls, strict=True):
-            if not answer.created:
-                self._same.check(answer.run, run, call)
-        return [Handle(self, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
+        self._same.check_among(runs, calls)
+        wanted = {run.id: (run, call) for run, call in zip(runs, calls, strict=True)}
+        store = await self._opened()
+        while wanted:
+            answers = await store.create([run for run, _ in wanted.values()], self._actor, all_or_none=True)
+            taken = [answer.run for answer in answers if not answer.created]
+            if not taken:
+                break
+            for run in taken:
+                self._same.check(run, *wanted.pop(run.id))
+        return [Handle(self, run.id, call.returns) for run, call in zip(runs, calls, strict=True)]
 
     def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
         if not isinstance(call, Call):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perdure.core.codec import Codec
@@ -29,11 +29,11 @@ class Sameness:
         if there.input != wanted.input and not self._same_input(there.input, wanted.input, call):
             raise RunExists(f"{which} of type {there.type!r} exists with another input; choose another id")
 
-    def check_all(self, there: Iterable[Run], wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
-        """Raise `RunExists` if one of the ids is taken by another run, or by two of these."""
-        taken: dict[str, Run | NewRun] = {run.id: run for run in there}
+    def check_among(self, wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
+        """Raise `RunExists` if two of them have one id and are not the same."""
+        first: dict[str, NewRun] = {}
         for new, call in zip(wanted, calls, strict=True):
-            self.check(taken.setdefault(new.id, new), new, call)
+            self.check(first.setdefault(new.id, new), new, call)
 
     def _same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
         """Whether two inputs say the same, though sets and dicts may have been written in another order."""

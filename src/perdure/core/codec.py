@@ -94,8 +94,11 @@ class Codec:
         """Raise `DecodeError` if values of that type could never be decoded."""
         self._decoder(type, what)
 
-    def digest(self, value: object) -> str:
-        """Twelve hexadecimal digits of the value's canonical JSON. Raises `EncodeError` for what has none."""
+    def digest(self, value: object, step: str = "") -> str:
+        """Twelve hexadecimal digits of the value's canonical JSON. Raises `EncodeError` for what has none.
+
+        `step` names the step whose arguments, by position and by name, the value is.
+        """
         try:
             data = _encode_in_order(value)
         except Exception:
@@ -107,7 +110,7 @@ class Codec:
             try:
                 data = _encode_in_order(ordered(value, _encode_in_order))
             except Exception as error:
-                raise _refusal(value, "a value", str(error)) from error
+                raise (_bad_arguments(value, step) or _refusal(value, "a value", str(error))) from error
         return hashlib.blake2b(data, digest_size=6).hexdigest()
 
     def _decoder(self, type: Any, what: str) -> msgspec.json.Decoder[Any]:
@@ -188,6 +191,20 @@ def _refusal(value: object, what: str, reason: str) -> EncodeError:
     flaw = find_flaw(value)
     path, problem = flaw if flaw is not None else ("", reason)
     return EncodeError(_message(what, path, problem), path=path)
+
+
+def _bad_arguments(value: object, step: str) -> EncodeError | None:
+    match value:
+        case tuple((args, kwargs)) if step:
+            places = {**{f"argument {number}": one for number, one in enumerate(args, 1)}, **kwargs}
+        case _:
+            return None
+    for place, one in places.items():
+        flaw = find_flaw(one)
+        if flaw is not None:
+            path = f"{place}{'' if flaw[0][:1] in ('', '[') else '.'}{flaw[0]}"
+            return EncodeError(_message(f"the arguments of step {step!r}", path, flaw[1]), path=path)
+    return None
 
 
 def _message(what: str, path: str, problem: str) -> str:

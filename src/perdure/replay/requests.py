@@ -84,7 +84,7 @@ class Requests(ABC):
             self._check_inside()
         name = request.name
         self._places.check(name, request.spec.identity)
-        digest = self._codec.digest((request.args, request.kwargs))
+        digest = self._codec.digest((request.args, request.kwargs), request.name)
         location = self._places.next(name)
         future: Watched[Any] = Watched(loop=loop, label=location, unawaited=None if loop.closed else self._unawaited)
         return self._opened(StepOperation(location, future, request, digest), future)

@@ -85,8 +85,11 @@ class Store(Protocol):
 
     # runs
 
-    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
-        """Create runs, in one transaction; one whose id or idempotency key is taken yields the run that is there."""
+    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+        """Create runs, in one transaction; one whose id or idempotency key is taken yields the run that is there.
+
+        With `all_or_none`, none is created where one is taken, and only those that are taken are answered for.
+        """
 
     async def get(self, run_id: str) -> Run | None:
         """One run."""

@@ -74,9 +74,9 @@ class Retrying:
         """As the store."""
         return self._store.clock()
 
-    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
         """As the store."""
-        return await self._again(lambda: self._store.create(runs, actor))
+        return await self._again(lambda: self._store.create(runs, actor, all_or_none=all_or_none))
 
     async def get(self, run_id: str) -> Run | None:
         """As the store."""

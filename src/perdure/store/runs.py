@@ -42,23 +42,21 @@ WHERE id = :run_id AND status = 'blocked'
 """
 
 
-async def create(tx: Transaction, runs: Sequence[NewRun]) -> list[Created]:
+async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool = False) -> list[Created]:
     """Create what is not there yet; report what is there for the rest."""
     there = await _taken(tx, runs)
+    if all_or_none and (taken := [found for new in runs if (found := there.of(new)) and not found.created]):
+        return taken
     fresh: dict[str, NewRun] = {}
     answers: list[Created] = []
     for new in runs:
-        taken = there.get(("id", new.id)) or there.get(("key", new.idempotency_key))
-        if taken is not None:
-            run, write_id = taken
-            answers.append(Created(run, write_id == new.write_id))
-            continue
-        run = as_run(new, tx.now)
-        fresh[new.id] = new
-        answers.append(Created(run, True))
-        there["id", new.id] = run, new.write_id
-        if new.idempotency_key is not None:
-            there["key", new.idempotency_key] = run, new.write_id
+        found = there.of(new)
+        if found is None:
+            run = as_run(new, tx.now)
+            fresh[new.id] = new
+            there.add(run, new.write_id)
+            found = Created(run, True)
+        answers.append(found)
     await _insert(tx, list(fresh.values()))
     return answers
 
@@ -114,18 +112,33 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
     tx.stir(Change.READY)
 
 
-async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> dict[tuple[str, str | None], tuple[Run, str]]:
-    there: dict[tuple[str, str | None], tuple[Run, str]] = {}
+class _There:
+    """Runs that are there, by id and by idempotency key."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, tuple[Run, str]] = {}
+        self._by_key: dict[str | None, tuple[Run, str]] = {}
+
+    def add(self, run: Run, write_id: str) -> None:
+        self._by_id[run.id] = run, write_id
+        if run.idempotency_key is not None:
+            self._by_key[run.idempotency_key] = run, write_id
+
+    def of(self, new: NewRun) -> Created | None:
+        """The run that a request is answered with: its own, if it is a repetition."""
+        found = self._by_id.get(new.id) or self._by_key.get(new.idempotency_key)
+        return None if found is None else Created(found[0], found[1] == new.write_id)
+
+
+async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> _There:
+    there = _There()
     keys = [new.idempotency_key for new in runs if new.idempotency_key is not None]
     for column, names in (("id", [new.id for new in runs]), ("idempotency_key", keys)):
         for start in range(0, len(names), CHUNK):
             chosen, params = placeholders("name", names[start : start + CHUNK])
             sql = f"SELECT write_id, {RUN} FROM perdure_runs WHERE {column} IN ({chosen}) {{for_update}}"
             for write_id, *row in await tx.fetch(sql, params):
-                run = to_run(tuple(row))
-                there["id", run.id] = run, write_id
-                if run.idempotency_key is not None:
-                    there["key", run.idempotency_key] = run, write_id
+                there.add(to_run(tuple(row)), write_id)
     return there
 
 

@@ -130,9 +130,9 @@ class SqlStore(ABC):
 
         return unsubscribe
 
-    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
         """Create runs; one whose id or idempotency key is taken yields the run that is there."""
-        return await self._write("create", actor, lambda tx: create(tx, runs))
+        return await self._write("create", actor, lambda tx: create(tx, runs, all_or_none=all_or_none))
 
     async def get(self, run_id: str) -> Run | None:
         """One run."""

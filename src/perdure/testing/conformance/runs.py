@@ -74,6 +74,22 @@ class Runs:
             (False, "r2"),
         ]
 
+    async def test_all_or_none_creates_none_where_one_is_taken(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r2", input="[2]", write_id="theirs"), a_run("r4", idempotency_key="k")], ACTOR)
+        before = await snapshot(harness)
+        runs = [a_run("r1"), a_run("r2"), a_run("r3", idempotency_key="k")]
+        answers = await store.create(runs, ACTOR, all_or_none=True)
+        assert [(answer.created, answer.run.id) for answer in answers] == [(False, "r2"), (False, "r4")]
+        assert answers[0].run.input == "[2]"
+        assert await snapshot(harness) == before
+
+    async def test_all_or_none_creates_all_where_none_is_taken_and_knows_its_repetition(self, store: Store) -> None:
+        runs = [a_run("r1", write_id="a"), a_run("r2", write_id="b")]
+        first = await store.create(runs, ACTOR, all_or_none=True)
+        again = await store.create(runs, ACTOR, all_or_none=True)
+        assert [(answer.created, answer.run.id) for answer in first] == [(True, "r1"), (True, "r2")]
+        assert again == first
+
     async def test_a_request_is_all_or_nothing(self, store: Store, harness: Harness) -> None:
         def fail(point: str) -> None:
             if point == "create.written":

@@ -128,13 +128,13 @@ class FaultStore:
             raise AttributeError(name)
         return functools.partial(self._call, name)
 
-    async def _call(self, verb: str, *args: Any) -> Any:
+    async def _call(self, verb: str, *args: Any, **options: Any) -> Any:
         database, odds, rng = self._database, self._database.odds, self._database.rng
         await self._delay()
         if rng.random() < odds.error_before:
             database.ledger.note(self.process.name, verb, "fails")
             raise StoreUnavailable(f"{verb}: the database cannot be reached")
-        answer = await self._ask(verb, args)
+        answer = await self._ask(verb, args, options)
         database.ledger.note(self.process.name, verb, _summary(answer))
         if verb in MUTATING_VERBS and rng.random() < odds.reply_lost:
             database.ledger.note(self.process.name, verb, "answer lost")
@@ -144,14 +144,14 @@ class FaultStore:
         await self._delay()
         return answer
 
-    async def _ask(self, verb: str, args: tuple[Any, ...]) -> Any:
+    async def _ask(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         database = self._database
         if self.process.dead:
             raise Crashed(self.process.name)
         assert database.store is not None
         database.caller = self
         try:
-            return await getattr(database.store, verb)(*args)
+            return await getattr(database.store, verb)(*args, **options)
         finally:
             database.caller = None
 
