@@ -42,7 +42,7 @@ from perdure.core.errors import (
     WorkflowError,
 )
 from perdure.core.failure import Failure
-from perdure.core.model import Event, Kind, Page, Reason, Record, Run, Status, WorkerInfo
+from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status, WorkerInfo
 from perdure.core.retry import Retry
 from perdure.workflow.context import Context, Operation
 from perdure.workflow.current import StepInfo, step_info
@@ -74,6 +74,7 @@ __all__ = [
     "InvalidName",
     "Kind",
     "LoopStuck",
+    "Message",
     "NeverAwaited",
     "NotInWorkflow",
     "Operation",

@@ -114,6 +114,24 @@ def test_a_message_reaches_its_run(perdure: Perdure) -> None:
     assert perdure("show", URL, "a", "--json").json["run"]["output"] is True
 
 
+def test_show_lists_the_messages_that_the_run_has_not_read(perdure: Perdure) -> None:
+    perdure("start", "shop:engine", "approval", "--id", "a")
+    perdure("send", URL, "a", "chatter", '"hello"', "--key", "k1")
+    perdure("send", URL, "a", "approval", "true")
+    first, second = perdure("show", URL, "a", "--json").json["inbox"]
+    assert {name: first[name] for name in ("seq", "kind", "name", "value", "error", "key")} == {
+        "seq": 1, "kind": "message", "name": "chatter", "value": "hello", "error": None, "key": "k1",
+    }  # fmt: skip
+    assert (second["seq"], second["name"], second["value"]) == (2, "approval", True)
+    [title, heading, line, _] = perdure("show", URL, "a").out.partition("Unread")[2].splitlines()[:4]
+    assert title == " messages"
+    assert heading.split() == ["SEQ", "SENT", "KIND", "NAME", "VALUE"]
+    assert line.split()[-3:] == ["message", "chatter", '"hello"']
+    work("a")
+    assert perdure("show", URL, "a", "--json").json["inbox"] == []
+    assert "Unread" not in perdure("show", URL, "a").out
+
+
 def test_a_finished_run_takes_no_message(perdure: Perdure) -> None:
     start(perdure, "o-1")
     work("o-1")

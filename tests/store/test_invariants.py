@@ -88,6 +88,9 @@ def test_a_sound_database_breaks_no_promise(database: sqlite3.Connection) -> Non
         effects=(("done", "a"), ("done", "b"), ("done", "b")),
         repeats=1,
         results={("done", "a"): None},
+        planned={"done": 1, "asleep": 1, "child": 9},
+        settled=frozenset({"live", "asleep", "child", "aside"}),
+        counted={"completed": 1, "failed": 1, "running": 1, "waiting": 1, "pending": 1, "blocked": 1, "cancelled": 0},
     )
     assert scan(database.execute, known) == []
 
@@ -108,6 +111,12 @@ def test_every_rule_is_broken_by_some_damage() -> None:
         (Known(starts=frozenset({"lost"})), "start was acknowledged"),
         (Known(sends=frozenset({("done", "lost")})), "'lost' was acknowledged"),
         (Known(results={("done", "a"): "7"}), "was '7' and is None"),
+        (Known(planned={"done": 2}), "begun at 1, although not before 2"),
+        (Known(planned={"lost": 2}), "start was acknowledged"),
+        (Known(settled=frozenset({"live", "asleep", "aside"})), "'child': nothing holds it up, and it is pending"),
+        (Known(counted={"completed": 2, "failed": 1}), "2 completed runs were counted, and there are 1"),
+        (Known(counted={"completed": 1, "failed": 1}), "0 pending runs were counted, and there are 1"),
+        (Known(counted={"lost": 1}), "1 lost runs were counted, and there are 0"),
         (Known(effects=(("done", "a"),)), "never executed"),
         (Known(effects=(("done", "a"), ("done", "b"), ("done", "b"))), "too many"),
     ],

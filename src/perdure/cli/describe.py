@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from perdure.cli.document import Document, failure, moment
-from perdure.core.model import Record, Run, Status
+from perdure.core.model import Message, Record, Run, Status
 
 _STYLES = {
     Status.RUNNING: "cyan",
@@ -56,6 +56,11 @@ def error(text: str | None) -> str:
 def _error(stored: Document) -> str:
     name = stored["type"].rpartition(".")[2]
     return short(f"{name}: {stored['message']}" if name and stored["message"] else name or stored["message"])
+
+
+def content(message: Message) -> str:
+    """What an entry of an inbox carries."""
+    return error(message.payload) if message.failed else short(message.payload)
 
 
 def outcome(record: Record) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.core.errors import DecodeError
 from perdure.core.failure import Failure
-from perdure.core.model import FAR, Event, Record, Run
+from perdure.core.model import FAR, Event, Message, Record, Run
 
 Document = dict[str, Any]
 
@@ -100,6 +100,19 @@ def record_document(record: Record) -> Document:
         "attempts": record.attempts,
         "retry_at": moment(record.retry_at),
         "run_attempt": record.run_attempt,
+    }
+
+
+def message_document(message: Message) -> Document:
+    """An entry of an inbox."""
+    return {
+        "seq": message.seq,
+        "kind": message.kind.value,
+        "name": message.name,
+        "value": None if message.failed else payload(message.payload),
+        "error": failure(message.payload) if message.failed else None,
+        "key": message.key,
+        "sent_at": moment(message.sent_at),
     }
 
 

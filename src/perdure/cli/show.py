@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from perdure.cli import describe
 from perdure.cli.describe import short, span, status, status_style, when
-from perdure.cli.document import Document, event_document, failure, record_document, run_document
+from perdure.cli.document import Document, event_document, failure, message_document, record_document, run_document
 from perdure.cli.output import Output, harmless_lines
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.model import Event, Page, Record, Run
+from perdure.core.model import Event, Message, Page, Record, Run
 
 #: Children shown; `perdure runs --parent` lists them all.
 _CHILDREN = 100
@@ -25,6 +25,7 @@ class Everything(Struct, frozen=True, kw_only=True):
     run: Run
     why: str
     history: list[Record]
+    inbox: list[Message]
     events: list[Event]
     children: Page
 
@@ -34,13 +35,14 @@ class Everything(Struct, frozen=True, kw_only=True):
 @click.argument("run")
 @with_output
 def command(target: str, run: str, output: Output) -> None:
-    """Show a run: its state, its history with every attempt, its children and its audit trail."""
+    """Show a run: its state, its history with every attempt, what it has not read, its children and its audit trail."""
     known = asyncio.run(_look(target, run))
     if output.json:
         output.document(_document(known))
         return
     _show_run(output, known)
     _show_history(output, known)
+    _show_inbox(output, known)
     _show_children(output, known)
     _show_events(output, known)
 
@@ -52,6 +54,7 @@ async def _look(target: str, run_id: str) -> Everything:
             run=await handle.run(),
             why=await handle.why(),
             history=await handle.history(),
+            inbox=await handle.inbox(),
             events=await handle.events(),
             children=await engine.list(parent=run_id, limit=_CHILDREN),
         )
@@ -62,6 +65,7 @@ def _document(known: Everything) -> Document:
         "run": run_document(known.run),
         "why": known.why,
         "history": [record_document(record) for record in known.history],
+        "inbox": [message_document(message) for message in known.inbox],
         "children": [run_document(child) for child in known.children.runs],
         "events": [event_document(event) for event in known.events],
     }
@@ -117,6 +121,13 @@ def _show_history(output: Output, known: Everything) -> None:
     ]
     failed = {str(record.seq) for record in known.history if record.failed}
     output.table(("seq", "at", "kind", "location", "took", "outcome"), rows, lambda row: "red" * (row[0] in failed))
+
+
+def _show_inbox(output: Output, known: Everything) -> None:
+    if known.inbox:
+        output.heading("Unread messages")
+        rows = [(str(m.seq), when(m.sent_at), m.kind.value, m.name, describe.content(m)) for m in known.inbox]
+        output.table(("seq", "sent", "kind", "name", "value"), rows)
 
 
 def _show_children(output: Output, known: Everything) -> None:

@@ -33,6 +33,7 @@ from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import (
     Event,
+    Message,
     NewMessage,
     NewRun,
     Page,
@@ -319,6 +320,9 @@ class Engine:
 
     async def _history(self, run_id: str) -> builtins.list[Record]:
         return await (await self._opened()).history(run_id)
+
+    async def _inbox(self, run_id: str) -> builtins.list[Message]:
+        return await (await self._opened()).inbox(run_id, 0)
 
     async def _events(self, run_id: str) -> builtins.list[Event]:
         return await (await self._opened()).events(run_id)

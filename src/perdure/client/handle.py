@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from perdure.core.model import Event, Record, Run, Status
+from perdure.core.model import Event, Message, Record, Run, Status
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -41,6 +41,10 @@ class Handle(Generic[R_co]):
     async def history(self) -> builtins.list[Record]:
         """What has happened to it so far, in order."""
         return await self._engine._history(self.id)
+
+    async def inbox(self) -> builtins.list[Message]:
+        """What was sent to it and it has not taken in yet, in order."""
+        return await self._engine._inbox(self.id)
 
     async def events(self) -> builtins.list[Event]:
         """Its audit trail."""

@@ -2,7 +2,8 @@
 
 `scan` asks for rows that break a promise and describes each. It reads only committed data, so it may run beside live workers.
 The promises: a history without holes, in which each operation has one result, and which no former owner has touched; one
-outcome a run; no run that waits for what has already come; messages taken in once and in order; nothing acknowledged and lost.
+outcome a run; no run that waits for what has already come; messages taken in once and in order; nothing acknowledged and lost,
+begun too early, or left lying once the faults are over.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from perdure.core.model import FAR
 Query = Callable[[str], Iterable[tuple[Any, ...]]]
 AsyncQuery = Callable[[str], Awaitable[Iterable[tuple[Any, ...]]]]
 
-_FINISHED = "('completed', 'failed', 'cancelled')"
+FINISHED = ("completed", "failed", "cancelled")
+_FINISHED = str(FINISHED)
 
 
 class Rule(Struct, frozen=True):
@@ -41,6 +43,12 @@ class Known(Struct, frozen=True, kw_only=True):
     repeats: int = 0
     #: By run id and location, a result that some worker has seen.
     results: Mapping[tuple[str, str], str | None] = {}
+    #: By run id, the time before which a run whose start was acknowledged was not to begin.
+    planned: Mapping[str, int] = {}
+    #: Runs that may be unfinished although faults are over and time enough has passed; None: work is going on.
+    settled: frozenset[str] | None = None
+    #: By status, how many runs somebody was told there are; None: nobody was.
+    counted: Mapping[str, int] | None = None
 
 
 HISTORY = (
@@ -238,7 +246,7 @@ INBOXES = (
 
 RULES = HISTORY + STATES + INBOXES
 
-_RUNS = "SELECT id FROM perdure_runs"
+_RUNS = "SELECT id, status, started_at FROM perdure_runs"
 _STEPS = "SELECT run_id, location, payload, failed FROM perdure_history WHERE kind = 'step'"
 _MESSAGES = "SELECT run_id, message_key FROM perdure_messages"
 
@@ -270,9 +278,7 @@ async def scan_store(query: AsyncQuery, known: Known | None = None) -> list[str]
 
 
 def _compare(ask: Query, known: Known) -> Iterator[str]:
-    runs = {row[0] for row in ask(_RUNS)}
-    for run_id in sorted(known.starts - runs):
-        yield f"Run {run_id!r}: its start was acknowledged, and it is not there (I6)"
+    yield from _compare_runs({run_id: (status, begun) for run_id, status, begun in ask(_RUNS)}, known)
     messages = {(row[0], row[1]) for row in ask(_MESSAGES)}
     for run_id, key in sorted(known.sends - messages):
         yield f"Run {run_id!r}: message {key!r} was acknowledged, and it is not there (I5)"
@@ -283,6 +289,25 @@ def _compare(ask: Query, known: Known) -> Iterator[str]:
             yield f"Run {run_id!r}: the result at {location!r} was {payload!r} and is {stored.get((run_id, location))!r} (I2)"
     if known.effects is not None:
         yield from _compare_effects(steps, known)
+
+
+def _compare_runs(runs: Mapping[str, tuple[str, int]], known: Known) -> Iterator[str]:
+    for run_id in sorted((known.starts | known.planned.keys()) - runs.keys()):
+        yield f"Run {run_id!r}: its start was acknowledged, and it is not there (I6)"
+    for run_id, time in known.planned.items():
+        begun = runs[run_id][1] if run_id in runs else 0
+        if 0 < begun < time:
+            yield f"Run {run_id!r}: it was begun at {begun}, although not before {time} (I12)"
+    if known.settled is not None:
+        for run_id in sorted(runs.keys() - known.settled):
+            if runs[run_id][0] not in FINISHED:
+                yield f"Run {run_id!r}: nothing holds it up, and it is {runs[run_id][0]} (I10)"
+    if known.counted is not None:
+        there = Counter(status for status, _ in runs.values())
+        for status in sorted(there.keys() | known.counted.keys()):
+            told = known.counted.get(status, 0)
+            if told != there[status]:
+                yield f"{told} {status} runs were counted, and there are {there[status]} (I14)"
 
 
 def _compare_effects(steps: Iterable[tuple[Any, ...]], known: Known) -> Iterator[str]:

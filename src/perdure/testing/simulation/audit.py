@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
@@ -70,6 +70,8 @@ class Audit:
             sends=frozenset(self._ledger.received),
             effects=effects,
             repeats=len(effects),
+            settled=frozenset(),
+            counted=Counter(run.status.value for run in self._runs.values()),
         )
         return scan(self._query, known)
 
