@@ -1,19 +1,32 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import URL, Perdure
+from tests.servers.schemas import Schemas
 
 
-def test_migrating_makes_the_tables_once(perdure: Perdure) -> None:
-    first = perdure("migrate", URL, "--json").json
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, schemas: Schemas) -> str:
+    """A database without tables."""
+    if request.param == "sqlite":
+        return URL
+    return schemas.fresh().replace("postgres@", "postgres:secret@")
+
+
+def test_migrating_makes_the_tables_once(perdure: Perdure, url: str) -> None:
+    first = perdure("migrate", url, "--json").json
     assert first["applied"]
     assert all(one["applied_at"] for one in first["migrations"])
-    second = perdure("migrate", URL, "--json").json
+    second = perdure("migrate", url, "--json").json
     assert second["applied"] == []
     assert second["migrations"] == first["migrations"]
-    assert perdure("runs", URL).code == 0
+    assert perdure("runs", url).code == 0
 
 
 def test_the_database_of_an_engine_is_migrated_by_its_name(perdure: Perdure) -> None:
@@ -21,20 +34,52 @@ def test_the_database_of_an_engine_is_migrated_by_its_name(perdure: Perdure) -> 
     assert perdure("migrate", URL, "--json").json["applied"] == []
 
 
-def test_the_status_is_told_without_changing_anything(perdure: Perdure) -> None:
+def test_the_status_is_told_without_changing_anything(perdure: Perdure, url: str) -> None:
     Path("shop.db").touch()
-    [migration, *_] = perdure("migrate", URL, "--status", "--json").json["migrations"]
-    assert migration["applied_at"] is None
-    assert perdure("runs", URL).code == 1
+    for _ in range(2):
+        [migration, *_] = perdure("migrate", url, "--status", "--json").json["migrations"]
+        assert migration["applied_at"] is None
+    assert perdure("runs", url).code == 1
+    perdure("migrate", url)
+    [migration, *_] = perdure("migrate", url, "--status", "--json").json["migrations"]
+    assert migration["applied_at"] is not None
+    assert migration["name"] in perdure("migrate", url, "--status").out
+
+
+def test_the_status_of_a_file_that_is_not_there_makes_none(perdure: Perdure) -> None:
     assert perdure("migrate", "sqlite:///missing.db", "--status").code == 1
     assert not Path("missing.db").exists()
 
 
+def test_the_sql_is_printed_and_not_run(perdure: Perdure, url: str) -> None:
+    script = perdure("migrate", url, "--print").out
+    assert "CREATE TABLE" in script
+    assert perdure("migrate", url, "--print", "--json").json["sql"] == script.removesuffix("\n")
+    assert not Path("shop.db").exists()
+    assert perdure("runs", url).code == 1
+
+
 def test_the_printed_sql_makes_the_tables(perdure: Perdure) -> None:
     script = perdure("migrate", URL, "--print").out
-    assert not Path("shop.db").exists()
     database = sqlite3.connect(":memory:")
     database.executescript(script)
     database.execute("INSERT INTO perdure_runs (type) VALUES ('checkout')")
     database.close()
-    assert perdure("migrate", URL, "--print", "--json").json["sql"] == script.removesuffix("\n")
+
+
+def test_a_password_is_not_told(perdure: Perdure, schemas: Schemas) -> None:
+    url = schemas.fresh().replace("postgres@", "postgres:secret@")
+    for options in ([], ["--json"], ["--status", "--json"], ["--print", "--json"]):
+        answer = perdure("migrate", url, *options)
+        assert answer.code == 0
+        assert "secret" not in answer.out + answer.err
+    Path("cloud.py").write_text(f"from shop import checkout, Engine\nengine = Engine({url!r}, [checkout])\n")
+    for options in ([], ["--json"]):
+        command = [sys.executable, "-m", "perdure.cli", "worker", "cloud:engine", *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:
+            assert worker.stdout is not None
+            said = worker.stdout.readline()
+            worker.terminate()
+            said += worker.stdout.read()
+        assert ":***@" in said
+        assert "secret" not in said

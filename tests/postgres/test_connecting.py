@@ -11,7 +11,7 @@ import pytest
 
 from perdure.core.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
-from perdure.store import migration_script, migration_status, open_store
+from perdure.store import migration_status, open_store
 from perdure.store.clock import ServerClock
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
@@ -51,14 +51,27 @@ async def test_many_that_start_at_once_migrate_once(fresh: str) -> None:
     assert [one.applied_at > 0 for one in await migration_status(fresh, Host())] == [True]
 
 
-async def test_the_script_can_be_run_by_hand(fresh: str) -> None:
-    schema = fresh.rpartition("schema=")[2]
-    connection = await asyncpg.connect(postgres_dsn())
-    await connection.execute(f"CREATE SCHEMA {schema}")
-    await connection.execute(migration_script(fresh))
-    tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
-    assert len(tables) == 5
-    await connection.close()
+async def test_a_migration_waits_for_another_one_for_as_long_as_that_takes(fresh: str) -> None:
+    store = await opened(fresh)
+    await store.query("DELETE FROM perdure_migrations")
+    admin = await asyncpg.connect(postgres_dsn())
+    transaction = admin.transaction()
+    await transaction.start()
+    await admin.execute("SELECT pg_advisory_xact_lock(1885697124, hashtext($1))", store._tables)
+    second = asyncio.create_task(opened(fresh))
+
+    async def waits() -> bool:
+        # Longer than any other statement may wait for a lock.
+        age = "clock_timestamp() - query_start > interval '2.3 s'"
+        waiting = "wait_event = 'advisory' AND query LIKE '%pg_advisory_xact_lock%'"
+        return bool(await store.query(f"SELECT 1 FROM pg_stat_activity WHERE {waiting} AND {age}"))
+
+    await eventually(waits, saying="the migration waiting")
+    await transaction.rollback()
+    await admin.close()
+    await (await second).close()
+    assert await store.query("SELECT COUNT(*) FROM perdure_migrations") == [(1,)]
+    await store.close()
 
 
 async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -97,46 +95,3 @@ def test_a_prefix_that_cannot_begin_a_name_is_refused(prefix: str) -> None:
 def test_a_url_that_is_none_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(UsageError):
         open_store(url, Host())
-
-
-OPEN = """
-import asyncio, sys
-from perdure.host import Host
-from perdure.store import open_store
-
-async def main() -> None:
-    store = open_store(sys.argv[1], Host())
-    print("up", flush=True)
-    sys.stdin.readline()
-    await store.open()
-    await store.close()
-
-asyncio.run(main())
-"""
-
-
-def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
-    starters = [
-        subprocess.Popen(
-            [sys.executable, "-c", OPEN, url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(8)
-    ]
-    # Each is told to go only when all are up, so that they meet at the database.
-    for starter in starters:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == "up\n"
-    for starter in starters:
-        assert starter.stdin is not None
-        starter.stdin.write("\n")
-        starter.stdin.flush()
-    errors = [starter.communicate()[1] for starter in starters]
-    assert [starter.returncode for starter in starters] == [0] * 8, errors
-    connection = sqlite3.connect(tmp_path / "a.db")
-    assert connection.execute("SELECT COUNT(*), COUNT(DISTINCT version) FROM perdure_migrations").fetchall() == [(1, 1)]
-    connection.close()

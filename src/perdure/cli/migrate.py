@@ -14,6 +14,7 @@ from perdure.cli.target import check_exists, is_url, load_engine
 from perdure.client.engine import Engine
 from perdure.host import Host
 from perdure.store import MigrationStatus, migration_script, migration_status
+from perdure.store.url import shown
 
 
 @click.command("migrate")
@@ -34,7 +35,7 @@ def command(target: str, mode: str | None, output: Output) -> None:
         applied = asyncio.run(_migrate(url))
     now = asyncio.run(migration_status(url, Host()))
     if output.json:
-        output.document({"url": url, "migrations": _documents(now), "applied": [one.name for one in applied]})
+        output.document({"url": shown(url), "migrations": _documents(now), "applied": [one.name for one in applied]})
         return
     output.table(("version", "name", "applied"), [(str(m.version), m.name, when(m.applied_at) or "no") for m in now])
     if mode is None:
@@ -44,7 +45,7 @@ def command(target: str, mode: str | None, output: Output) -> None:
 def _print(url: str, output: Output) -> None:
     script = migration_script(url)
     if output.json:
-        output.document({"url": url, "sql": script})
+        output.document({"url": shown(url), "sql": script})
     else:
         print(script)
 

@@ -17,6 +17,7 @@ from perdure.cli.params import with_output, with_target
 from perdure.cli.process import fast_loop, tune_collector
 from perdure.cli.target import is_url, load_engine
 from perdure.client.engine import Engine
+from perdure.store.url import shown
 
 
 @click.command("worker")
@@ -55,9 +56,9 @@ async def _work(engine: Engine, options: dict[str, Any], output: Output) -> None
 def _say(output: Output, event: str, engine: Engine) -> None:
     if output.json:
         types = sorted(engine.workflows)
-        output.document({"event": event, "pid": os.getpid(), "url": engine.url, "types": types})
+        output.document({"event": event, "pid": os.getpid(), "url": shown(engine.url), "types": types})
     else:
-        output.line(f"{event} on {engine.url} as process {os.getpid()}: {', '.join(sorted(engine.workflows))}")
+        output.line(f"{event} on {shown(engine.url)} as process {os.getpid()}: {', '.join(sorted(engine.workflows))}")
 
 
 def _stop_at_eof() -> None:

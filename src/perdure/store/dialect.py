@@ -36,6 +36,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     for_update: str
     #: A query that yields a row if the table `:name` exists.
     table_exists: str
+    #: An expression for the database's time in microseconds; empty where that is the time of this machine.
+    time: str = ""
 
     def render(self, sql: str, tables: str) -> str:
         """The statement as this database wants it; `tables` is how the names of tables begin, after their schema if any."""

@@ -1,8 +1,9 @@
 """The schema, as numbered files that are applied once and never change.
 
 Every file has a checksum, kept in the database with its number. A database whose files are newer than ours, or differ from
-ours, is left alone: `SchemaMismatch`. All missing files are applied in one transaction where
-the database allows it, so that of several processes that start at once one does it and the others find it done.
+ours, is left alone: `SchemaMismatch`. All missing files are applied in one transaction where the database allows it, so that of
+several processes that start at once one does it and the others find it done. Applying a file to a schema that has it already
+changes nothing, and a file leaves what older versions use as it is, so that their workers go on while it is applied and after.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ _RECORD = """
 INSERT INTO perdure_migrations (version, name, checksum, applied_at)
 VALUES (:version, :name, :checksum, :now)
 """
+
+
+#: For a script that may be run again.
+_RECORD_ONCE = """
+INSERT INTO perdure_migrations (version, name, checksum, applied_at)
+SELECT {version}, '{name}', '{checksum}', {time}
+FROM (SELECT 1 AS one) AS once
+WHERE NOT EXISTS (SELECT 1 FROM perdure_migrations WHERE version = {version});
+"""
+_TIME_HERE = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
 
 
 class Migration(Struct, frozen=True, kw_only=True):
@@ -81,12 +92,20 @@ def known(dialect: Dialect) -> list[Migration]:
     ]
 
 
-def script(dialect: Dialect, prefix: str) -> str:
-    """Everything that `migrate` would run on an empty database, for reading or for running by hand."""
-    return "\n".join(
-        f"-- {migration.name}, checksum {migration.checksum}\n{dialect.render(migration.sql, prefix)}"
-        for migration in known(dialect)
-    )
+def script(dialect: Dialect, tables: str) -> str:
+    """Everything that `migrate` would do to an empty database, for reading or for running by hand, more than once if need be."""
+    schema = tables.rpartition(".")[0]
+    parts = [f"CREATE SCHEMA IF NOT EXISTS {schema};\n"] if schema else []
+    parts.append(dialect.render(f"{TABLE.strip()};\n", tables))
+    for migration in known(dialect):
+        record = _RECORD_ONCE.format(
+            version=migration.version,
+            name=migration.name,
+            checksum=migration.checksum,
+            time=dialect.time or _TIME_HERE,
+        )
+        parts.append(f"-- {migration.name}\n{dialect.render(migration.sql + record, tables)}")
+    return "\n".join(parts)
 
 
 async def migrate(tx: Transaction, dialect: Dialect) -> list[Migration]:

@@ -22,7 +22,7 @@ from perdure.core.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
-_PASSWORD = re.compile(r"(://[^:@/]*):[^@/]*@")
+_PASSWORD = re.compile(r"(://[^:@/]*):[^/]*@|([?&]\w*password)=[^&]*")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _EXAMPLE = (
     "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
@@ -84,7 +84,7 @@ class MysqlUrl(Struct, frozen=True, kw_only=True):
 
 def shown(url: str) -> str:
     """A URL for people to see: without a password."""
-    return _PASSWORD.sub(r"\1:***@", url)
+    return _PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[2] is None else f"{found[2]}=***", url)
 
 
 def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:

@@ -40,8 +40,8 @@ class _Version(Protocol):
 class Connection(Protocol):
     """One session with the server, of one event loop."""
 
-    async def execute(self, query: str, *args: object) -> str:
-        """Run a statement, or several without parameters; its status, such as `UPDATE 3`."""
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
+        """Run a statement, or several without parameters; its status, such as `UPDATE 3`. A timeout replaces the usual one."""
 
     async def fetch(self, query: str, *args: object) -> list[Any]:
         """Run a query; its rows."""

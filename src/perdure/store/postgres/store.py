@@ -30,12 +30,12 @@ from perdure.core.model import (
     WorkerInfo,
 )
 from perdure.core.system import System
-from perdure.store import migrations, workers
+from perdure.store import workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.pool import Pool
-from perdure.store.postgres import creating, errors, loading
+from perdure.store.postgres import creating, errors, loading, migrating
 from perdure.store.postgres.claim import Seen, claim, look
 from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
@@ -56,10 +56,6 @@ Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
 _OLDEST_SERVER = 14
 
 _BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-
-#: DDL of several processes that start at once, one after the other; the numbers are ours by chance.
-_MIGRATION_LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
-_SCHEMA_EXISTS = "SELECT 1 WHERE to_regnamespace($1) IS NOT NULL"
 
 #: Every row that sending touches, parents of those that it may end included. Whoever locks several locks them in this order;
 #: otherwise two of them wait for each other until the server notices, a second later.
@@ -250,11 +246,7 @@ class PostgresStore(SqlStore):
 
     async def _migrate(self, tx: Transaction) -> None:
         assert isinstance(tx, PostgresTransaction)
-        await tx.run(_MIGRATION_LOCK, self._tables)
-        schema = self._url.schema
-        if schema is not None and not await tx.run(_SCHEMA_EXISTS, f'"{schema}"'):
-            await tx.connection.execute(f'CREATE SCHEMA "{schema}"')
-        await migrations.migrate(tx, POSTGRES)
+        await migrating.migrate(tx, self._tables, self._url.schema)
 
     async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
         return await self._transact(verb, actor, body)

@@ -84,6 +84,8 @@ class PostgresTransaction:
         self._statements = statements
         self._clock = clock
         self._locking = locking
+        #: Seconds that `execute` may take, if not the usual number.
+        self.patience: float | None = None
         self._now = 0
         self._stirred = 0
         self._notes: list[tuple[str, int, str, str, str]] = []
@@ -98,7 +100,7 @@ class PostgresTransaction:
     async def execute(self, sql: str, params: Params) -> int:
         """Run one statement; how many rows it changed."""
         text, names = self._statements.named(sql)
-        return _count(await self.connection.execute(text, *(params[name] for name in names)))
+        return _count(await self.connection.execute(text, *(params[name] for name in names), timeout=self.patience))
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         """Run one statement for each of the rows, all at once."""

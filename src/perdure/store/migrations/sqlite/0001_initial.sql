@@ -1,4 +1,4 @@
-CREATE TABLE perdure_runs (
+CREATE TABLE IF NOT EXISTS perdure_runs (
   id TEXT NOT NULL PRIMARY KEY DEFAULT (lower(hex(randomblob(16)))) CHECK (length(CAST(id AS BLOB)) BETWEEN 1 AND 255),
   status TEXT NOT NULL DEFAULT 'pending'
     CHECK (status IN ('pending', 'running', 'waiting', 'completed', 'failed', 'cancelled', 'blocked')),
@@ -32,32 +32,32 @@ CREATE TABLE perdure_runs (
   error TEXT DEFAULT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE UNIQUE INDEX perdure_runs_by_key ON perdure_runs (idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS perdure_runs_by_key ON perdure_runs (idempotency_key) WHERE idempotency_key IS NOT NULL;
 
-CREATE INDEX perdure_runs_to_claim ON perdure_runs (queue, type, priority, wake_at, id, claims, home, status)
+CREATE INDEX IF NOT EXISTS perdure_runs_to_claim ON perdure_runs (queue, type, priority, wake_at, id, claims, home, status)
   WHERE status = 'pending';
 
-CREATE INDEX perdure_runs_to_claim_by_age ON perdure_runs (queue, type, wake_at, id, claims, home, status)
+CREATE INDEX IF NOT EXISTS perdure_runs_to_claim_by_age ON perdure_runs (queue, type, wake_at, id, claims, home, status)
   WHERE status = 'pending';
 
-CREATE INDEX perdure_runs_to_wake ON perdure_runs (wake_at) WHERE status = 'waiting';
+CREATE INDEX IF NOT EXISTS perdure_runs_to_wake ON perdure_runs (wake_at) WHERE status = 'waiting';
 
-CREATE INDEX perdure_runs_to_expire ON perdure_runs (deadline)
+CREATE INDEX IF NOT EXISTS perdure_runs_to_expire ON perdure_runs (deadline)
   WHERE status IN ('pending', 'waiting') AND deadline < 253402300799999999;
 
-CREATE INDEX perdure_runs_held ON perdure_runs (worker, nonce) WHERE status = 'running';
+CREATE INDEX IF NOT EXISTS perdure_runs_held ON perdure_runs (worker, nonce) WHERE status = 'running';
 
-CREATE INDEX perdure_runs_marked ON perdure_runs (worker) WHERE status = 'running' AND marked = 1;
+CREATE INDEX IF NOT EXISTS perdure_runs_marked ON perdure_runs (worker) WHERE status = 'running' AND marked = 1;
 
-CREATE INDEX perdure_runs_blocked ON perdure_runs (type) WHERE status = 'blocked';
+CREATE INDEX IF NOT EXISTS perdure_runs_blocked ON perdure_runs (type) WHERE status = 'blocked';
 
-CREATE INDEX perdure_runs_by_parent ON perdure_runs (parent_id, created_at) WHERE parent_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS perdure_runs_by_parent ON perdure_runs (parent_id, created_at) WHERE parent_id IS NOT NULL;
 
-CREATE INDEX perdure_runs_by_age ON perdure_runs (created_at, id);
+CREATE INDEX IF NOT EXISTS perdure_runs_by_age ON perdure_runs (created_at, id);
 
-CREATE INDEX perdure_runs_by_status ON perdure_runs (status, created_at, id) WHERE status <> 'completed';
+CREATE INDEX IF NOT EXISTS perdure_runs_by_status ON perdure_runs (status, created_at, id) WHERE status <> 'completed';
 
-CREATE TABLE perdure_history (
+CREATE TABLE IF NOT EXISTS perdure_history (
   run_id TEXT NOT NULL,
   seq INTEGER NOT NULL,
   token INTEGER NOT NULL,
@@ -75,7 +75,7 @@ CREATE TABLE perdure_history (
   PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE perdure_messages (
+CREATE TABLE IF NOT EXISTS perdure_messages (
   run_id TEXT NOT NULL,
   seq INTEGER NOT NULL,
   kind TEXT NOT NULL,
@@ -88,9 +88,9 @@ CREATE TABLE perdure_messages (
   PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
 
-CREATE UNIQUE INDEX perdure_messages_by_key ON perdure_messages (run_id, message_key);
+CREATE UNIQUE INDEX IF NOT EXISTS perdure_messages_by_key ON perdure_messages (run_id, message_key);
 
-CREATE TABLE perdure_events (
+CREATE TABLE IF NOT EXISTS perdure_events (
   id INTEGER PRIMARY KEY,
   run_id TEXT NOT NULL,
   at INTEGER NOT NULL,
@@ -99,9 +99,9 @@ CREATE TABLE perdure_events (
   data TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 
-CREATE INDEX perdure_events_by_run ON perdure_events (run_id, id);
+CREATE INDEX IF NOT EXISTS perdure_events_by_run ON perdure_events (run_id, id);
 
-CREATE TABLE perdure_workers (
+CREATE TABLE IF NOT EXISTS perdure_workers (
   id TEXT NOT NULL PRIMARY KEY,
   host TEXT NOT NULL DEFAULT '',
   pid INTEGER NOT NULL DEFAULT 0,

@@ -1,0 +1,102 @@
+"""A schema as the database itself describes it, in words that all databases share."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+from msgspec import Struct
+
+#: The types that columns have, by what each database calls them.
+KINDS = {
+    "integer": "whole number",
+    "bigint": "whole number",
+    "smallint": "whole number",
+    "text": "text",
+}
+
+PG_COLUMNS = """
+SELECT c.relname, a.attname, format_type(a.atttypid, NULL), NOT a.attnotnull, a.atthasdef OR a.attidentity <> ''
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+WHERE c.relnamespace = $1::text::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+PG_INDEXES = """
+SELECT t.relname, i.relname, x.indisprimary, x.indisunique, ARRAY(
+  SELECT a.attname::text FROM unnest(x.indkey::int[]) WITH ORDINALITY AS k (number, place)
+  JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.number ORDER BY k.place)
+FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
+WHERE t.relnamespace = $1::text::regnamespace
+"""
+
+
+class Column(Struct, frozen=True):
+    """What a column promises to those who read and write it."""
+
+    kind: str
+    nullable: bool
+    #: Whether an INSERT may leave it out.
+    optional: bool
+
+
+class Index(Struct, frozen=True):
+    """A way to find rows."""
+
+    unique: bool
+    columns: tuple[str, ...]
+
+
+class Table(Struct, frozen=True):
+    """One table. The names of indexes are without that of the table and its prefix."""
+
+    columns: dict[str, Column]
+    key: tuple[str, ...]
+    indexes: dict[str, Index]
+
+
+Schema = dict[str, Table]
+
+
+def of_sqlite(path: str) -> Schema:
+    """What an SQLite file has."""
+    with closing(sqlite3.connect(path)) as connection:
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: _sqlite_table(connection, name) for name in names}
+
+
+def _sqlite_table(connection: sqlite3.Connection, table: str) -> Table:
+    rows = connection.execute(f"PRAGMA table_info({table})").fetchall()
+    key = tuple(row[1] for row in sorted(rows, key=lambda row: row[5]) if row[5])
+    columns = {}
+    for _, name, kind, not_null, default, _ in rows:
+        # SQLite itself numbers the rows of a table whose key is one INTEGER.
+        numbered = key == (name,) and kind == "INTEGER" and not not_null
+        columns[name] = Column(KINDS[kind.lower()], not (not_null or numbered), not not_null or default is not None)
+    indexes = {}
+    for _, name, unique, origin, _ in connection.execute(f"PRAGMA index_list({table})").fetchall():
+        if origin == "c":
+            found = connection.execute(f"PRAGMA index_info({name})").fetchall()
+            indexes[name.removeprefix(f"{table}_")] = Index(bool(unique), tuple(row[2] for row in found))
+    return Table(columns, key, indexes)
+
+
+async def of_postgres(connection: Any, schema: str) -> Schema:
+    """What a schema of a PostgreSQL database has."""
+    columns: dict[str, dict[str, Column]] = {}
+    for table, name, kind, nullable, defaulted in await connection.fetch(PG_COLUMNS, schema):
+        columns.setdefault(table, {})[name] = Column(KINDS[kind], nullable, nullable or defaulted)
+    keys: dict[str, tuple[str, ...]] = {}
+    indexes: dict[str, dict[str, Index]] = {}
+    for table, name, primary, unique, found in await connection.fetch(PG_INDEXES, schema):
+        if primary:
+            keys[table] = tuple(found)
+        else:
+            indexes.setdefault(table, {})[name.removeprefix(f"{table}_")] = Index(unique, tuple(found))
+    return {table: Table(columns[table], keys[table], indexes.get(table, {})) for table in columns}
+
+
+def run_on_sqlite(path: str, script: str) -> None:
+    """Run many statements on an SQLite file."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)

@@ -1,0 +1,101 @@
+"""The schemas of all databases say the same, as the databases themselves tell after the migrations were applied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.host import Host
+from perdure.store import migration_script, migration_status
+from perdure.testing.conformance.harness import a_record, commit, held
+from tests.migrations.conftest import KINDS, Place, a_place
+from tests.migrations.schema import Index, Schema
+from tests.servers.schemas import Schemas
+
+#: Indexes that some databases have and others do not, and why.
+ONLY = {
+    ("postgres", "runs", "suspect"): "SQLite finds suspects in its claim index, which carries `claims`",
+}
+
+
+@pytest.fixture
+async def schema_of(tmp_path: Path, schemas: Schemas) -> dict[str, Schema]:
+    found = {}
+    for kind in KINDS:
+        async with a_place(kind, tmp_path, schemas) as place:
+            async with place.store():
+                pass
+            found[kind] = await place.schema()
+    return found
+
+
+async def test_tables_columns_and_keys_are_the_same(schema_of: dict[str, Schema]) -> None:
+    ours = schema_of["sqlite"]
+    for kind, theirs in schema_of.items():
+        assert theirs.keys() == ours.keys()
+        for name, table in theirs.items():
+            assert table.columns == ours[name].columns, (kind, name)
+            assert table.key == ours[name].key, (kind, name)
+
+
+async def test_every_column_of_a_run_may_be_left_out_by_whoever_inserts_one(schema_of: dict[str, Schema]) -> None:
+    for schema in schema_of.values():
+        assert [name for name, one in schema["perdure_runs"].columns.items() if not one.optional] == []
+
+
+async def test_indexes_lead_to_the_same_rows(schema_of: dict[str, Schema]) -> None:
+    by_name: dict[tuple[str, str], dict[str, Index]] = {}
+    for kind, schema in schema_of.items():
+        for table, described in schema.items():
+            for name, index in described.indexes.items():
+                by_name.setdefault((table.removeprefix("perdure_"), name), {})[kind] = index
+    lonely = set()
+    for (table, name), indexes in by_name.items():
+        if len(indexes) < len(schema_of):
+            lonely |= {(kind, table, name) for kind in indexes}
+        assert len({index.unique for index in indexes.values()}) == 1, (table, name, indexes)
+        columns = sorted((index.columns for index in indexes.values()), key=len)
+        # What follows the shortest only saves a look at the row.
+        assert {one[: len(columns[0])] for one in columns} == {columns[0]}, (table, name, indexes)
+    assert lonely == ONLY.keys()
+
+
+async def test_a_script_that_is_run_by_hand_is_all_that_a_worker_needs(place: Place) -> None:
+    script = migration_script(place.url)
+    await place.run(script)
+    by_hand = await place.schema()
+    # Whoever is not sure runs it again.
+    await place.run(script)
+    async with place.store(migrate=False) as store:
+        lease = await held(store)
+        await commit(store, lease, a_record(0))
+    assert all(one.applied_at for one in await migration_status(place.url, Host()))
+    assert await place.schema() == by_hand
+
+
+async def test_the_script_makes_what_migrating_makes(schemas: Schemas, tmp_path: Path) -> None:
+    for kind in KINDS:
+        made = []
+        for way in ("script", "migrate"):
+            folder = tmp_path / kind / way
+            folder.mkdir(parents=True)
+            async with a_place(kind, folder, schemas) as place:
+                if way == "script":
+                    await place.run(migration_script(place.url))
+                else:
+                    async with place.store():
+                        pass
+                made.append(await place.schema())
+        assert made[0] == made[1]
+
+
+async def test_applying_a_file_again_changes_nothing(place: Place) -> None:
+    async with place.store() as store:
+        lease = await held(store)
+        await commit(store, lease, a_record(0))
+        before = await place.schema()
+        await place.run(migration_script(place.url))
+        assert await place.schema() == before
+        await commit(store, lease, a_record(1))
+        assert [record.seq for record in await store.history(lease.run_id)] == [0, 1]
