@@ -128,8 +128,7 @@ async def work_off(engine: Engine, calls: Sequence[Call[Any]], expected: int, sl
         wall, cpu = time.perf_counter(), time.process_time()
         async with engine.worker(slots=slots):
             await probe.reached.wait()
-            for run_id in dict.fromkeys(probe.latest):
-                await by_id[run_id].result()
+            await asyncio.gather(*(by_id[run_id].result() for run_id in set(probe.latest)))
             spent = Spent(time.perf_counter() - wall, time.process_time() - cpu)
     for handle in handles:
         if (status := await handle.status()) != "completed":

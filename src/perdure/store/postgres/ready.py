@@ -52,7 +52,7 @@ WITH first AS MATERIALIZED (
   UPDATE perdure_runs r
   SET {TAKEN.format(worker="$5", nonce="$10", now="$3")}
   FROM chosen
-  WHERE r.id = chosen.run_id AND r.status = 'pending'
+  WHERE r.id = chosen.run_id
   RETURNING chosen.place, r.progress, {OF_RUN}
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)

@@ -42,7 +42,7 @@ from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, say_goodbye
 from perdure.store.postgres.patience import Patience
 from perdure.store.postgres.ready import claim_ready
-from perdure.store.postgres.simple import commit_simply, is_simple, only_records
+from perdure.store.postgres.simple import commit_simply, is_simple
 from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements
 from perdure.store.protocol import Change
@@ -204,16 +204,15 @@ class PostgresStore(SqlStore):
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one statement if they reach nobody else."""
-        written: set[str] | None = None
-        if self._prepares and (only_records(turns) or is_simple(turns)):
-            written = await self._at_once("commit", actor, lambda tx: commit_simply(tx, turns))
-        left = [turn for turn in turns if written is None or turn.lease.run_id not in written]
-        if not left:
+        left_out: set[str] | None = None
+        if self._prepares and is_simple(turns):
+            left_out = await self._at_once("commit", actor, lambda tx: commit_simply(tx, turns))
+        if left_out is None:
+            return await self._commit(turns, actor)
+        if not left_out:
             return [Verdict.APPLIED] * len(turns)
-        verdicts = iter(await self._commit(left, actor))
-        return [
-            next(verdicts) if written is None or turn.lease.run_id not in written else Verdict.APPLIED for turn in turns
-        ]
+        verdicts = iter(await self._commit([turn for turn in turns if turn.lease.run_id in left_out], actor))
+        return [next(verdicts) if turn.lease.run_id in left_out else Verdict.APPLIED for turn in turns]
 
     async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         try:

@@ -126,6 +126,10 @@ class PostgresTransaction:
         """Run a statement with `$1` parameters, of this database only."""
         return [tuple(row) for row in await self.connection.fetch(self._statements.plain(sql), *args)]
 
+    async def count(self, sql: str, *args: object) -> int:
+        """Run a statement with `$1` parameters, of this database only; how many rows it changed."""
+        return _count(await self.connection.execute(self._statements.plain(sql), *args))
+
     def locked(self) -> None:
         """Rows were locked just now, so it is later than it was."""
         self._now = 0

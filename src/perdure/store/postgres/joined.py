@@ -1,0 +1,45 @@
+"""Columns of many rows, each as one text that the server takes apart.
+
+The driver spends four tenths of a microsecond on every item of an array, which for the columns of a step adds up to more than
+all the rest of writing it; joining and splitting text costs next to nothing. The characters in between occur neither in JSON
+nor in any sensible name. `Unjoinable` says that one of them does, after all; then it has to be arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+#: Between two items, and instead of an item that is NULL.
+_BETWEEN, _NULL = "\x1f", "\x1e"
+
+
+class Unjoinable(Exception):
+    """An item has one of the characters in it that stand between items."""
+
+
+def split(number: int, kind: str) -> str:
+    """A numbered parameter as an array of this type."""
+    text = f"string_to_array(${number}::text, E'\\x1f', E'\\x1e')"
+    return text if kind == "text" else f"{text}::{kind}[]"
+
+
+def given(columns: Mapping[str, str], first: int, place: str | None = None) -> str:
+    """Columns, from a numbered parameter on, as a table called `given`; perhaps with a column for the place, from 1 on."""
+    arrays = ", ".join(split(number, kind) for number, kind in enumerate(columns.values(), first))
+    if place is None:
+        return f"unnest({arrays}) AS given ({', '.join(columns)})"
+    return f"unnest({arrays}) WITH ORDINALITY AS given ({', '.join(columns)}, {place})"
+
+
+def texts(items: Sequence[str | None]) -> str:
+    """A column of texts. An empty one arrives as NULL. Raises `Unjoinable`."""
+    text = _BETWEEN.join([item or _NULL for item in items])
+    there = len(list(filter(None, items)))
+    if items and (text.count(_BETWEEN) + 1 != len(items) or text.count(_NULL) + there != len(items)):
+        raise Unjoinable
+    return text
+
+
+def numbers(items: Iterable[int]) -> str:
+    """A column of numbers."""
+    return _BETWEEN.join(map(str, items))
