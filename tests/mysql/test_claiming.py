@@ -114,7 +114,7 @@ VALUES = {
     "types": listed([TYPE]),
     "queue": "default",
     "type": TYPE,
-    "suspect_after": 2,
+    "claims_below": 2,
     "left_before": 0,
     "limit": 50,
 }

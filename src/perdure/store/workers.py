@@ -81,7 +81,7 @@ WHERE id = :run_id AND token = :token AND status = 'running'
 _PAST_DEADLINE = f"""
 SELECT id
 FROM perdure_runs
-WHERE status = :status AND status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
+WHERE status IN ('pending', 'waiting') AND finished_at = 0 AND deadline < {FAR} AND deadline <= :now
 ORDER BY deadline
 LIMIT :limit
 {{for_update}}
@@ -121,7 +121,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
     orphans = await _orphans(tx, limit)
     await _give_back(tx, orphans, "reclaimed", orderly=False)
-    late = [*await _past_deadline(tx, Status.PENDING, limit), *await _past_deadline(tx, Status.WAITING, limit)]
+    late = [row[0] for row in await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})]
     for run_id in late:
         error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired"))
@@ -160,12 +160,6 @@ async def _orphans(tx: Transaction, limit: int) -> list[Lease]:
         if holder not in alive:
             orphans += await _held(tx, holder, limit - len(orphans))
     return orphans
-
-
-async def _past_deadline(tx: Transaction, status: Status, limit: int) -> list[str]:
-    # One status at a time, which is one range of an index where there are no partial ones.
-    rows = await tx.fetch(_PAST_DEADLINE, {"status": status.value, "now": tx.now, "limit": limit})
-    return [row[0] for row in rows]
 
 
 async def _give_back(tx: Transaction, leases: Sequence[Lease], event: str, *, orderly: bool) -> None:

@@ -22,9 +22,8 @@ from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.poison import poisoned
 from perdure.store.rows import RUN, to_json, to_run
 
-#: How many due runs one claim makes ready, at most, and how many suspects it looks at.
+#: How many due runs one claim makes ready, at most.
 _DUE = 512
-_SUSPECTS = 64
 #: When to look again if others had locked what we could have taken, in microseconds.
 _MOMENT = 5_000
 
@@ -37,7 +36,6 @@ SELECT :now,
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held) WHERE status = 'running' AND worker = :worker AND nonce = :nonce),
   (SELECT MIN(wake_at) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake) WHERE status = 'waiting'),
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {_MINE}),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_suspect) WHERE claims >= :suspect_after AND {_MINE}),
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {_MINE} AND wake_at > :now)
 """
 
@@ -80,12 +78,12 @@ FOR UPDATE SKIP LOCKED
 _WAKE = "UPDATE perdure_runs SET status = 'pending', reason = NULL WHERE id IN (:ids)"
 _NOT_YET = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id IN (:ids)"
 
-#: Ready, not suspicious, and not left to the worker that had it last.
-_FREE = """status = 'pending' AND queue = :queue AND type = :type AND wake_at <= :now AND claims < :suspect_after
+#: Ready, and not left to the worker that had it last.
+_FREE = """status = 'pending' AND queue = :queue AND type = :type AND wake_at <= :now AND claims < :claims_below
   AND (home IS NULL OR home = :worker OR wake_at <= :left_before OR home NOT IN (:alive))"""
 
 BY_PRIORITY = f"""
-(SELECT priority, wake_at, id
+(SELECT priority, wake_at, id, claims
 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
 WHERE {_FREE}
 ORDER BY priority, wake_at, id
@@ -93,19 +91,11 @@ LIMIT :limit)
 """
 
 BY_AGE = f"""
-(SELECT 0, wake_at, id
+(SELECT priority, wake_at, id, claims
 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age)
 WHERE {_FREE}
 ORDER BY wake_at, id
 LIMIT :limit)
-"""
-
-_DOUBTFUL = f"""
-SELECT priority, wake_at, id
-FROM perdure_runs FORCE INDEX (perdure_runs_suspect)
-WHERE claims >= :suspect_after AND {_MINE} AND wake_at <= :now
-ORDER BY priority, wake_at, id
-LIMIT {_SUSPECTS}
 """
 
 _LOCK = f"""
@@ -158,7 +148,6 @@ class Seen(Struct, frozen=True):
     held: bool
     next_wake: int
     ready: bool
-    doubtful: bool
     early: bool
 
     @property
@@ -190,10 +179,9 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
             nonce=request.nonce,
             queues=listed(request.queues),
             types=listed(request.types),
-            suspect_after=request.suspect_after,
         )
     )
-    [(at, names, held, next_wake, ready, doubtful, early)] = answer.rows
+    [(at, names, held, next_wake, ready, early)] = answer.rows
     alive = msgspec.json.decode(names or "[]", type=list[str])
     return Seen(
         now=at,
@@ -202,7 +190,6 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
         held=bool(held),
         next_wake=FAR if next_wake is None else next_wake,
         ready=bool(ready),
-        doubtful=bool(doubtful),
         early=bool(early),
     )
 
@@ -242,17 +229,22 @@ class _Claim:
     async def claim(self) -> Claimed:
         """Wake, choose, lock, take."""
         await self._move_on_time()
-        by_priority, by_age, doubtful = await self._candidates()
-        first = self._request.limit - self._request.by_age
-        suspects = await self._judge(by_priority, doubtful)
-        taken = await self._lock(by_priority, first)
+        request = self._request
+        first = request.limit - request.by_age
+        ready, old = await self._candidates(FAR)
+        doubtful = [row for row in sorted({*ready, *old}) if row[3] >= request.suspect_after]
+        if doubtful:
+            # What lies behind them has to be looked for anew.
+            ready, old = await self._candidates(request.suspect_after)
+        suspects = await self._judge(ready, doubtful)
+        taken = await self._lock(ready, first)
         # A pass that did not find enough has seen all there is.
-        if self._request.by_age and len(taken) >= first:
+        if request.by_age and len(taken) >= first:
             chosen = set(taken)
-            taken += await self._lock([row for row in by_age if row[2] not in chosen], self._request.by_age)
-        alone = self._request.alone and bool(suspects)
+            taken += await self._lock([row for row in old if row[2] not in chosen], request.by_age)
+        alone = request.alone and bool(suspects)
         runs = self._take(suspects[:1] if alone else taken)
-        next_wake = await self._next_wake() if len(runs) < self._request.limit else self._seen.next_wake
+        next_wake = await self._next_wake() if len(runs) < request.limit else self._seen.next_wake
         return Claimed(runs=tuple(runs), next_wake=next_wake, suspects=bool(suspects) and not alone, now=self._seen.now)
 
     async def _move_on_time(self) -> None:
@@ -264,19 +256,19 @@ class _Claim:
             early = await self._ids(EARLY)
             self._move(_NOT_YET, await self._ids(_LOCK_EARLY, ids=listed(early)) if early else [])
 
-    async def _candidates(self) -> tuple[list[Row], list[Row], list[Row]]:
-        """Runs in the order of priority, by age, and doubtful ones, as (priority, wake_at, id)."""
+    async def _candidates(self, claims_below: int) -> tuple[list[Row], list[Row]]:
+        """Runs in the order of priority, and by age, as (priority, wake_at, id, claims)."""
         first, by_age = self._request.limit - self._request.by_age, self._request.by_age
         # More than are wanted: some may be somebody else's by now.
-        questions = [self._everywhere(BY_PRIORITY, first + max(16, first)) if first else "DO 0"]
-        questions.append(self._everywhere(BY_AGE, first + 2 * by_age + 16) if by_age else "DO 0")
-        questions.append(self._tx.text(_DOUBTFUL, **self._values) if self._seen.doubtful else "DO 0")
-        ready, old, doubtful = await self._tx.send(*questions)
-        return sorted(ready.rows), sorted(old.rows, key=itemgetter(1, 2)), list(doubtful.rows)
+        questions = [self._everywhere(BY_PRIORITY, first + max(16, first), claims_below)]
+        if by_age:
+            questions.append(self._everywhere(BY_AGE, first + 2 * by_age + 16, claims_below))
+        answers = [answer.rows for answer in await self._tx.send(*questions)]
+        return sorted(answers[0]), sorted(answers[-1], key=itemgetter(1, 2)) if by_age else []
 
-    def _everywhere(self, template: str, limit: int) -> str:
+    def _everywhere(self, template: str, limit: int, claims_below: int) -> str:
         pairs = [(queue, type) for queue in self._request.queues for type in self._request.types]
-        values = {**self._values, "limit": limit}
+        values = {**self._values, "limit": limit, "claims_below": claims_below}
         return " UNION ALL ".join(
             self._tx.text(template, **{**values, "queue": queue, "type": type}) for queue, type in pairs
         )

@@ -9,6 +9,8 @@ from perdure.store.mysql.driver import DriverError
 _LOST_RACE = frozenset({1213, 1205, 1020, 3572})
 #: Somebody created the same at the same moment. Whoever tries again will see it.
 _THERE_NOW = 1062
+#: What a statement says that is made to fail where a condition does not hold.
+_OUT_OF_RANGE = 1690
 #: Lost, gone, shut down, killed, too many, not yet ready.
 _LOST = frozenset({
     0, 1040, 1042, 1043, 1047, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1317, 1927, 1969,
@@ -31,6 +33,11 @@ ERRORS: tuple[type[Exception], ...] = (DriverError, OSError, TimeoutError)
 def is_race(error: BaseException) -> bool:
     """Whether trying again is all there is to do."""
     return code_of(error) in _LOST_RACE or code_of(error) == _THERE_NOW
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a packet was stopped by its own condition, or by something that was there already."""
+    return code_of(error) in (_OUT_OF_RANGE, _THERE_NOW)
 
 
 def is_lost(error: BaseException) -> bool:

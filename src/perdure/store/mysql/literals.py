@@ -25,12 +25,13 @@ NULL = Sql("NULL")
 
 def literal(value: object) -> str:
     """A value. In UTF-8, with backslashes as escapes (both set on every session), only these two characters matter."""
-    if isinstance(value, Sql):
-        return value
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    kind = type(value)
+    if kind is int or kind is Sql:
+        return str(value)
     if value is None:
         return NULL
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     if isinstance(value, int):
         return str(int(value))
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be stored in a column.")

@@ -11,7 +11,7 @@ SELECT :now,
   OR EXISTS (SELECT 1 FROM perdure_workers WHERE status <> 'alive' AND heartbeat_at < :now - :remembered)
   OR EXISTS (
     SELECT 1 FROM perdure_runs
-    WHERE status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
+    WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
   )
   OR EXISTS (
     SELECT 1

@@ -1,0 +1,107 @@
+"""Turns that reach nobody else: records, what was read, and an outcome or a wait, all in one packet.
+
+Its first statement locks the rows that are free and counts those for which the lease holds. If that is not all of them, the
+statement fails, and with it the packet, before anything is written. Then, or if a record is there already, everything is left to
+the transaction that can sort it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perdure.core.model import Finish, Park, Status, Turn
+from perdure.store.mysql.commit import CONSUME, RECORDS
+from perdure.store.mysql.literals import Sql, listed, literal
+from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.protocol import Change
+from perdure.store.turns import record_row
+
+#: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
+#: their token, so that a condition for each such group is quicker than one for each lease.
+FENCE = """
+SELECT 9223372036854775807 + ABS(COUNT(*) - :count)
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE status = 'running' AND (:groups)
+FOR UPDATE SKIP LOCKED
+"""
+
+#: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
+_READ = """
+INSERT INTO perdure_runs (id, inbox_read)
+VALUES :rows
+ON DUPLICATE KEY UPDATE marked = inbox_seq > VALUES(inbox_read), inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
+"""
+
+_FINISH = """
+INSERT INTO perdure_runs (id, inbox_read, status, output, error, finished_at)
+VALUES :rows
+ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, output = VALUES(output), error = VALUES(error),
+  finished_at = VALUES(finished_at), worker = NULL, marked = 0, claims = 0,
+  inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
+"""
+
+#: `started_at` carries the time that it is, and is left as it was.
+_PARK = """
+INSERT INTO perdure_runs (id, inbox_read, wake_at, reason, started_at)
+VALUES :rows
+ON DUPLICATE KEY UPDATE
+  status = IF(LEAST(VALUES(wake_at), deadline) <= VALUES(started_at), 'pending', 'waiting'),
+  reason = IF(LEAST(VALUES(wake_at), deadline) <= VALUES(started_at), NULL, VALUES(reason)),
+  wake_at = LEAST(VALUES(wake_at), deadline), worker = NULL, marked = 0, claims = 0,
+  inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
+"""
+
+
+def is_simple(turns: Sequence[Turn]) -> bool:
+    """Whether one packet can write them."""
+    return len({turn.lease.run_id for turn in turns}) == len(turns) > 0 and not any(
+        turn.children or turn.sends or not (turn.next is None or isinstance(turn.next, Finish | Park)) for turn in turns
+    )
+
+
+async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> None:
+    """Write all of them, or none. Raises what `is_refusal` of `errors` tells, or `AlreadyThere`."""
+    groups: dict[tuple[int, str, str], list[str]] = {}
+    read: list[tuple[object, ...]] = []
+    finished: list[tuple[object, ...]] = []
+    parked: list[tuple[object, ...]] = []
+    for turn in turns:
+        run_id = turn.lease.run_id
+        besides = ""
+        match turn.next:
+            case Finish(status=status, payload=payload):
+                besides = " AND parent_id IS NULL"
+                outcome = (payload, None) if status is Status.COMPLETED else (None, payload)
+                finished.append((run_id, turn.read, status.value, *outcome, tx.now))
+                tx.note(run_id, status.value)
+                tx.stir(Change.FINISHED)
+            case Park(wake_at=wake_at, reason=reason, seen=seen):
+                besides = f" AND inbox_seq = {seen}"
+                parked.append((run_id, turn.read, wake_at, reason.value, tx.now))
+                if wake_at <= tx.now:
+                    tx.stir(Change.READY)
+            case _ if turn.read:
+                read.append((run_id, turn.read))
+            case _:
+                pass
+        groups.setdefault((turn.lease.token, turn.lease.nonce, besides), []).append(run_id)
+    tx.begin()
+    tx.later(tx.text(FENCE, count=len(turns), groups=_conditions(groups)))
+    tx.insert(RECORDS, [record_row(turn, record) for turn in turns for record in turn.records])
+    for turn in turns:
+        if turn.read:
+            tx.later(tx.text(CONSUME, run_id=turn.lease.run_id, upto=turn.read))
+    tx.insert(_READ, read)
+    tx.insert(_FINISH, finished)
+    tx.insert(_PARK, parked)
+    tx.write_notes()
+    await tx.commit()
+
+
+def _conditions(groups: Mapping[tuple[int, str, str], Sequence[str]]) -> Sql:
+    return Sql(
+        " OR ".join(
+            f"token = {token} AND nonce = {literal(nonce)}{besides} AND id IN ({listed(ids)})"
+            for (token, nonce, besides), ids in groups.items()
+        )
+    )
