@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,17 @@ from tests.cli.conftest import URL, Perdure
 from tests.servers.schemas import Schemas
 
 
+@pytest.fixture
+async def postgres(schemas: Schemas) -> AsyncIterator[str]:
+    """A schema without tables, by a URL with a password."""
+    async with schemas.one(fresh=True) as url:
+        yield url.replace("postgres@", "postgres:secret@")
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, schemas: Schemas) -> str:
+def url(request: pytest.FixtureRequest) -> str:
     """A database without tables."""
-    if request.param == "sqlite":
-        return URL
-    return schemas.fresh().replace("postgres@", "postgres:secret@")
+    return URL if request.param == "sqlite" else request.getfixturevalue(request.param)
 
 
 def test_migrating_makes_the_tables_once(perdure: Perdure, url: str) -> None:
@@ -67,13 +73,12 @@ def test_the_printed_sql_makes_the_tables(perdure: Perdure) -> None:
     database.close()
 
 
-def test_a_password_is_not_told(perdure: Perdure, schemas: Schemas) -> None:
-    url = schemas.fresh().replace("postgres@", "postgres:secret@")
+def test_a_password_is_not_told(perdure: Perdure, postgres: str) -> None:
     for options in ([], ["--json"], ["--status", "--json"], ["--print", "--json"]):
-        answer = perdure("migrate", url, *options)
+        answer = perdure("migrate", postgres, *options)
         assert answer.code == 0
         assert "secret" not in answer.out + answer.err
-    Path("cloud.py").write_text(f"from shop import checkout, Engine\nengine = Engine({url!r}, [checkout])\n")
+    Path("cloud.py").write_text(f"from shop import checkout, Engine\nengine = Engine({postgres!r}, [checkout])\n")
     for options in ([], ["--json"]):
         command = [sys.executable, "-m", "perdure.cli", "worker", "cloud:engine", *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:

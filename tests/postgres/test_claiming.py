@@ -83,6 +83,7 @@ async def test_an_idle_claim_is_one_statement(store: PostgresStore) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.usefixtures("straight")
 async def test_turns_of_nothing_but_records_are_one_statement(store: PostgresStore) -> None:
     await create_many(store, 2)
     leases = [await lease_of(store, f"r{number:06}", nonce="n") for number in range(2)]

@@ -2,7 +2,8 @@
 
 A server whose DSN is in the environment already is used as it is. Otherwise one is started for the time of the command, and its
 DSN put into the environment of the command. Where that is impossible it is said loudly, and the tests that need it are skipped;
-with CI=true it is a failure. `--durable` starts servers that wait for the disk, as benchmarks must.
+with CI=true it is a failure. `--durable` starts servers that wait for the disk, as benchmarks must. `--pgbouncer` puts a pooler
+in transaction mode before PostgreSQL, through which everything but the tests' own looks and preparations then goes.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 from types import FrameType
 
 from tests.servers.mariadb import Mariadb
+from tests.servers.pgbouncer import Pgbouncer
 from tests.servers.postgres import Postgres
 from tests.servers.private import Missing, PrivateServer
 
+POSTGRES = "PERDURE_TEST_POSTGRES"
+PGBOUNCER = "PERDURE_TEST_PGBOUNCER"
 SERVERS: dict[str, type[Postgres] | type[Mariadb]] = {
-    "PERDURE_TEST_POSTGRES": Postgres,
+    POSTGRES: Postgres,
     "PERDURE_TEST_MYSQL": Mariadb,
 }
 
 
 def main(arguments: list[str]) -> int:
     """Start, run, stop; the command's exit code."""
-    durable = arguments[:1] == ["--durable"]
-    command = arguments[durable:]
+    options = list(takewhile(lambda argument: argument in ("--durable", "--pgbouncer"), arguments))
+    command = arguments[len(options) :]
     if not command:
         print(__doc__)
         return 2
@@ -38,7 +43,7 @@ def main(arguments: list[str]) -> int:
             if variable in environment:
                 continue
             try:
-                server = kind(durable=durable)
+                server = kind(durable="--durable" in options)
                 servers.append(server)
                 server.create()
                 environment[variable] = server.dsn
@@ -46,6 +51,10 @@ def main(arguments: list[str]) -> int:
                 print(f"*** Nothing will be tested on {kind.name}: {missing}. ***", file=sys.stderr)
                 if environment.get("CI") == "true":
                     return 1
+        if "--pgbouncer" in options:
+            servers.insert(0, pooler := Pgbouncer(environment[POSTGRES]))
+            pooler.create()
+            environment[PGBOUNCER] = pooler.dsn
         return _run(command, environment)
     except KeyboardInterrupt:
         return 130

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
 from tests.servers.places import MIGRATIONS, TABLES, Places, dsn_of
 
 POSTGRES = "PERDURE_TEST_POSTGRES"
+#: The way that the stores of tests take to that server, if not the straight one.
+PGBOUNCER = "PERDURE_TEST_PGBOUNCER"
 
 
 def postgres_dsn() -> str:
@@ -21,7 +24,8 @@ class Schemas(Places):
     variable = POSTGRES
 
     def _url(self, dsn: str, name: str) -> str:
-        return f"{dsn}{'&' if urlsplit(dsn).query else '?'}schema={name}"
+        way = os.environ.get(PGBOUNCER, dsn)
+        return f"{way}{'&' if urlsplit(way).query else '?'}schema={name}"
 
     async def _make(self, dsn: str, name: str) -> None:
         """Made by the migration."""

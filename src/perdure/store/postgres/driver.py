@@ -49,8 +49,8 @@ class Connection(Protocol):
     async def fetchval(self, query: str, *args: object) -> Any:
         """Run a query; the first value of its first row."""
 
-    async def prepare(self, query: str) -> _Prepared:
-        """Have a statement examined."""
+    async def prepare(self, query: str, *, name: str) -> _Prepared:
+        """Have a statement examined; without a name, nothing is left of it on the server."""
 
     def is_closed(self) -> bool:
         """Whether it is over."""
@@ -71,10 +71,24 @@ class Connection(Protocol):
         """End it at once."""
 
 
-async def connect(dsn: str, patience: Patience, *, prepares: bool) -> Connection:
-    """A new session. Statements that are not to be prepared are examined anew each time."""
+class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes without types
+    """A session whose prepared statements have names that occur nowhere else.
+
+    A pooler may hand us a session of the server that somebody else has prepared statements on. The driver's own names are
+    numbers, the same in each process, and we would execute whatever it is that has the name there.
+    """
+
+    unique = ""
+
+    def _get_unique_id(self, prefix: str) -> str:
+        return f"perdure_{prefix}_{self.unique}_{super()._get_unique_id('')}"
+
+
+async def connect(dsn: str, name: str, patience: Patience, *, prepares: bool) -> Connection:
+    """A new session, of a name that no other one has. Statements that are not to be prepared are examined anew each time."""
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
         dsn,
+        connection_class=_Session,
         timeout=patience.connect,
         command_timeout=patience.statement,
         statement_cache_size=_CACHED_STATEMENTS if prepares else 0,
@@ -82,6 +96,7 @@ async def connect(dsn: str, patience: Patience, *, prepares: bool) -> Connection
         max_cacheable_statement_size=0,
         server_settings={"application_name": "perdure"},
     )
+    session.unique = name
     return cast("Connection", session)
 
 

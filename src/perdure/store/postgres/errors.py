@@ -23,12 +23,12 @@ def is_race(error: BaseException) -> bool:
 
 
 def is_pooled(error: BaseException) -> bool:
-    """Whether a pooler stands between us and the server that does not keep prepared statements."""
+    """Whether a pooler stands between us and the server that does not keep prepared statements. Nothing was executed then."""
     return _state(error) in _POOLED
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether another connection may succeed: this one broke, the server restarts, is full, or has changed its role."""
+    """Whether another connection may succeed: this one broke or was pooled, the server restarts, is full, or changed its role."""
     state = _state(error)
     return (
         # The driver's ValueErrors are about a parameter, which no other connection would take either.
@@ -36,6 +36,7 @@ def is_lost(error: BaseException) -> bool:
         or state[:2] == "08"
         or state[:3] == "57P"
         or state in ("57014", "25P03", "53300", _READ_ONLY)
+        or state in _POOLED
     )
 
 

@@ -17,7 +17,8 @@ _WAIT = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; SET LOCAL 
 #: The numbers are ours by chance.
 _LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
 _HURRY = "SET LOCAL lock_timeout = '2s'"
-_SCHEMA_EXISTS = "SELECT 1 WHERE to_regnamespace($1) IS NOT NULL"
+#: From the table itself: a session that waited for the lock has not heard yet that what it lacked before is there now.
+_SCHEMA_EXISTS = "SELECT 1 FROM pg_namespace WHERE nspname = $1"
 
 
 async def migrate(tx: PostgresTransaction, tables: str, schema: str | None) -> None:
@@ -26,6 +27,6 @@ async def migrate(tx: PostgresTransaction, tables: str, schema: str | None) -> N
     await tx.connection.execute(_WAIT)
     await tx.connection.execute(_LOCK, tables, timeout=_PATIENCE)
     await tx.connection.execute(_HURRY)
-    if schema is not None and not await tx.run(_SCHEMA_EXISTS, f'"{schema}"'):
+    if schema is not None and not await tx.run(_SCHEMA_EXISTS, schema):
         await tx.connection.execute(f'CREATE SCHEMA "{schema}"')
     await migrations.migrate(tx, POSTGRES)

@@ -309,10 +309,10 @@ class PostgresStore(SqlStore):
             try:
                 return await self._once(work)
             except errors.ERRORS as error:
-                if errors.is_pooled(error) and self._prepares:
+                if left and errors.is_pooled(error):
                     self._prepares = False
-                    self._pool().flush()
-                elif not left or not (errors.is_race(error) or (errors.is_lost(error) and not entered)):
+                    continue
+                if not left or not (errors.is_race(error) or (errors.is_lost(error) and not entered)):
                     raise errors.translate(error, self.where) from error
             await self._system.sleep(PAUSE * self._system.random() / (left + 1))
         raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
@@ -358,7 +358,8 @@ class PostgresStore(SqlStore):
         return pool
 
     async def _open_connection(self) -> Connection:
-        connection = await connect(self._url.dsn, self._patience, prepares=self._prepares)
+        name = self._system.entropy(8).hex()
+        connection = await connect(self._url.dsn, name, self._patience, prepares=self._prepares)
         trace = self._trace
         if trace is not None:
             connection.add_query_logger(lambda logged: trace(logged.query))

@@ -65,7 +65,7 @@ class Statements:
         """The types of a statement's parameters, as the server knows them."""
         found = self._types.get(sql)
         if found is None:
-            prepared = await connection.prepare(self.named(sql)[0])
+            prepared = await connection.prepare(self.named(sql)[0], name="")
             found = self._types[sql] = [kind.name for kind in prepared.get_parameters()]
         return found
 
