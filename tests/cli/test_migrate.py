@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import URL, Perdure
+from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
 
@@ -19,7 +20,14 @@ async def postgres(schemas: Schemas) -> AsyncIterator[str]:
         yield url.replace("postgres@", "postgres:secret@")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
+async def mysql(databases: Databases) -> AsyncIterator[str]:
+    """A database without tables."""
+    async with databases.one(fresh=True) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
 def url(request: pytest.FixtureRequest) -> str:
     """A database without tables."""
     return URL if request.param == "sqlite" else request.getfixturevalue(request.param)

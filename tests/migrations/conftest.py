@@ -11,7 +11,11 @@ import pytest
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from tests.migrations import schema
+from tests.servers.databases import Databases, execute
+from tests.servers.places import Places
 from tests.servers.schemas import Schemas, postgres_dsn
+
+Servers = dict[str, Places]
 
 
 class Place:
@@ -25,11 +29,16 @@ class Place:
         """What is there now."""
         if self.kind == "sqlite":
             return schema.of_sqlite(self.url.removeprefix("sqlite:///"))
+        if self.kind == "mysql":
+            questions = (schema.MYSQL_COLUMNS, schema.MYSQL_INDEXES)
+            return schema.of_rows(*[await execute(self.url, [question]) for question in questions])
         import asyncpg
 
         connection = await asyncpg.connect(postgres_dsn())
         try:
-            return await schema.of_postgres(connection, self.url.rpartition("schema=")[2])
+            name = self.url.rpartition("schema=")[2]
+            questions = (schema.PG_COLUMNS, schema.PG_INDEXES)
+            return schema.of_rows(*[await connection.fetch(question, name) for question in questions])
         finally:
             await connection.close()
 
@@ -37,6 +46,9 @@ class Place:
         """What an administrator would do with a script."""
         if self.kind == "sqlite":
             schema.run_on_sqlite(self.url.removeprefix("sqlite:///"), script)
+            return
+        if self.kind == "mysql":
+            await execute(self.url, [statement for statement in script.split(";\n") if statement.strip()])
             return
         import asyncpg
 
@@ -65,20 +77,25 @@ class Place:
             await store.close()
 
 
-KINDS = ["sqlite", "postgres"]
+KINDS = ["sqlite", "postgres", "mysql"]
 
 
 @asynccontextmanager
-async def a_place(kind: str, folder: Path, schemas: Schemas) -> AsyncIterator[Place]:
+async def a_place(kind: str, folder: Path, servers: Servers) -> AsyncIterator[Place]:
     """An empty place on a database of that kind."""
     if kind == "sqlite":
         yield Place(kind, f"sqlite:///{folder}/runs.db")
     else:
-        async with schemas.one(fresh=True) as url:
+        async with servers[kind].one(fresh=True) as url:
             yield Place(kind, url)
 
 
+@pytest.fixture
+def servers(schemas: Schemas, databases: Databases) -> Servers:
+    return {"postgres": schemas, "mysql": databases}
+
+
 @pytest.fixture(params=KINDS)
-async def place(request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas) -> AsyncIterator[Place]:
-    async with a_place(request.param, tmp_path, schemas) as place:
+async def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> AsyncIterator[Place]:
+    async with a_place(request.param, tmp_path, servers) as place:
         yield place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,6 +15,9 @@ KINDS = {
     "bigint": "whole number",
     "smallint": "whole number",
     "text": "text",
+    "varchar": "text",
+    "longtext": "text",
+    "int": "whole number",
 }
 
 PG_COLUMNS = """
@@ -29,6 +33,19 @@ SELECT t.relname, i.relname, x.indisprimary, x.indisunique, ARRAY(
 FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
 WHERE t.relnamespace = $1::text::regnamespace
 """
+
+
+MYSQL_COLUMNS = """
+SELECT table_name, column_name, data_type, is_nullable = 'YES', column_default IS NOT NULL OR extra <> ''
+FROM information_schema.columns WHERE table_schema = DATABASE()
+"""
+
+MYSQL_INDEXES = """
+SELECT table_name, index_name, MAX(index_name = 'PRIMARY'), MAX(non_unique = 0), GROUP_CONCAT(column_name ORDER BY seq_in_index)
+FROM information_schema.statistics WHERE table_schema = DATABASE() GROUP BY table_name, index_name
+"""
+
+Rows = Iterable[Sequence[Any]]
 
 
 class Column(Struct, frozen=True):
@@ -81,18 +98,19 @@ def _sqlite_table(connection: sqlite3.Connection, table: str) -> Table:
     return Table(columns, key, indexes)
 
 
-async def of_postgres(connection: Any, schema: str) -> Schema:
-    """What a schema of a PostgreSQL database has."""
+def of_rows(column_rows: Rows, index_rows: Rows) -> Schema:
+    """What a server tells in answer to the queries above."""
     columns: dict[str, dict[str, Column]] = {}
-    for table, name, kind, nullable, defaulted in await connection.fetch(PG_COLUMNS, schema):
-        columns.setdefault(table, {})[name] = Column(KINDS[kind], nullable, nullable or defaulted)
+    for table, name, kind, nullable, defaulted in column_rows:
+        columns.setdefault(table, {})[name] = Column(KINDS[kind], bool(nullable), bool(nullable or defaulted))
     keys: dict[str, tuple[str, ...]] = {}
     indexes: dict[str, dict[str, Index]] = {}
-    for table, name, primary, unique, found in await connection.fetch(PG_INDEXES, schema):
+    for table, name, primary, unique, found in index_rows:
+        found = tuple(found.split(",") if isinstance(found, str) else found)
         if primary:
-            keys[table] = tuple(found)
+            keys[table] = found
         else:
-            indexes.setdefault(table, {})[name.removeprefix(f"{table}_")] = Index(unique, tuple(found))
+            indexes.setdefault(table, {})[name.removeprefix(f"{table}_")] = Index(bool(unique), found)
     return {table: Table(columns[table], keys[table], indexes.get(table, {})) for table in columns}
 
 

@@ -126,7 +126,9 @@ async def test_a_migrator_that_dies_leaves_nothing_half_done(place: Place, point
             assert victim.returncode == -signal.SIGKILL
         left = await place.schema()
         changed = "flavour" in left["perdure_runs"].columns
-        assert changed == (point == "migrate.committed")
+        # Where DDL commits by itself, the victim leaves what it had done so far.
+        done = ("migrate.committed", "migrate.written") if place.kind == "mysql" else ("migrate.committed",)
+        assert changed == (point in done)
         assert changed or left == before
         with processes(place, "later-migrator") as [heir]:
             begin(heir)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from perdure.store.dialect import Dialect
 
+#: The server's time in microseconds, when the statement began.
+NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
 MYSQL = Dialect(
     name="mysql",
     # There is no way to ignore a duplicate that neither hides other errors nor counts as a change. So it is an error here.
     or_ignore="",
     for_update="FOR UPDATE",
     table_exists="SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name",
+    time=NOW,
 )
-
-#: The server's time in microseconds, when the statement began.
-NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"

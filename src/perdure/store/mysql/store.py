@@ -72,7 +72,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
         return await self._read("now", ask)
 
-    async def create(self, runs: Sequence[NewRun], actor: str) -> builtins.list[Created]:
+    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
         """Create runs; in one round trip unless one of them is there already."""
 
         async def quickly(tx: MysqlTransaction) -> builtins.list[Created] | None:
@@ -83,7 +83,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
                 return None
 
         made = await self._at_once("create", actor, quickly)
-        return await super().create(runs, actor) if made is None else made
+        return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes, wake who waits and mark who runs."""
