@@ -6,9 +6,12 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from perdure import Context, Engine, workflow
 from perdure.core.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_status, open_store
@@ -16,6 +19,7 @@ from perdure.store.clock import ServerClock
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
+from tests.servers.places import TABLES
 from tests.servers.schemas import Schemas, postgres_dsn
 
 asyncpg = pytest.importorskip("asyncpg")
@@ -32,6 +36,36 @@ async def opened(url: str, *, migrate: bool = True) -> PostgresStore:
     assert isinstance(store, PostgresStore)
     await store.open()
     return store
+
+
+@workflow("connecting.greeting.v1")
+async def greeting(ctx: Context, name: str) -> str:
+    return await ctx.step(greet, name) + await ctx.receive("more", str)
+
+
+def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+async def greet_through(url: str) -> None:
+    """Start, claim, record, send, wait, wake up and finish."""
+    async with Engine(url, [greeting]) as engine, engine.worker():
+        run = await engine.start(greeting("you"))
+        await run.send("more", "!")
+        assert await run.result("30s") == "hello you!"
+
+
+@asynccontextmanager
+async def a_role(setup: str, url: str) -> AsyncIterator[tuple[str, Any, str, str]]:
+    """A role of its own: the URL with it, an administrator, the schema and the name of the role."""
+    schema, role = url.rpartition("schema=")[2], f"clerk_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(postgres_dsn())
+    await admin.execute(f"CREATE ROLE {role} LOGIN; {setup.format(schema=schema, role=role)}")
+    try:
+        yield url.replace("postgres@", f"{role}@"), admin, schema, role
+    finally:
+        await admin.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+        await admin.close()
 
 
 async def test_two_prefixes_share_a_schema_and_see_nothing_of_each_other(fresh: str) -> None:
@@ -79,25 +113,56 @@ async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str)
         await opened(fresh, migrate=False)
 
 
-async def test_a_role_that_may_not_create_tables_can_do_all_the_work(fresh: str) -> None:
-    owner = await opened(fresh)
-    schema, role = fresh.rpartition("schema=")[2], f"clerk_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(postgres_dsn())
-    await admin.execute(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
-    clerk_url = fresh.replace("postgres@", f"{role}@")
-    try:
+async def test_a_role_without_rights_is_told_which_it_needs(fresh: str) -> None:
+    await (await opened(fresh)).close()
+    async with a_role("GRANT USAGE ON SCHEMA {schema} TO {role}", fresh) as (url, _, _, _):
         with pytest.raises(StoreReadOnly, match="Grant"):
-            await (await opened(clerk_url)).create([a_run("r1")], ACTOR)
+            await opened(url)
+
+
+async def test_a_role_without_any_right_to_create_runs_whole_workflows(fresh: str) -> None:
+    await (await opened(fresh)).close()
+    async with a_role("REVOKE ALL ON SCHEMA {schema} FROM {role}", fresh) as (url, admin, schema, role):
+        await admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
         await admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}")
-        clerk = await opened(clerk_url)
-        lease = await held(clerk, "r1")
-        await commit(clerk, lease, a_record(0))
-        assert len(await owner.history("r1")) == 1
-        await clerk.close()
-    finally:
-        await owner.close()
-        await admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
-        await admin.close()
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            clerk = await asyncpg.connect(url.partition("?")[0])
+            try:
+                await clerk.execute(f"CREATE TABLE {schema}.more (a int)")
+            finally:
+                await clerk.close()
+        await greet_through(url)
+
+
+async def test_a_role_that_owns_nothing_but_its_schema_can_migrate(fresh: str) -> None:
+    async with a_role("CREATE SCHEMA {schema} AUTHORIZATION {role}", fresh) as (url, _, _, _):
+        await greet_through(url)
+
+
+async def test_a_schema_may_have_capital_letters(schemas: Schemas) -> None:
+    async with schemas.one(fresh=True) as url:
+        schema = f"Test_{uuid.uuid4().hex}"
+        url = f"{url.rpartition('schema=')[0]}schema={schema}&prefix=shop_"
+        admin = await asyncpg.connect(postgres_dsn())
+        try:
+            await greet_through(url)
+            tables = await admin.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+            assert {row[0] for row in tables} == {f"shop_{name}" for name in (*TABLES, "migrations")}
+        finally:
+            await admin.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+            await admin.close()
+
+
+@pytest.mark.usefixtures("straight")
+async def test_a_session_is_not_reset_between_two_uses(store: PostgresStore) -> None:
+    admin = await asyncpg.connect(postgres_dsn())
+    [(pid,)] = await store.query("SELECT pg_backend_pid()")
+    for run_id in ("a", "b"):
+        await store.get(run_id)
+        last = await admin.fetchval("SELECT query FROM pg_stat_activity WHERE pid = $1", pid)
+        assert last.lstrip().startswith("SELECT")
+        assert await store.query("SELECT pg_backend_pid()") == [(pid,)]
+    await admin.close()
 
 
 async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told() -> None:

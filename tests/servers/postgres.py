@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 
 from tests.servers.private import Missing as Missing
 from tests.servers.private import PrivateServer, programs
@@ -56,3 +57,23 @@ class Postgres(PrivateServer):
             return "ready" in (self._data / "postmaster.pid").read_text().split()
         except OSError:
             return False
+
+
+class Standby(Postgres):
+    """A copy of another server that follows it, takes no writes, and can take its place."""
+
+    def __init__(self, primary: Postgres) -> None:
+        self._primary = primary
+        self._copying = programs(("pg_basebackup", "pg_ctl"), PLACES, "postgresql")
+        if not self._copying:
+            raise Missing("no pg_basebackup was found; install the client programs of PostgreSQL")
+        super().__init__(durable=True)
+
+    def promote(self) -> None:
+        """Become a server of its own, and wait until it takes writes."""
+        command = [self._copying["pg_ctl"], "promote", "-w", "-D", str(self._data)]
+        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, **self._as)
+
+    def _making(self) -> list[str]:
+        source = ["-d", self._primary.dsn, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
+        return [self._copying["pg_basebackup"], "-D", str(self._data), *source]

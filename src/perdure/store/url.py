@@ -102,6 +102,9 @@ def _postgres(url: str) -> PostgresUrl:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     ours = {name: options.pop(name) for name in ("schema", "prefix", "pool") if name in options}
+    if "," in parts.netloc or "," in options.get("host", ""):
+        # Of several hosts, one that takes no writes is of no use.
+        options.setdefault("target_session_attrs", "read-write")
     schema = ours.get("schema")
     if schema is not None and not _SCHEMA.fullmatch(schema):
         raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63.")
