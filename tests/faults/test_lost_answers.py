@@ -25,7 +25,8 @@ from perdure.testing.invariants import scan_store
 from tests.faults.operations import OPERATIONS, Steady
 from tests.faults.proxy import Loss, Proxy, proxy_to
 from tests.faults.wire import PostgresWire
-from tests.servers.schemas import TABLES, Schemas
+from tests.servers.places import TABLES
+from tests.servers.schemas import Schemas
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 TIMES = 50 if WHOLE else 1

@@ -89,7 +89,7 @@ async def connect(dsn: str, name: str, patience: Patience, *, prepares: bool) ->
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
         dsn,
         connection_class=_Session,
-        timeout=patience.connect,
+        timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
         command_timeout=patience.statement,
         statement_cache_size=_CACHED_STATEMENTS if prepares else 0,
         max_cached_statement_lifetime=0,
