@@ -1,4 +1,7 @@
-"""The engine for code that is not async: every call goes to one background event loop and waits for the answer."""
+"""The engine for code that is not async: every call goes to one background event loop and waits for the answer.
+
+What is written on a connection of the caller's is written on the caller's own thread, where that connection belongs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.core.errors import EngineClosed, UsageError
+from perdure.store.borrowed.recognition import wire_of
+from perdure.store.dialect import drive
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -28,9 +33,10 @@ class Blocking:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
     def __enter__(self) -> Blocking:
         return self
@@ -40,20 +46,26 @@ class Blocking:
 
     def close(self) -> None:
         """Close the engine and end the background loop."""
-        if self._loop.is_closed():
+        if self._closed:
             return
         self._wait(self._engine.close())
+        self._closed = True
+        assert self._loop is not None
+        assert self._thread is not None
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def start(self, call: Call[R], **options: Unpack[StartOptions]) -> BlockingHandle[R]:
-        """See `Engine.start`."""
-        return BlockingHandle(self, self._wait(self._engine.start(call, **options)))
+    def start(self, call: Call[R], *, connection: object = None, **options: Unpack[StartOptions]) -> BlockingHandle[R]:
+        """See `Engine.start`. A `connection` is one of a library that is not async."""
+        handle = self._on(connection, self._engine.start(call, connection=connection, **options))
+        return BlockingHandle(self, handle)
 
-    def start_many(self, calls: Sequence[Call[R]], **options: Any) -> builtins.list[BlockingHandle[R]]:
+    def start_many(
+        self, calls: Sequence[Call[R]], *, connection: object = None, **options: Any
+    ) -> builtins.list[BlockingHandle[R]]:
         """See `Engine.start_many`."""
-        handles = self._wait(self._engine.start_many(calls, **options))
+        handles = self._on(connection, self._engine.start_many(calls, connection=connection, **options))
         return [BlockingHandle(self, handle) for handle in handles]
 
     @overload
@@ -70,9 +82,11 @@ class Blocking:
         """See `Engine.list`."""
         return self._wait(self._engine.list(**filters))
 
-    def send(self, run_id: str, name: str, value: object = None, *, key: str | None = None) -> None:
+    def send(
+        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+    ) -> None:
         """See `Engine.send`."""
-        self._wait(self._engine.send(run_id, name, value, key=key))
+        self._on(connection, self._engine.send(run_id, name, value, key=key, connection=connection))
 
     def cancel(self, run_id: str, reason: str = "") -> bool:
         """See `Engine.cancel`."""
@@ -92,21 +106,44 @@ class Blocking:
         finally:
             self._wait(worker.stop())
 
+    def _on(self, connection: object, coroutine: Coroutine[Any, Any, R]) -> R:
+        if connection is None:
+            return self._wait(coroutine)
+        try:
+            wire = wire_of(connection)
+            if wire.waits:
+                raise UsageError(
+                    f"a connection of {wire.library} that is async belongs to its event loop; use the engine itself there: "
+                    "`await engine.start(..., connection=connection)`"
+                )
+            return drive(coroutine)
+        finally:
+            coroutine.close()
+
     def _wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        if self._loop.is_closed():
+        if self._closed:
             coroutine.close()
             raise EngineClosed(f"{self._engine!r} was closed; make a new one")
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise UsageError("a blocking engine cannot wait on its own event loop; call it from a sync step instead")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running()).result()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        # Begun when it is needed: whoever only writes on connections needs none, and a server that forks must not copy it.
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="perdure blocking", daemon=True)
+                self._thread.start()
+            return self._loop
 
 
 class BlockingHandle(Generic[R_co]):
     """A run, seen from code that is not async."""
 
     def __init__(self, blocking: Blocking, handle: Handle[R_co]) -> None:
-        self._wait = blocking._wait
+        self._on, self._wait = blocking._on, blocking._wait
         self._handle = handle
         self.id = handle.id
 
@@ -130,9 +167,9 @@ class BlockingHandle(Generic[R_co]):
         """See `Handle.why`."""
         return self._wait(self._handle.why())
 
-    def send(self, name: str, value: object = None, *, key: str | None = None) -> None:
+    def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None:
         """See `Handle.send`."""
-        self._wait(self._handle.send(name, value, key=key))
+        self._on(connection, self._handle.send(name, value, key=key, connection=connection))
 
     def cancel(self, reason: str = "") -> bool:
         """See `Handle.cancel`."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.blocking import Blocking
+from perdure.client.borrowing import create_on, send_on
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
@@ -154,16 +155,16 @@ class Engine:
 
     # starting
 
-    async def start(self, call: Call[R], **options: Unpack[StartOptions]) -> Handle[R]:
+    async def start(self, call: Call[R], *, connection: object = None, **options: Unpack[StartOptions]) -> Handle[R]:
         """Start a run. The same id (or idempotency key) with the same input gives the run that is there.
+
+        On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is open
+        there: it exists once you commit, and never if you roll back.
 
         Raises `RunExists` if it is there with another input or type, and `EncodeError`, `InvalidId`… before anything is written.
         """
-        run = self._new_run(call, options)
-        [created] = await (await self._opened()).create([run], self._actor)
-        if not created.created:
-            self._same.check(created.run, run, call)
-        return Handle(self, created.run.id, call.returns)
+        [handle] = await self._create([call], [self._new_run(call, options)], connection)
+        return handle
 
     async def start_many(
         self,
@@ -174,8 +175,9 @@ class Engine:
         priority: int | None = None,
         queue: str | None = None,
         deadline: Moment | None = None,
+        connection: object = None,
     ) -> builtins.list[Handle[R]]:
-        """Start many runs in one transaction: all of them, or none."""
+        """Start many runs in one transaction: all of them, or none. On a `connection` of yours, in the one that is open there."""
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
@@ -184,6 +186,8 @@ class Engine:
             for index, call in enumerate(calls)
         ]
         self._same.check_among(runs, calls)
+        if connection is not None:
+            return await self._create(calls, runs, connection)
         wanted = {run.id: (run, call) for run, call in zip(runs, calls, strict=True)}
         store = await self._opened()
         while wanted:
@@ -194,6 +198,19 @@ class Engine:
             for run in taken:
                 self._same.check(run, *wanted.pop(run.id))
         return [Handle(self, run.id, call.returns) for run, call in zip(runs, calls, strict=True)]
+
+    async def _create(
+        self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object
+    ) -> builtins.list[Handle[R]]:
+        if connection is None:
+            created = await (await self._opened()).create(runs, self._actor)
+            self._same.check_created(created, runs, calls)
+        else:
+            store = self._unless_closed()
+            created = await create_on(
+                connection, store, self._actor, runs, lambda made: self._same.check_created(made, runs, calls)
+            )
+        return [Handle(self, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
 
     def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
         if not isinstance(call, Call):
@@ -265,10 +282,12 @@ class Engine:
 
     # telling
 
-    async def send(self, run_id: str, name: str, value: object = None, *, key: str | None = None) -> None:
+    async def send(
+        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+    ) -> None:
         """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
 
-        With a `key`, sending it twice is sending it once.
+        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
         """
         message = NewMessage(
             run_id=check_id(run_id),
@@ -276,7 +295,10 @@ class Engine:
             payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}"),
             key=self._system.entropy(16).hex() if key is None else check_id(key, "message key"),
         )
-        [outcome] = await (await self._opened()).send([message], self._actor)
+        if connection is None:
+            [outcome] = await (await self._opened()).send([message], self._actor)
+        else:
+            outcome = await send_on(connection, self._unless_closed(), self._actor, message)
         if outcome is SendOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
         if outcome is SendOutcome.FINISHED:
@@ -302,14 +324,18 @@ class Engine:
     async def _opened(self) -> Store:
         if self._state == "open":
             return self._store
-        if self._state == "closed":
-            raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
+        self._unless_closed()
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._state == "new":
                 await self._store.open()
                 self._state = "open"
+        return self._store
+
+    def _unless_closed(self) -> Store:
+        if self._state == "closed":
+            raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
         return self._store
 
     async def _run(self, run_id: str) -> Run:

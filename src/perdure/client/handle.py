@@ -54,9 +54,9 @@ class Handle(Generic[R_co]):
         """Why it is where it is, in a sentence."""
         return await self._engine.why(self.id)
 
-    async def send(self, name: str, value: object = None, *, key: str | None = None) -> None:
-        """Send it a message. With a `key`, sending twice is sending once."""
-        await self._engine.send(self.id, name, value, key=key)
+    async def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None:
+        """Send it a message. With a `key`, sending twice is sending once; on a `connection` of yours, when you commit."""
+        await self._engine.send(self.id, name, value, key=key, connection=connection)
 
     async def cancel(self, reason: str = "") -> bool:
         """Ask it to stop; False if it had finished already."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.core.codec import Codec
 from perdure.core.errors import DecodeError, RunExists
-from perdure.core.model import NewRun, Run
+from perdure.core.model import Created, NewRun, Run
 from perdure.workflow.definition import Call, Workflow
 
 
@@ -28,6 +28,12 @@ class Sameness:
             raise RunExists(f"{which} exists with type {there.type!r}, not {wanted.type!r}; choose another id")
         if there.input != wanted.input and not self._same_input(there.input, wanted.input, call):
             raise RunExists(f"{which} of type {there.type!r} exists with another input; choose another id")
+
+    def check_created(self, created: Iterable[Created], wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
+        """Raise `RunExists` if one that was not created is another run than the one wanted."""
+        for answer, new, call in zip(created, wanted, calls, strict=True):
+            if not answer.created:
+                self.check(answer.run, new, call)
 
     def check_among(self, wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
         """Raise `RunExists` if two of them have one id and are not the same."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from perdure.core.model import (
     Claimed,
@@ -35,6 +36,9 @@ from perdure.core.model import (
     Verdict,
     WorkerInfo,
 )
+
+if TYPE_CHECKING:
+    from perdure.store.dialect import Transaction
 
 
 class Change(IntFlag):
@@ -121,6 +125,12 @@ class Store(Protocol):
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
     ) -> int:
         """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
+
+    def borrowed(self, connection: object, actor: str) -> AbstractAsyncContextManager[Transaction]:
+        """The transaction that the caller has open on a connection of their own, for `create` and `send` over a `Transaction`.
+
+        Nothing of it is ever repeated here; an open store is not needed. Raises `UsageError` and `SchemaMismatch`.
+        """
 
     # workers
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from perdure.core.errors import StoreUnavailable
@@ -32,6 +33,7 @@ from perdure.core.model import (
     WorkerInfo,
 )
 from perdure.core.system import System
+from perdure.store.dialect import Transaction
 from perdure.store.protocol import Listener, Store
 
 T = TypeVar("T")
@@ -109,6 +111,10 @@ class Retrying:
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """As the store."""
         return await self._again(lambda: self._store.cancel(run_id, reason, key, actor))
+
+    def borrowed(self, connection: object, actor: str) -> AbstractAsyncContextManager[Transaction]:
+        """As the store: a transaction of somebody else's is theirs to repeat."""
+        return self._store.borrowed(connection, actor)
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str

@@ -12,6 +12,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from perdure.core.errors import EngineClosed, SchemaMismatch
@@ -36,6 +37,7 @@ from perdure.core.model import (
     WorkerInfo,
 )
 from perdure.store import migrations, reads, workers
+from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.dialect import Dialect, Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
@@ -166,6 +168,10 @@ class SqlStore(ABC):
         """Ask a run to stop."""
         return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
 
+    def borrowed(self, connection: object, actor: str) -> AbstractAsyncContextManager[Transaction]:
+        """The transaction that the caller has open on a connection of their own."""
+        return borrow(connection, self._home, actor)
+
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
     ) -> int:
@@ -217,6 +223,10 @@ class SqlStore(ABC):
 
     async def _pending(self, tx: Transaction) -> bool:
         return bool(await migrations.pending(tx, self._dialect, self._tables))
+
+    @property
+    def _home(self) -> Home:
+        return Home(dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock)
 
     def _tell(self, change: Change) -> None:
         for listener in self._listeners:

@@ -11,8 +11,11 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from perdure.core.model import Claimed, ClaimRequest, Turn, Verdict
 from perdure.core.system import System
+from perdure.store.borrowed.transaction import Home
 from perdure.store.dialect import Row
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
@@ -36,6 +39,7 @@ class SqliteStore(SqlStore):
         self.poll_interval = 60.0 if url.path is None else 0.05
         # There is one writer; and while it works, the interpreter is its own.
         self.lanes = 1
+        self._file = url.path
         self._system = system
         self._clock = Clock(system)
         self._writer = SqliteConnection(url, system, self._clock, writes=True)
@@ -84,6 +88,10 @@ class SqliteStore(SqlStore):
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement of the writer to a callback. For tests and tools."""
         await self._writing.run(lambda: self._writer.trace(callback))
+
+    @property
+    def _home(self) -> Home:
+        return msgspec.structs.replace(super()._home, file=self._file)
 
     async def _connect(self) -> None:
         await self._writing.run(self._writer.open)
