@@ -90,7 +90,6 @@ async def test_turns_of_nothing_but_records_are_one_statement(store: PostgresSto
     seen: list[str] = []
     await store.trace(seen.append)
     for seq in range(2):
-        # A new connection has to learn what an array is.
         seen.clear()
         turns = [Turn(lease=lease, records=(a_record(2 * seq), a_record(2 * seq + 1))) for lease in leases]
         assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
@@ -100,20 +99,23 @@ async def test_turns_of_nothing_but_records_are_one_statement(store: PostgresSto
 
 PAIRS = (["default"], [TYPE])
 FREE = (*PAIRS, FAR, 2, "w1", 0, ["w1"])
+READY = (None, None, "w1", "nonce", 0, 44, 6, bytes(16 * 50), 2, "default", TYPE)
 HOT = {
     "by priority": (claiming.BY_PRIORITY, (*FREE, 50), "perdure_runs_to_claim"),
     "by age": (claiming.BY_AGE, (*FREE, 50, []), "perdure_runs_to_claim_by_age"),
-    "take": (ready.TAKE_READY, (*FREE, 44, 6, "nonce", ["seed"] * 50), "perdure_runs_to_claim_by_age"),
+    "take": (ready.take_ready(1), READY, "perdure_runs_to_claim_by_age"),
     "wake": (claiming.WAKE, (FAR - 1, 512), "perdure_runs_to_wake"),
     "suspects": (claiming.SUSPECTS, (*PAIRS, FAR, 2), "perdure_runs_suspect"),
 }
 
 
+@pytest.mark.parametrize("informed", [True, False], ids=["analyzed", "never analyzed"])
 @pytest.mark.parametrize("name", HOT)
-async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore, name: str) -> None:
+async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore, name: str, *, informed: bool) -> None:
     await create_many(store, 3000)
     await create_many_waiting(store)
-    await store.query("ANALYZE perdure_runs")
+    if informed:
+        await store.query("ANALYZE perdure_runs")
     sql, params, index = HOT[name]
     plan = [row[0] for row in await explain(store, sql, params)]
     assert any(f"using {index} " in line for line in plan), plan
@@ -121,6 +123,35 @@ async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore
     scans = [scan for place, line in enumerate(plan) if "LockRows" in line for scan in below(plan, place)]
     assert scans, plan
     assert not [scan for scan in scans if "Sort" in scan or "Seq Scan" in scan or "Bitmap" in scan], plan
+    if name == "take":
+        assert not [line for line in plan if "Seq Scan on perdure_runs" in line or "Join Filter" in line], plan
+
+
+async def test_a_claim_and_a_finish_are_one_statement_each_however_many_runs(store: PostgresStore) -> None:
+    await create_many(store, 60)
+    await store.register(a_worker())
+    seen: list[str] = []
+    await store.trace(seen.append)
+    for number in range(2):
+        seen.clear()
+        request = ClaimRequest(worker="w1", nonce=f"n{number}", limit=30, by_age=3, types=(TYPE, OTHER_TYPE))
+        claimed = await store.claim(request)
+        assert len(claimed.runs) == 30
+        done = Finish(Status.COMPLETED, "1")
+        turns = [Turn(lease=one.lease, records=(a_record(0),), next=done) for one in claimed.runs]
+        assert set(await store.commit(turns, ACTOR)) == {Verdict.APPLIED}
+        await asyncio.sleep(0)
+    assert len(seen) == 2
+
+
+async def test_looking_for_many_results_is_one_statement_whatever_their_number(store: PostgresStore) -> None:
+    await create_many(store, 9)
+    seen: set[str] = set()
+    await store.trace(seen.add)
+    for count in range(1, 10):
+        assert len(await store.get_many([f"r{number:06}" for number in range(count)])) == count
+    await asyncio.sleep(0)
+    assert len([sql for sql in seen if "perdure_runs" in sql]) == 1
 
 
 def below(plan: list[str], place: int) -> list[str]:

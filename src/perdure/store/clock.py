@@ -48,6 +48,11 @@ class ServerClock:
         return self.now()
 
     @property
+    def known(self) -> int | None:
+        """The time, unless it would be a guess."""
+        return self.now() if self._measured or self._told is not None else None
+
+    @property
     def told(self) -> int | None:
         """What statements are to take for the time instead of the server's."""
         return None if self._told is None else self.now()

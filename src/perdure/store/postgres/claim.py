@@ -1,7 +1,7 @@
 """Claiming on PostgreSQL.
 
-First a look, one cheap statement, which is all that an idle worker costs. Only if there is something to do follows the
-transaction: wake what is due, choose, take. Each (queue, type) pair is one range of the claim index, read in its order; rows
+First a look, which is all that an idle worker costs, and which takes what is ready if that is all there is to do (`ready`).
+Only if there is more follows the transaction: wake what is due, choose, take. Each (queue, type) pair is one range of the claim index, read in its order; rows
 that somebody else has locked are skipped, and what is chosen is locked at once, so that claimers never wait for each other
 and each gets as many as it asked for. Runs with claims that led to nothing have an index of their own and are judged apart.
 """
@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
 from perdure.store.poison import poisoned
-from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.rows import RUN, to_json, to_run
 
@@ -30,34 +29,10 @@ _FEW = 4
 MOMENT = 5_000
 
 PAIRS = "unnest($1::text[], $2::text[]) AS pair (queue, type)"
+#: Says that the index by age may be followed. Without it the planner, if it has not been told lately how many runs are ready,
+#: follows that one where it should follow the other, and sorts them all.
+OF_AGE = "r.wake_at >= 0"
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
-
-LOOK = f"""
-WITH clock AS MATERIALIZED (SELECT COALESCE($5::bigint, {NOW}) AS now)
-SELECT clock.now,
-  ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive'),
-  EXISTS (SELECT 1 FROM perdure_runs WHERE status = 'running' AND worker = $3 AND nonce = $4),
-  (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
-  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} LIMIT 1) one),
-  EXISTS (
-    SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.claims > 0 LIMIT 1) one
-  ),
-  EXISTS (
-    SELECT 1 FROM {PAIRS}
-    CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND r.wake_at > clock.now LIMIT 1) one
-  ),
-  (
-    SELECT MIN(one.wake_at)
-    FROM {PAIRS}
-    CROSS JOIN LATERAL (
-      SELECT r.wake_at FROM perdure_runs r
-      WHERE {_IN_PAIR} AND r.wake_at > clock.now - $6::bigint AND r.home <> $3
-        AND EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = r.home AND w.status = 'alive')
-      ORDER BY r.wake_at LIMIT 1
-    ) one
-  )
-FROM clock
-"""
 
 _HELD = f"""
 SELECT progress, {RUN}
@@ -71,7 +46,7 @@ WITH due AS MATERIALIZED (
   SELECT id FROM perdure_runs WHERE status = 'waiting' AND wake_at <= $1 ORDER BY wake_at LIMIT $2
   FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE perdure_runs r SET status = 'pending', reason = NULL FROM due WHERE r.id = due.id AND r.status = 'waiting'
+UPDATE perdure_runs r SET status = 'pending', reason = NULL FROM due WHERE r.id = due.id
 """
 
 _NOT_YET = f"""
@@ -79,11 +54,11 @@ WITH early AS MATERIALIZED (
   SELECT one.id
   FROM {PAIRS}
   CROSS JOIN LATERAL (
-    SELECT r.id FROM perdure_runs r WHERE {_IN_PAIR} AND r.wake_at > $3 ORDER BY r.wake_at LIMIT {_DUE}
+    SELECT r.id FROM perdure_runs r WHERE {_IN_PAIR} AND {OF_AGE} AND r.wake_at > $3 ORDER BY r.wake_at LIMIT {_DUE}
     FOR NO KEY UPDATE SKIP LOCKED
   ) one
 )
-UPDATE perdure_runs r SET status = 'waiting', reason = 'timer' FROM early WHERE r.id = early.id AND r.status = 'pending'
+UPDATE perdure_runs r SET status = 'waiting', reason = 'timer' FROM early WHERE r.id = early.id
 """
 
 #: Ready, not suspicious, and not left to the worker that had it last.
@@ -109,7 +84,7 @@ FROM {PAIRS}
 CROSS JOIN LATERAL (
   SELECT r.wake_at, r.id
   FROM perdure_runs r
-  WHERE {FREE} AND r.id <> ALL ($9::text[])
+  WHERE {FREE} AND {OF_AGE} AND r.id <> ALL ($9::text[])
   ORDER BY r.wake_at, r.id
   LIMIT $8
   FOR NO KEY UPDATE SKIP LOCKED
@@ -150,7 +125,7 @@ WITH taken AS (
       (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = given.run_id) AS last
     FROM unnest($1::text[], $2::text[]) AS given (run_id, fresh_seed)
   ) chosen
-  WHERE r.id = chosen.run_id AND r.status = 'pending'
+  WHERE r.id = chosen.run_id
   RETURNING r.progress, {OF_RUN}
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
@@ -173,11 +148,13 @@ SELECT
     FROM {PAIRS}
     CROSS JOIN LATERAL (
       SELECT r.wake_at FROM perdure_runs r
-      WHERE {_IN_PAIR} AND r.wake_at > $6 AND r.home <> $5 AND r.home = ANY ($7::text[])
+      WHERE {_IN_PAIR} AND {OF_AGE} AND r.wake_at > $6 AND r.home <> $5 AND r.home = ANY ($7::text[])
       ORDER BY r.wake_at LIMIT 1
     ) one
   ),
-  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {FREE} LIMIT 1) one)
+  EXISTS (SELECT 1 FROM {PAIRS} CROSS JOIN LATERAL (
+    SELECT 1 FROM perdure_runs r WHERE {FREE} AND {OF_AGE} ORDER BY r.wake_at, r.id LIMIT 1
+  ) one)
 """
 
 
@@ -229,24 +206,6 @@ class _Choice:
         self.suspects: list[str] = []
 
 
-async def look(tx: PostgresTransaction, request: ClaimRequest, told: int | None) -> Seen:
-    """Find out whether there is anything to do."""
-    [(now, alive, held, next_wake, ready, doubtful, early, left)] = await tx.run(
-        LOOK, *_pairs(request), request.worker, request.nonce, told, request.affinity
-    )
-    return Seen(
-        now=now,
-        alive=alive,
-        welcome=request.worker in alive,
-        held=held,
-        next_wake=FAR if next_wake is None else next_wake,
-        ready=ready,
-        doubtful=doubtful,
-        early=early,
-        left=left,
-    )
-
-
 async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]) -> Claimed:
     """Wake what is due, then take ready runs."""
     if seen.held:
@@ -255,7 +214,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     if seen.due:
         await tx.run(WAKE, seen.now, max(_DUE, request.limit))
     if seen.early:
-        await tx.run(_NOT_YET, *_pairs(request), seen.now)
+        await tx.run(_NOT_YET, *pairs_of(request), seen.now)
     choice = await _choose(tx, request, seen)
     chosen = choice.suspects[:1] if request.alone and choice.suspects else choice.taken
     rows = await _take(tx, request, seen, chosen, entropy) if chosen else []
@@ -301,7 +260,7 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, eno
 async def _judge(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, choice: _Choice) -> list[Row]:
     """Those that have got on since; the others are suspects, or set aside."""
     fine: list[Row] = []
-    for *place, claims, progressed in await tx.run(SUSPECTS, *_pairs(request), seen.now, request.suspect_after):
+    for *place, claims, progressed in await tx.run(SUSPECTS, *pairs_of(request), seen.now, request.suspect_after):
         run_id = place[2]
         if progressed:
             fine.append(tuple(place))
@@ -335,11 +294,12 @@ async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Seen)
 
 def free(request: ClaimRequest, seen: Seen) -> tuple[object, ...]:
     """The parameters of `FREE`."""
-    pairs = _pairs(request)
+    pairs = pairs_of(request)
     return (*pairs, seen.now, request.suspect_after, request.worker, seen.now - request.affinity, seen.alive)
 
 
-def _pairs(request: ClaimRequest) -> tuple[list[str], list[str]]:
+def pairs_of(request: ClaimRequest) -> tuple[list[str], list[str]]:
+    """Queues and types, in step."""
     pairs = [(queue, type) for queue in request.queues for type in request.types]
     return [queue for queue, _ in pairs], [type for _, type in pairs]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import Loaded, Message, Record
+from perdure.core.model import Loaded, Message, Record, Run
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.reads import check_whole
 from perdure.store.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
@@ -26,17 +26,22 @@ ORDER BY run_id, seq
 """
 
 
+async def runs(tx: PostgresTransaction, run_ids: Sequence[str]) -> list[Run]:
+    """Those that exist."""
+    return [to_run(row) for row in await tx.run(_RUNS, run_ids)]
+
+
 async def load(tx: PostgresTransaction, run_ids: Sequence[str]) -> list[Loaded]:
     """Runs with their histories and unread inboxes."""
-    runs = [to_run(row) for row in await tx.run(_RUNS, run_ids)]
-    records: dict[str, list[Record]] = {run.id: [] for run in runs}
+    found = await runs(tx, run_ids)
+    records: dict[str, list[Record]] = {run.id: [] for run in found}
     for run_id, *row in await tx.run(_HISTORIES, run_ids):
         records[run_id].append(to_record(tuple(row)))
-    unread: dict[str, list[Message]] = {run.id: [] for run in runs}
-    behind = {run.id: run.inbox_read for run in runs if run.inbox_seq > run.inbox_read}
+    unread: dict[str, list[Message]] = {run.id: [] for run in found}
+    behind = {run.id: run.inbox_read for run in found if run.inbox_seq > run.inbox_read}
     for message in map(to_message, await tx.run(_UNREAD, list(behind)) if behind else []):
         if message.seq > behind[message.run_id]:
             unread[message.run_id].append(message)
-    for run in runs:
+    for run in found:
         check_whole(run.id, records[run.id])
-    return [Loaded(run=run, records=tuple(records[run.id]), inbox=tuple(unread[run.id])) for run in runs]
+    return [Loaded(run=run, records=tuple(records[run.id]), inbox=tuple(unread[run.id])) for run in found]

@@ -1,77 +1,190 @@
-"""Claiming where ready runs are all there is to it: no timers that are due, nothing suspicious, no answer that was lost.
+"""A look at what there is to do, and taking what is ready if that is all: one statement, whether a worker is idle or busy.
 
-One statement, so that nothing stays locked any longer than it takes. With several types it locks more rows than it takes, for
-that moment; whoever comes by meanwhile and finds nothing looks again soon.
+Timers that are due, runs under suspicion and answers that were lost are only reported; the transaction in `claim` sees to
+them. Nothing stays locked any longer than the statement takes. With several types it locks more rows than it takes, for that
+moment; whoever comes by meanwhile and finds nothing looks again soon. Queues and types are spelled out one by one and limits
+are hidden, because the planner then expects the same whatever the parameters are, and plans once instead of every time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from perdure.core.model import Claimed, ClaimRequest
-from perdure.store.postgres.claim import FREE, MOMENT, OF_RUN, PAIRS, TAKEN, Seen, free, to_runs
+from perdure.core.model import FAR, Claimed, ClaimRequest
+from perdure.store.clock import ServerClock
+from perdure.store.dialect import Row
+from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
+from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
 
-#: Choosing and taking at once. The second pass leaves out what the first has, and only follows one that found enough.
-TAKE_READY = f"""
-WITH first AS MATERIALIZED (
-  SELECT one.priority, one.wake_at, one.id
-  FROM {PAIRS}
+_IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
+
+#: The order says which index to follow: the planner, told that any row will do, would rather read the table from its start.
+_ANY = f"""EXISTS (
+      SELECT 1
+      FROM pair
+      CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND {{}} LIMIT 1) one
+    )"""
+_OLDEST = "ORDER BY r.queue, r.type, r.wake_at, r.id"
+
+#: As an expression, of which the planner believes that it is often another worker's; it would plan anew for ever otherwise.
+_HOME = "COALESCE(r.home, $3)"
+
+#: `server` is the server's time, `now` the one that this process goes by, which is not later.
+_SEEN = f"""
+clock AS MATERIALIZED (
+  SELECT server, LEAST(server, COALESCE($2::bigint, server)) AS now FROM (SELECT COALESCE($1::bigint, {NOW}) AS server) one
+), living AS MATERIALIZED (
+  SELECT ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive') AS alive
+), seen AS MATERIALIZED (
+  SELECT server, now, alive,
+    EXISTS (
+      SELECT 1
+      FROM (
+        SELECT 1 FROM perdure_runs WHERE status = 'running' AND worker = $3 AND nonce = $4 ORDER BY worker, nonce, id LIMIT 1
+      ) one
+    ) AS held,
+    COALESCE((SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1), {FAR}) AS next_wake,
+    {_ANY.format(f"{OF_AGE} {_OLDEST}")} AS ready,
+    {_ANY.format("r.claims > 0 ORDER BY r.queue, r.type, r.priority, r.wake_at, r.id")} AS doubtful,
+    {_ANY.format(f"{OF_AGE} AND r.wake_at > server {_OLDEST}")} AS early,
+    (
+      SELECT MIN(one.wake_at)
+      FROM pair
+      CROSS JOIN LATERAL (
+        SELECT r.wake_at FROM perdure_runs r
+        WHERE {_IN_PAIR} AND {OF_AGE} AND r.wake_at > server - $5::bigint AND {_HOME} <> $3 AND {_HOME} = ANY (alive)
+        {_OLDEST} LIMIT 1
+      ) one
+    ) AS left_to_others
+  FROM clock
+  CROSS JOIN living
+)"""
+
+#: Ready, not suspicious, and not left to the worker that had it last.
+_FREE = f"""{_IN_PAIR} AND r.wake_at <= usual.now AND r.claims < $9
+      AND (r.home IS NULL OR r.home = $3 OR r.wake_at <= usual.now - $5 OR r.home <> ALL (usual.alive))"""
+
+#: Once: with the first of the runs that were taken, or alone. No arrays, about which the driver would have to ask first.
+_FACTS = ", ".join(
+    f"CASE WHEN COALESCE(taken.place, 1) = 1 THEN {fact} END"
+    for fact in (
+        "server",
+        "next_wake",
+        "held",
+        "ready",
+        "doubtful",
+        "early",
+        "left_to_others",
+        "array_to_string(alive, E'\\n')",
+    )
+)
+_FACT_COUNT = 8
+
+
+def take_ready(pairs: int) -> str:
+    """The statement for so many pairs of queue and type. The second pass leaves out what the first has."""
+    values = ", ".join(f"(${10 + 2 * pair}::text, ${11 + 2 * pair}::text)" for pair in range(pairs))
+    given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
+    return f"""
+WITH pair (queue, type) AS MATERIALIZED (
+  {given}
+), wanted AS MATERIALIZED (
+  SELECT $6::bigint AS by_priority, $7::bigint AS by_age
+), {_SEEN}, usual AS MATERIALIZED (
+  SELECT now, alive FROM seen
+  WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR early OR next_wake <= server)
+), first AS MATERIALIZED (
+  SELECT one.priority, one.wake_at, one.id, one.token
+  FROM usual
+  CROSS JOIN pair
   CROSS JOIN LATERAL (
-    SELECT r.priority, r.wake_at, r.id
+    SELECT r.priority, r.wake_at, r.id, r.token
     FROM perdure_runs r
-    WHERE {FREE}
+    WHERE {_FREE}
     ORDER BY r.priority, r.wake_at, r.id
-    LIMIT $8
+    LIMIT (SELECT by_priority FROM wanted)
     FOR NO KEY UPDATE SKIP LOCKED
   ) one
   ORDER BY one.priority, one.wake_at, one.id
-  LIMIT $8
+  LIMIT (SELECT by_priority FROM wanted)
 ), aged AS MATERIALIZED (
-  SELECT one.wake_at, one.id
-  FROM {PAIRS}
+  SELECT one.wake_at, one.id, one.token
+  FROM usual
+  CROSS JOIN pair
   CROSS JOIN LATERAL (
-    SELECT r.wake_at, r.id
+    SELECT r.wake_at, r.id, r.token
     FROM perdure_runs r
-    WHERE {FREE} AND r.id <> ALL (ARRAY(SELECT id FROM first))
+    WHERE {_FREE} AND {OF_AGE} AND r.id <> ALL (ARRAY(SELECT id FROM first))
     ORDER BY r.wake_at, r.id
-    LIMIT CASE WHEN (SELECT COUNT(*) FROM first) >= $8 THEN $9::bigint ELSE 0 END
+    LIMIT (SELECT CASE WHEN (SELECT COUNT(*) FROM first) >= by_priority THEN by_age ELSE 0 END FROM wanted)
     FOR NO KEY UPDATE SKIP LOCKED
   ) one
   ORDER BY one.wake_at, one.id
-  LIMIT $9
+  LIMIT (SELECT by_age FROM wanted)
 ), chosen AS MATERIALIZED (
-  SELECT one.id AS run_id, one.place, ($11::text[])[one.place] AS fresh_seed,
-    (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = one.id) AS last
+  SELECT one.id AS run_id, one.place, encode(substring($8::bytea, (one.place * 16 - 15)::int, 16), 'hex') AS fresh_seed,
+    CASE WHEN one.token > 0 THEN (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = one.id) END AS last
   FROM (
-    SELECT id, row_number() OVER (ORDER BY priority, wake_at, id) AS place FROM first
+    SELECT id, token, row_number() OVER () AS place FROM first
     UNION ALL
-    SELECT id, $8::bigint + row_number() OVER (ORDER BY wake_at, id) FROM aged
+    SELECT id, token, $6::bigint + row_number() OVER () FROM aged
   ) one
 ), taken AS (
   UPDATE perdure_runs r
-  SET {TAKEN.format(worker="$5", nonce="$10", now="$3")}
+  SET {TAKEN.format(worker="$3", nonce="$4", now="(SELECT now FROM clock)")}
   FROM chosen
   WHERE r.id = chosen.run_id
   RETURNING chosen.place, r.progress, {OF_RUN}
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT id, $3, 'claimed', $5, '{{"token":' || token || '}}' FROM taken
+  SELECT id, (SELECT now FROM clock), 'claimed', $3, '{{"token":' || token || '}}' FROM taken
 )
-SELECT * FROM taken ORDER BY place
+SELECT {_FACTS}, taken.*
+FROM seen
+LEFT JOIN taken ON TRUE
+ORDER BY taken.place
 """
 
 
 async def claim_ready(
-    tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]
-) -> Claimed:
-    """Take ready runs."""
-    seeds = [entropy(16).hex() for _ in range(request.limit)]
-    first = request.limit - request.by_age
-    rows = await tx.run(TAKE_READY, *free(request, seen), first, request.by_age, request.nonce, seeds)
+    tx: PostgresTransaction, request: ClaimRequest, clock: ServerClock, entropy: Callable[[int], bytes]
+) -> tuple[Seen, Claimed | None]:
+    """Look, and take ready runs; None if there is more to it than that."""
+    pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
+    seeds = entropy(16 * request.limit)
+    asked = clock.asking()
+    rows = await tx.run_made(
+        take_ready, len(pairs) // 2, clock.told, clock.known, request.worker, request.nonce, request.affinity,
+        request.limit - request.by_age, request.by_age, seeds, request.suspect_after, *pairs,
+    )  # fmt: skip
+    seen = _seen(rows[0][:_FACT_COUNT], request.worker)
+    seen = seen.at(clock.answered(asked, seen.now))
+    if seen.nothing:
+        return seen, seen.empty_handed()
+    if not seen.usual or request.limit == 0:
+        return seen, None
+    taken = rows if rows[0][_FACT_COUNT] is not None else []
     next_wake = seen.next_wake
-    if len(rows) < request.limit and seen.left is not None:
+    if len(taken) < request.limit and seen.left is not None:
         next_wake = min(next_wake, seen.left + request.affinity)
-    elif not rows:
+    elif not taken:
         next_wake = min(next_wake, seen.now + MOMENT)
-    return Claimed(runs=to_runs([row[1:] for row in rows]), next_wake=next_wake, suspects=False, now=seen.now)
+    runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
+    return seen, Claimed(runs=runs, next_wake=next_wake, suspects=False, now=seen.now)
+
+
+def _seen(facts: Row, worker: str) -> Seen:
+    server, next_wake, held, ready, doubtful, early, left, living = facts
+    alive = living.split("\n")
+    return Seen(
+        now=server,
+        alive=alive,
+        welcome=worker in alive,
+        held=held,
+        next_wake=next_wake,
+        ready=ready,
+        doubtful=doubtful,
+        early=early,
+        left=left,
+    )

@@ -23,6 +23,7 @@ from perdure.core.model import (
     Loaded,
     NewMessage,
     NewRun,
+    Run,
     SendOutcome,
     Swept,
     Turn,
@@ -36,7 +37,7 @@ from perdure.store.dialect import Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.pool import Pool
 from perdure.store.postgres import creating, errors, loading, migrating
-from perdure.store.postgres.claim import Seen, claim, look
+from perdure.store.postgres.claim import Seen, claim
 from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, say_goodbye
@@ -182,18 +183,16 @@ class PostgresStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs."""
-        self._check_open()
-        self._system.crash_point("claim.enter")
-        seen = await self._with("claim", lambda connection: self._look(connection, request))
-        if seen.nothing:
-            self._pass_by("claim")
-            return seen.empty_handed()
-        if seen.usual and request.limit > 0 and self._prepares:
-            claimed = await self._at_once(
-                "claim", request.worker, lambda tx: claim_ready(tx, request, seen, self._system.entropy), entered=True
-            )
-            if claimed is not None:
-                return claimed
+
+        async def quickly(tx: PostgresTransaction) -> tuple[Seen, Claimed | None]:
+            return await claim_ready(tx, request, self._clock, self._system.entropy)
+
+        one = self._at_once if self._prepares else self._transact
+        answer = await one("claim", request.worker, quickly)
+        assert answer is not None
+        seen, claimed = answer
+        if claimed is not None:
+            return claimed
         return await self._transact(
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
@@ -201,6 +200,10 @@ class PostgresStore(SqlStore):
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, as of one moment."""
         return await self._with("load", lambda connection: self._load(connection, run_ids))
+
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
+        """Those of the runs that exist; the statement does not depend on how many are asked for."""
+        return await self._read_rows(lambda tx: loading.runs(tx, run_ids))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one statement if they reach nobody else."""
@@ -371,11 +374,6 @@ class PostgresStore(SqlStore):
 
     def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> PostgresTransaction:
         return PostgresTransaction(connection, self._statements, self._clock, actor, locking=locking)
-
-    async def _look(self, connection: Connection, request: ClaimRequest) -> Seen:
-        asked = self._clock.asking()
-        seen = await look(self._transaction(connection, "", locking=False), request, self._clock.told)
-        return seen.at(self._clock.answered(asked, seen.now))
 
     async def _anything_to_sweep(self, connection: Connection) -> bool:
         asked = self._clock.asking()

@@ -7,7 +7,7 @@ so that it costs one round trip however many rows there are.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.store.clock import ServerClock
@@ -32,6 +32,7 @@ class Statements:
         self._tables = tables
         self._named: dict[str, tuple[str, list[str]]] = {}
         self._plain: dict[str, str] = {}
+        self._made: dict[tuple[Callable[[int], str], int], str] = {}
         self._types: dict[str, list[str]] = {}
 
     def named(self, sql: str) -> tuple[str, list[str]]:
@@ -49,6 +50,13 @@ class Statements:
         found = self._plain.get(sql)
         if found is None:
             found = self._plain[sql] = self._render(sql)
+        return found
+
+    def made(self, make: Callable[[int], str], size: int) -> str:
+        """One that depends on how many there are of something."""
+        found = self._made.get((make, size))
+        if found is None:
+            found = self._made[make, size] = self._render(make(size))
         return found
 
     def over_arrays(self, sql: str, types: Sequence[str]) -> str:
@@ -125,6 +133,10 @@ class PostgresTransaction:
     async def run(self, sql: str, *args: object) -> list[Row]:
         """Run a statement with `$1` parameters, of this database only."""
         return [tuple(row) for row in await self.connection.fetch(self._statements.plain(sql), *args)]
+
+    async def run_made(self, make: Callable[[int], str], size: int, *args: object) -> list[Row]:
+        """Run a statement that is made for so many of something."""
+        return [tuple(row) for row in await self.connection.fetch(self._statements.made(make, size), *args)]
 
     async def count(self, sql: str, *args: object) -> int:
         """Run a statement with `$1` parameters, of this database only; how many rows it changed."""

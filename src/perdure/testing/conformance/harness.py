@@ -6,6 +6,7 @@ Whoever proves a store writes a `Harness` for it and two fixtures, `harness` and
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -43,7 +44,7 @@ class ManualSystem(Host):
     def __init__(self) -> None:
         super().__init__()
         self._now = START
-        self._drawn = 0
+        self._random = random.Random(0)  # noqa: S311 - a test's randomness is to be repeatable
         #: Called with the name of every crash point; what it raises is raised there.
         self.on_crash_point: Callable[[str], None] = _nothing
 
@@ -61,8 +62,7 @@ class ManualSystem(Host):
 
     def entropy(self, size: int) -> bytes:
         """Different every time, and the same in every execution."""
-        self._drawn += 1
-        return self._drawn.to_bytes(size, "big")
+        return self._random.randbytes(size)
 
     async def sleep(self, seconds: float) -> None:
         """Turn the clock instead of waiting."""

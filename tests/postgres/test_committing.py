@@ -1,0 +1,105 @@
+"""Turns whose columns travel as text."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from perdure.core.model import Finish, Kind, Park, Reason, Record, Status, Turn, Verdict
+from perdure.store.postgres.joined import Unjoinable, numbers, texts
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import ACTOR, a_park, a_record, a_run, lease_of
+
+ODD = ["plain", "", "with space", "comma,quote\"'\\", "{NULL}", "NULL", "ünïcødé ✓", "\n\t", "a" * 3000]
+
+
+async def held(store: PostgresStore, *ids: str) -> list[Turn]:
+    turns = []
+    for run_id in ids:
+        await store.create([a_run(run_id)], ACTOR)
+        turns.append(Turn(lease=await lease_of(store, run_id)))
+    return turns
+
+
+def with_records(turn: Turn, *records: Record, **changes: object) -> Turn:
+    return Turn(lease=turn.lease, records=records, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_texts_arrive_as_they_were(store: PostgresStore, odd: str) -> None:
+    turns = await held(store, "r1", "r2")
+    records = [replace(a_record(0), location=odd, digest=odd), a_record(0, location=f"{odd}#2", payload=None)]
+    batch = [with_records(turn, record) for turn, record in zip(turns, records, strict=True)]
+    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert [*await store.history("r1"), *await store.history("r2")] == records
+
+
+@pytest.mark.parametrize("odd", ["\x1f", "\x1e", "a\x1fb", "a\x1eb", "\x1e\x1f"])
+async def test_texts_with_the_characters_that_stand_between_texts_arrive_as_well(
+    store: PostgresStore, odd: str
+) -> None:
+    turns = await held(store, f"r1{odd}", "r2")
+    batch = [with_records(turn, a_record(0, location=odd)) for turn in turns]
+    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert await store.history(f"r1{odd}") == await store.history("r2") == [a_record(0, location=odd)]
+    done = Finish(Status.COMPLETED, f'"{odd}"')
+    assert await store.commit([with_records(turn, next=done) for turn in turns], ACTOR) == [Verdict.APPLIED] * 2
+    run = await store.get("r2")
+    assert run is not None
+    assert run.output == f'"{odd}"'
+
+
+async def test_turns_with_no_record_one_and_several_go_together(store: PostgresStore) -> None:
+    first, second, third = await held(store, "r1", "r2", "r3")
+    batch = [
+        with_records(first, a_record(0), a_record(1, location="b"), a_record(2, location="c")),
+        with_records(second, next=Finish(Status.FAILED, '{"type":"x"}')),
+        with_records(third, a_record(0, digest=""), next=Finish(Status.COMPLETED, "3")),
+    ]
+    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED] * 3
+    assert [len(await store.history(run_id)) for run_id in ("r1", "r2", "r3")] == [3, 0, 1]
+    runs = {run.id: run for run in await store.get_many(["r1", "r2", "r3"])}
+    assert [runs[run_id].status for run_id in ("r1", "r2", "r3")] == ["running", "failed", "completed"]
+    assert (runs["r2"].output, runs["r2"].error) == (None, '{"type":"x"}')
+    assert (runs["r3"].output, runs["r3"].error) == ("3", None)
+
+
+async def test_records_of_every_kind_keep_all_that_they_say(store: PostgresStore) -> None:
+    [turn] = await held(store, "r1")
+    records = (
+        a_record(0),
+        a_record(1, location="b", failed=True, attempts=3, retry_at=77, run_attempt=2, started_at=5),
+        a_record(2, location="c", kind=Kind.TIMER, digest="", attempts=0, run_attempt=2),
+    )
+    assert await store.commit([with_records(turn, *records)], ACTOR) == [Verdict.APPLIED]
+    assert await store.history("r1") == list(records)
+
+
+async def test_a_run_stays_as_it_is_when_only_its_neighbour_parks(store: PostgresStore) -> None:
+    going, parking = await held(store, "r1", "r2")
+    park = Park((await store.now()) + 60_000_000, Reason.TIMER, 0)
+    batch = [with_records(going, a_record(0)), with_records(parking, next=park)]
+    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED] * 2
+    runs = {run.id: run for run in await store.get_many(["r1", "r2"])}
+    assert (runs["r1"].status, runs["r1"].worker, runs["r1"].claims) == ("running", "w1", 1)
+    assert (runs["r2"].status, runs["r2"].reason, runs["r2"].worker) == ("waiting", "timer", None)
+
+
+async def test_a_lost_lease_is_told_from_its_neighbours(store: PostgresStore) -> None:
+    turns = await held(store, "r1", "r2", "r3")
+    assert await store.commit([with_records(turns[1], next=a_park())], ACTOR) == [Verdict.APPLIED]
+    for batch in (
+        [with_records(turn, a_record(0)) for turn in turns],
+        [with_records(turn, next=Finish(Status.COMPLETED, "1")) for turn in turns],
+    ):
+        assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.LOST, Verdict.APPLIED]
+    assert await store.commit([with_records(turns[1], a_record(0))], ACTOR) == [Verdict.LOST]
+
+
+def test_columns_say_when_they_cannot_be_joined() -> None:
+    assert numbers([]) == texts([]) == ""
+    assert numbers([1, -2]) == "1\x1f-2"
+    assert texts(["a", None, ""]) == "a\x1f\x1e\x1f\x1e"
+    for items in (["a\x1fb"], ["\x1e"], ["a", None, "b\x1e"]):
+        with pytest.raises(Unjoinable):
+            texts(items)
