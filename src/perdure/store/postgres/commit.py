@@ -35,13 +35,15 @@ _CONSUMED = {"run_id": "text", "upto": "bigint"}
 
 #: Parents never change, so that those of the finished may be looked up before anything is locked.
 LOCK = f"""
-SELECT {COLUMNS}
-FROM perdure_runs
-WHERE id = ANY ($1::text[] || ARRAY(
+SELECT {", ".join("r." + column for column in COLUMNS.split(", "))}
+FROM (
+  SELECT unnest($1::text[]) AS id
+  UNION
   SELECT parent_id FROM perdure_runs WHERE id = ANY ($2::text[]) AND parent_id IS NOT NULL
-))
-ORDER BY id
-FOR NO KEY UPDATE SKIP LOCKED
+) wanted
+JOIN perdure_runs r ON r.id = wanted.id
+ORDER BY r.id
+FOR NO KEY UPDATE OF r SKIP LOCKED
 """
 
 _THERE = "SELECT id FROM perdure_runs WHERE id = ANY ($1::text[])"

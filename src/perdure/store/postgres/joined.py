@@ -17,18 +17,17 @@ class Unjoinable(Exception):
     """An item has one of the characters in it that stand between items."""
 
 
-def split(number: int, kind: str) -> str:
-    """A numbered parameter as an array of this type."""
+def given(columns: Mapping[str, str], first: int, place: str | None = None, *, name: str = "given") -> str:
+    """Columns, from a numbered parameter on, as a table; perhaps with one more for the place, from 1 on."""
+    arrays = ", ".join(_split(number, kind) for number, kind in enumerate(columns.values(), first))
+    if place is None:
+        return f"unnest({arrays}) AS {name} ({', '.join(columns)})"
+    return f"unnest({arrays}) WITH ORDINALITY AS {name} ({', '.join(columns)}, {place})"
+
+
+def _split(number: int, kind: str) -> str:
     text = f"string_to_array(${number}::text, E'\\x1f', E'\\x1e')"
     return text if kind == "text" else f"{text}::{kind}[]"
-
-
-def given(columns: Mapping[str, str], first: int, place: str | None = None) -> str:
-    """Columns, from a numbered parameter on, as a table called `given`; perhaps with a column for the place, from 1 on."""
-    arrays = ", ".join(split(number, kind) for number, kind in enumerate(columns.values(), first))
-    if place is None:
-        return f"unnest({arrays}) AS given ({', '.join(columns)})"
-    return f"unnest({arrays}) WITH ORDINALITY AS given ({', '.join(columns)}, {place})"
 
 
 def texts(items: Sequence[str | None]) -> str:

@@ -89,7 +89,8 @@ class PostgresStore(SqlStore):
         super().__init__(POSTGRES, url.tables, migrate=migrate)
         # What an idle worker costs: two looks in three seconds.
         self.poll_interval = 1.5
-        self.lanes = 1
+        # While the server writes one batch, this process prepares the next; more only makes them smaller.
+        self.lanes = 2
         self.where = url.where
         self._url = url
         self._system = system
