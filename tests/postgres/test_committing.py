@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model import Finish, Kind, Park, Reason, Record, Status, Turn, Verdict
+from perdure.core.model import Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
+from perdure.host import Host
+from perdure.store import open_store
 from perdure.store.postgres.joined import Unjoinable, numbers, texts
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, a_park, a_record, a_run, lease_of
@@ -94,6 +99,30 @@ async def test_a_lost_lease_is_told_from_its_neighbours(store: PostgresStore) ->
     ):
         assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.LOST, Verdict.APPLIED]
     assert await store.commit([with_records(turns[1], a_record(0))], ACTOR) == [Verdict.LOST]
+
+
+async def test_a_record_that_crosses_the_end_of_its_lease_lands_before_it_or_not_at_all(
+    store: PostgresStore, url: str
+) -> None:
+    other = open_store(url, Host())
+    await other.open()
+    verdicts: Counter[tuple[Verdict, Verdict]] = Counter()
+    for number in range(100):
+        [turn] = await held(store, f"r{number}")
+        lands, ends = await asyncio.gather(
+            store.commit([with_records(turn, a_record(0))], ACTOR),
+            other.commit([with_records(turn, next=Release())], ACTOR),
+        )
+        there = await store.history(turn.lease.run_id)
+        assert there == ([a_record(0)] if lands == [Verdict.APPLIED] else [])
+        verdicts[lands[0], ends[0]] += 1
+    await other.close()
+    assert set(verdicts) <= {
+        (Verdict.APPLIED, Verdict.APPLIED),
+        (Verdict.LOST, Verdict.APPLIED),
+        (Verdict.BUSY, Verdict.APPLIED),
+        (Verdict.APPLIED, Verdict.BUSY),
+    }, verdicts
 
 
 def test_columns_say_when_they_cannot_be_joined() -> None:

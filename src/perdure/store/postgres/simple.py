@@ -60,15 +60,13 @@ class Shape(NamedTuple):
         return _SUCCESS if self.succeeds else _SUCCESS | _REST
 
 
-#: One record of one run, whose row is locked and looked at, but not written.
+#: One record of one run, whose row is locked and looked at, but not written. The row that counts is the one that was locked.
 ONE_RECORD = f"""
-WITH locked AS MATERIALIZED (
-  SELECT token, nonce, status FROM perdure_runs WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED
-)
 INSERT INTO perdure_history ({", ".join(HISTORY)})
 SELECT {", ".join(f"${place}::{kind}" for place, kind in enumerate(HISTORY.values(), 1))}
-FROM locked
-WHERE locked.status = 'running' AND locked.token = $3 AND locked.nonce = ${len(HISTORY) + 1}
+FROM perdure_runs
+WHERE id = $1 AND status = 'running' AND token = $3 AND nonce = ${len(HISTORY) + 1}
+FOR NO KEY UPDATE SKIP LOCKED
 """
 
 
