@@ -204,7 +204,7 @@ class PostgresStore(SqlStore):
 
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """Those of the runs that exist; the statement does not depend on how many are asked for."""
-        return await self._read_rows(lambda tx: loading.runs(tx, run_ids))
+        return await self._read("get_many", lambda tx: loading.runs(tx, run_ids))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one statement if they reach nobody else."""
