@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perdure.core.model import Finish, Park, Status, Turn
-from perdure.store.mysql.commit import CONSUME, RECORDS
+from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.protocol import Change
@@ -22,6 +22,15 @@ FENCE = """
 SELECT 9223372036854775807 + ABS(COUNT(*) - :count)
 FROM perdure_runs FORCE INDEX (PRIMARY)
 WHERE status = 'running' AND (:groups)
+FOR UPDATE SKIP LOCKED
+"""
+
+#: The only record of the only turn: one statement, and no transaction around it.
+_RECORD = f"""
+INSERT INTO perdure_history ({HISTORY})
+SELECT :row
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'
 FOR UPDATE SKIP LOCKED
 """
 
@@ -59,8 +68,10 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     )
 
 
-async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> None:
-    """Write all of them, or none. Raises what `is_refusal` of `errors` tells, or `AlreadyThere`."""
+async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
+    """Write all of them, or none; whether they were written. Also raises what `errors.is_refusal` tells."""
+    if len(turns) == 1 and len(turns[0].records) == 1 and turns[0].next is None and not turns[0].read:
+        return await _commit_record(tx, turns[0])
     groups: dict[tuple[int, str, str], list[str]] = {}
     read: list[tuple[object, ...]] = []
     finished: list[tuple[object, ...]] = []
@@ -96,6 +107,13 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> None:
     tx.insert(_PARK, parked)
     tx.write_notes()
     await tx.commit()
+    return True
+
+
+async def _commit_record(tx: MysqlTransaction, turn: Turn) -> bool:
+    lease, row = turn.lease, listed(record_row(turn, turn.records[0]))
+    [answer] = await tx.send(tx.text(_RECORD, row=row, run_id=lease.run_id, token=lease.token, nonce=lease.nonce))
+    return answer.count == 1
 
 
 def _conditions(groups: Mapping[tuple[int, str, str], Sequence[str]]) -> Sql:

@@ -58,6 +58,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         self, url: MysqlUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
         super().__init__(MYSQL, url.prefix, system, migrate=migrate, pool=url.pool, time=time)
+        # While the server writes one batch, the worker makes the next.
+        self.lanes = 2
         self.where = url.where
         self._way = Way(url)
         self._templates = Templates(url.prefix)
@@ -79,7 +81,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             try:
                 return await creating.create_new(tx, runs)
             except AlreadyThere:
-                await self._rolled_back(tx.connection)
+                if not await self._rolled_back(tx.connection):
+                    raise
                 return None
 
         made = await self._at_once("create", actor, quickly)
@@ -163,13 +166,14 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def _commit_simply(self, tx: MysqlTransaction, turns: Sequence[Turn]) -> builtins.list[Verdict] | None:
         try:
-            await commit_simply(tx, turns)
+            written = await commit_simply(tx, turns)
         except errors.ERRORS as error:
             if not errors.is_refusal(error):
                 raise
-            await self._rolled_back(tx.connection)
-            return None
-        return [Verdict.APPLIED] * len(turns)
+            if not await self._rolled_back(tx.connection):
+                raise
+            written = False
+        return [Verdict.APPLIED] * len(turns) if written else None
 
     async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         try:
