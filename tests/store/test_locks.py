@@ -116,3 +116,33 @@ async def test_children_that_finish_while_the_parent_parks_never_leave_it_asleep
         await commit(server, parent, next=Finish(Status.FAILED, "{}"))
     for other in others:
         await other.close()
+
+
+async def test_commits_that_write_to_each_other_s_runs_all_get_through(server: SqlStore, url: str) -> None:
+    names = [f"r{number}" for number in range(8)]
+    await server.create([a_run(name) for name in names], ACTOR)
+    leases = {one.run.id: one.lease for one in (await claim(server, limit=100)).runs}
+    writers = [open_store(url, Host()) for _ in range(2)]
+    for writer in writers:
+        await writer.open()
+
+    async def write(writer: Store, mine: list[str], theirs: list[str]) -> None:
+        for seq in range(ROUNDS):
+            turns = [
+                Turn(lease=leases[name], records=(a_record(seq),), sends=(a_message(other, key=f"{name}-{seq}"),))
+                for name, other in zip(mine, theirs, strict=True)
+            ]
+            while turns:
+                verdicts = await writer.commit(turns, ACTOR)
+                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
+                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
+
+    first, second = names[:4], names[4:]
+    await asyncio.gather(
+        write(writers[0], first, list(reversed(second))), write(writers[1], list(reversed(second)), first)
+    )
+    for name in names:
+        assert [record.seq for record in await server.history(name)] == list(range(ROUNDS))
+        assert [message.seq for message in await server.inbox(name, 0)] == list(range(1, ROUNDS + 1))
+    for writer in writers:
+        await writer.close()

@@ -19,8 +19,8 @@ _EXPIRES = 10_000_000
 _TRIES = 60
 _PAUSE = 0.2
 
-_LOCK = "SELECT GET_LOCK(CONCAT('perdure ', MD5(CONCAT(DATABASE(), :tables))), :patience)"
-_UNLOCK = "DO RELEASE_LOCK(CONCAT('perdure ', MD5(CONCAT(DATABASE(), :tables))))"
+_LOCK = "SELECT GET_LOCK(CONCAT('perdure ', LEFT(SHA2(CONCAT(DATABASE(), :tables), 256), 40)), :patience)"
+_UNLOCK = "DO RELEASE_LOCK(CONCAT('perdure ', LEFT(SHA2(CONCAT(DATABASE(), :tables), 256), 40)))"
 
 _TAKE = """
 INSERT INTO perdure_migrations (version, name, checksum, applied_at)

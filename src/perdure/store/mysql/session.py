@@ -10,8 +10,9 @@ from perdure.store.mysql.driver import Connection
 #: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
 _SMALLEST_PACKET = 4 << 20
 
-_VERSION = re.compile(r"(\d+)\.(\d+)\.")
-_OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+#: MySQL before could not compare text byte by byte with blanks at its end.
+_OLDEST = {"MariaDB": (10, 6, 0), "MySQL": (8, 0, 17)}
 
 #: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same.
 _PER_KIND = {
@@ -35,7 +36,7 @@ async def prepare(connection: Connection, where: str) -> None:
     kind = "MariaDB" if "mariadb" in text.lower() else "MySQL"
     # MariaDB pretends to be 5.5.5 first, for old replicas.
     version = _VERSION.search(text.removeprefix("5.5.5-"))
-    if version is None or (int(version[1]), int(version[2])) < _OLDEST[kind]:
+    if version is None or tuple(map(int, version.groups())) < _OLDEST[kind]:
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
     answers = await connection.send([*_PER_KIND[kind], *_SETTINGS, _ASKED])

@@ -1,4 +1,4 @@
-"""The store on MySQL 8 and newer and on MariaDB 10.6 and newer.
+"""The store on MySQL 8.0.17 and newer and on MariaDB 10.6 and newer.
 
 A verb is a transaction on one connection, in READ COMMITTED. Statements travel in packets, so that the hot verbs are one round
 trip or two. Only what both servers understand is used.
