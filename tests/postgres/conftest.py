@@ -1,9 +1,9 @@
-"""A store on the test server, on the server's own clock."""
+"""A store on the test server, on the server's own clock, and a pooler before it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -11,7 +11,9 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.invariants import scan_store
-from tests.servers.schemas import PGBOUNCER, Schemas
+from tests.servers.pgbouncer import Pgbouncer
+from tests.servers.private import Missing
+from tests.servers.schemas import PGBOUNCER, Schemas, postgres_dsn
 
 
 @pytest.fixture
@@ -35,3 +37,19 @@ async def store(url: str) -> AsyncIterator[PostgresStore]:
     yield store
     assert await scan_store(store.query) == []
     await store.close()
+
+
+@pytest.fixture
+def pooler() -> Iterator[Pgbouncer]:
+    dsn = postgres_dsn()
+    try:
+        pooler = Pgbouncer(dsn)
+    except Missing as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"a pooler is needed: {missing}")
+    try:
+        pooler.create()
+        yield pooler
+    finally:
+        pooler.remove()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,27 +15,10 @@ from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, a_run
 from perdure.testing.invariants import Known, scan_store
 from tests.servers.pgbouncer import Pgbouncer
-from tests.servers.private import Missing
-from tests.servers.schemas import Schemas, postgres_dsn
+from tests.servers.schemas import Schemas
 
 ENGINES = 3
 RUNS = 40
-
-
-@pytest.fixture
-def pooler() -> Iterator[Pgbouncer]:
-    dsn = postgres_dsn()
-    try:
-        pooler = Pgbouncer(dsn)
-    except Missing as missing:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"a pooler is needed: {missing}")
-    try:
-        pooler.create()
-        yield pooler
-    finally:
-        pooler.remove()
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ database in memory that ends with the engine. Options follow a question mark: `p
 (FULL or NORMAL), `quick_check` (auto, on or off) and `busy` (for how many seconds to wait for other processes).
 
 `postgresql://user:password@host/database` is a PostgreSQL server, as its own tools write it (several hosts and options such
-as `sslmode` included), with the options `schema`, `prefix` and `pool` (how many connections at the most) besides.
+as `sslmode` included), with the options `schema`, `prefix`, `pool` (how many connections at the most), `notify` (on or off: hints
+between processes) and `listen` (`host:port` to exchange them at, where that is another one) besides.
 
 `mysql://user:password@host:port/database` (or `mariadb://`) is a MySQL or MariaDB server, with the options `prefix`, `pool`,
 `ssl` (preferred, required, verify or off) and `socket` (the path of a Unix socket, instead of host and port).
@@ -14,7 +15,7 @@ as `sslmode` included), with the options `schema`, `prefix` and `pool` (how many
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
 
@@ -23,6 +24,7 @@ from perdure.store.dialect import DEFAULT_PREFIX
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 _PASSWORD = re.compile(r"(://[^:@/]*):[^/]*@|([?&]\w*password)=[^&]*")
+_HOSTS = re.compile(r"[^/@?#,]+(,[^/@?#,]+)*")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _EXAMPLE = (
     "Use sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, or "
@@ -50,6 +52,8 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
     schema: str | None = None
     prefix: str = DEFAULT_PREFIX
     pool: int = 10
+    #: What the driver is given for a connection that listens; None: nobody does.
+    listen: str | None = None
 
     @property
     def tables(self) -> str:
@@ -101,19 +105,34 @@ def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
 def _postgres(url: str) -> PostgresUrl:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    ours = {name: options.pop(name) for name in ("schema", "prefix", "pool") if name in options}
+    ours: dict[str, str] = {
+        name: options.pop(name) for name in ("schema", "prefix", "pool", "notify", "listen") if name in options
+    }
     if "," in parts.netloc or "," in options.get("host", ""):
         # Of several hosts, one that takes no writes is of no use.
         options.setdefault("target_session_attrs", "read-write")
     schema = ours.get("schema")
     if schema is not None and not _SCHEMA.fullmatch(schema):
         raise UsageError(f"{schema!r} cannot be the name of a schema; use letters, digits and _, at most 63.")
+    parts = parts._replace(query=urlencode(options))
     return PostgresUrl(
-        dsn=urlunsplit(parts._replace(query=urlencode(options))),
+        dsn=urlunsplit(parts),
+        listen=_listen(parts, ours),
         schema=schema,
         prefix=_prefix(ours.get("prefix", DEFAULT_PREFIX)),
         pool=_pool(ours.get("pool", "10")),
     )
+
+
+def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
+    hosts = ours.get("listen")
+    notify = _one_of("notify", ours.get("notify", "off" if hosts is None else "on"), ("on", "off"))
+    if hosts is None or notify == "off":
+        return urlunsplit(parts) if notify == "on" else None
+    if not _HOSTS.fullmatch(hosts):
+        raise UsageError(f"The option listen of a database URL is host:port, or several with commas, not {hosts!r}.")
+    user, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{hosts}"))
 
 
 def _mysql(url: str) -> MysqlUrl:

@@ -67,6 +67,12 @@ class Connection(Protocol):
     def add_query_logger(self, callback: Callable[[Any], object]) -> None:
         """Show every statement, with its parameters and time, to a callback."""
 
+    async def add_listener(self, channel: str, callback: Callable[[Any, int, str, object], object]) -> None:
+        """Listen to a channel; the callback gets this, the sender's number, the channel and what was said."""
+
+    def add_termination_listener(self, callback: Callable[[Any], object]) -> None:
+        """Call back when it is over, whoever ended it."""
+
     def terminate(self) -> None:
         """End it at once."""
 

@@ -41,6 +41,7 @@ from perdure.store.postgres.claim import Seen, claim
 from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, say_goodbye
+from perdure.store.postgres.notify import Notices
 from perdure.store.postgres.patience import Patience
 from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.simple import commit_simply, is_simple
@@ -100,10 +101,17 @@ class PostgresStore(SqlStore):
         self._prepares = True
         self._patience = Patience()
         self._trace: Trace | None = None
+        self._notices = Notices(url.listen, url.tables, system, self._tell)
+
+    async def open(self) -> None:
+        """Connect, check versions and settings, apply migrations if allowed."""
+        await super().open()
+        self._notices.start()
 
     async def close(self) -> None:
         """Let go of every connection."""
         if self._process == os.getpid():
+            await self._notices.stop()
             self._process = 0
             for pool in list(self._pools.values()):
                 await pool.close()
@@ -301,6 +309,7 @@ class PostgresStore(SqlStore):
         self._system.crash_point(f"{verb}.committed")
         if stirred:
             self._tell(stirred)
+            self._notices.say(stirred)
 
     def _pass_by(self, verb: str) -> None:
         for place in ("begun", "written", "committed"):

@@ -1,0 +1,235 @@
+"""Hints between processes. Stores here never look by themselves, so what another store does is only noticed by a hint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from perdure import Context, Engine, Workflow, workflow
+from perdure.core.errors import UsageError
+from perdure.host import Host
+from perdure.store import Retrying
+from perdure.store.postgres.store import PostgresStore
+from perdure.store.protocol import Change
+from perdure.store.url import PostgresUrl, parse
+from perdure.testing.conformance.harness import ACTOR, a_run
+from tests.helpers import eventually
+from tests.servers.pgbouncer import Pgbouncer
+from tests.servers.schemas import PGBOUNCER, postgres_dsn
+
+
+class Deaf(PostgresStore):
+    """A store of a process that does not ask whether others have written."""
+
+    async def changed(self) -> bool:
+        return False
+
+
+def a_store(url: str) -> Deaf:
+    where = parse(url)
+    assert isinstance(where, PostgresUrl)
+    return Deaf(where, Host())
+
+
+def straight_host() -> str:
+    return urlsplit(postgres_dsn()).netloc.rpartition("@")[2]
+
+
+@pytest.fixture
+def listening(url: str) -> str:
+    return f"{url}&listen={straight_host()}" if PGBOUNCER in os.environ else f"{url}&notify=on"
+
+
+@asynccontextmanager
+async def two_engines(url: str, flow: Workflow[Any, Any]) -> AsyncIterator[Engine]:
+    """One has a worker, the other one is handed out; as in two processes."""
+    async with AsyncExitStack() as stack:
+        engines = [
+            await stack.enter_async_context(Engine(url, [flow], store=Retrying(a_store(url), Host()))) for _ in range(2)
+        ]
+        await stack.enter_async_context(engines[0].worker())
+        yield engines[1]
+
+
+@asynccontextmanager
+async def overheard(url: str) -> AsyncIterator[list[str]]:
+    """What is said about a place."""
+    channel = a_store(url)._notices._channel
+    said: list[str] = []
+    connection = await asyncpg.connect(postgres_dsn())
+    await connection.add_listener(channel, lambda *arguments: said.append(arguments[3]))
+    yield said
+    await connection.close()
+
+
+@workflow("notices.word.v1")
+async def hearing(ctx: Context) -> str:
+    return await ctx.receive("word", str)
+
+
+async def test_a_worker_hears_what_others_start_and_send_and_a_client_how_it_ends(listening: str) -> None:
+    async with two_engines(listening, hearing) as client:
+        for number in range(3):
+            run = await client.start(hearing())
+            await run.send("word", f"hello {number}")
+            assert await run.result("20s") == f"hello {number}"
+
+
+async def test_a_run_that_is_running_hears_of_its_message(listening: str) -> None:
+    begun, heard = asyncio.Event(), asyncio.Event()
+
+    async def listen() -> None:
+        begun.set()
+        await heard.wait()
+
+    @workflow("notices.busy.v1")
+    async def busy(ctx: Context) -> str:
+        step = ctx.step(listen)
+        word = await ctx.receive("word", str)
+        heard.set()
+        await step
+        return word
+
+    async with two_engines(listening, busy) as client:
+        run = await client.start(busy())
+        await begun.wait()
+        await run.send("word", "hello")
+        assert await run.result("20s") == "hello"
+
+
+async def test_through_a_pooler_hints_go_the_straight_way(pooler: Pgbouncer, url: str) -> None:
+    schema = url.rpartition("schema=")[2]
+    async with two_engines(f"{pooler.dsn}?schema={schema}&listen={straight_host()}", hearing) as client:
+        run = await client.start(hearing())
+        await run.send("word", "hello")
+        assert await run.result("20s") == "hello"
+
+
+async def test_a_commit_says_so_once_however_much_it_changes(listening: str) -> None:
+    async with Engine(listening, [hearing], store=a_store(listening)) as engine, overheard(listening) as said:
+        await engine.start_many([hearing() for _ in range(500)])
+        await eventually(lambda: said, saying="the hint being heard")
+        runs = await asyncio.gather(*(engine.start(hearing()) for _ in range(20)))
+    assert all(payload.startswith(f"{int(Change.READY)} ") for payload in said)
+    assert 2 <= len(said) <= 1 + len(runs)
+
+
+async def test_what_is_said_in_one_moment_is_one_hint(listening: str) -> None:
+    store = a_store(listening)
+    await store.open()
+    async with overheard(listening) as said:
+        for _ in range(100):
+            store._notices.say(Change.READY)
+            store._notices.say(Change.FINISHED)
+        await store.close()
+        await eventually(lambda: said, saying="the hint being heard")
+    assert [payload.partition(" ")[0] for payload in said] == [str(int(Change.READY | Change.FINISHED))]
+
+
+async def test_whoever_leaves_at_once_has_said_so_before(listening: str) -> None:
+    async with overheard(listening) as said:
+        store = a_store(listening)
+        await store.open()
+        await store.create([a_run("r1")], ACTOR)
+        await store.close()
+        await eventually(lambda: said, saying="the hint being heard")
+
+
+async def test_without_being_asked_to_nobody_says_anything(url: str) -> None:
+    async with overheard(url) as said:
+        for number, ending in enumerate(("", "&notify=off", f"&notify=off&listen={straight_host()}")):
+            store = a_store(url + ending)
+            await store.open()
+            await store.create([a_run(f"r{number}")], ACTOR)
+            await store.close()
+        # Whatever had been said would have come before this.
+        loud = a_store(f"{url}&listen={straight_host()}")
+        await loud.open()
+        await loud.create([a_run("loud")], ACTOR)
+        await loud.close()
+        await eventually(lambda: said, saying="the hint being heard")
+        assert len(said) == 1
+
+
+async def test_nobody_is_told_twice_of_what_they_did_themselves(listening: str) -> None:
+    stores = [a_store(listening) for _ in range(2)]
+    heard: list[Change] = []
+    stores[0].subscribe(heard.append)
+    for store in stores:
+        await store.open()
+    await eventually(lambda: Change.ALL in heard, saying="the store listening")
+    heard.clear()
+    for store in stores:
+        await store.create([a_run(f"r{id(store)}")], ACTOR)
+    await eventually(lambda: len(heard) >= 2, saying="the other's hint being heard")
+    assert heard == [Change.READY, Change.READY]
+    for store in stores:
+        await store.close()
+
+
+async def test_a_lost_connection_is_replaced_and_what_was_missed_is_made_up_for(
+    listening: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "perdure")
+    stores = [a_store(listening) for _ in range(2)]
+    heard: list[Change] = []
+    stores[0].subscribe(heard.append)
+    for store in stores:
+        await store.open()
+    await eventually(lambda: Change.ALL in heard, saying="the store listening")
+    admin = await asyncpg.connect(postgres_dsn())
+    for _ in range(3):
+        heard.clear()
+        listens = f'LISTEN "{stores[0]._notices._channel}"'
+        assert await admin.fetch("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = $1", listens)
+        await eventually(lambda: Change.ALL in heard, saying="the store listening again")
+    heard.clear()
+    await stores[1].create([a_run("r1")], ACTOR)
+    await eventually(lambda: heard, saying="the other's hint being heard")
+    await admin.close()
+    for store in stores:
+        await store.close()
+
+
+async def test_where_nobody_can_listen_it_is_said_once_and_work_goes_on(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "perdure")
+    engine = Engine(f"{url}&listen=127.0.0.1:1", [hearing])
+    async with engine, engine.worker():
+        for _ in range(2):
+            run = await engine.start(hearing())
+            await run.send("word", "hello")
+            assert await run.result("20s") == "hello"
+        await eventually(lambda: [r for r in caplog.records if "Hints" in r.message], saying="a warning")
+    assert len([record for record in caplog.records if "Hints" in record.message]) == 1
+
+
+@pytest.mark.parametrize("option", ["notify=maybe", "listen=", "listen=a/b", "listen=me@host"])
+def test_an_option_that_makes_no_sense_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="option"):
+        parse(f"postgresql://me@host/shop?{option}")
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("postgresql://me:pw@host/shop", None),
+        ("postgresql://me:pw@host/shop?notify=on&schema=a", "postgresql://me:pw@host/shop"),
+        ("postgresql://me:pw@host/shop?listen=other:5433", "postgresql://me:pw@other:5433/shop"),
+        ("postgresql://host/shop?listen=a,b&sslmode=require", "postgresql://a,b/shop?sslmode=require"),
+        ("postgresql://host/shop?listen=a&notify=off", None),
+    ],
+)
+def test_where_to_listen_follows_from_the_url(url: str, listen: str | None) -> None:
+    where = parse(url)
+    assert isinstance(where, PostgresUrl)
+    assert where.listen == listen
