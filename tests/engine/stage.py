@@ -25,15 +25,15 @@ class Stage:
         self.path = path
         self.url = url or ("sqlite://" if path is None else f"sqlite:///{path}")
         self.store: SqlStore | None = None
-        self._engines: list[Engine] = []
+        self.engines: list[Engine] = []
 
     def engine(self, *workflows: Workflow[Any, Any], **options: Any) -> Engine:
         """An engine that is closed when the test ends."""
-        assert self.url != "sqlite://" or not self._engines, "a second engine needs a database in a file"
+        assert self.url != "sqlite://" or not self.engines, "a second engine needs a database in a file"
         system = Host()
         self.store = open_store(self.url, system)
         engine = Engine(self.url, workflows, system=system, store=Retrying(self.store, system), **options)
-        self._engines.append(engine)
+        self.engines.append(engine)
         return engine
 
     async def dump(self) -> Dump:
@@ -51,7 +51,7 @@ class Stage:
 
     async def close(self) -> None:
         """Close every engine."""
-        for engine in self._engines:
+        for engine in self.engines:
             await engine.close()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Context, Retry, StepTimeout, Workflow, step, step_info, workflow
+from tests.transactions.tables import execute
 
 EVERYTHING = "faults.everything.v1"
 CHILD = "faults.child.v1"
@@ -54,6 +55,17 @@ def effect(ledger: str, what: str) -> str:
 async def effect_async(ledger: str, what: str) -> str:
     value = begin(ledger, what)
     await asyncio.sleep(0.005)
+    return value
+
+
+async def effect_in_a_transaction(connection: Any, ledger: str, what: str) -> str:
+    """Its row and its record are there together, or not at all."""
+    value = begin(ledger, what)
+    told = Path(ledger).with_name("url")
+    schema = told.read_text().partition("schema=")[2] if told.exists() else ""
+    table = f"{schema}.effects" if schema else "effects"
+    await execute(connection, f"CREATE TABLE IF NOT EXISTS {table} (run TEXT, value TEXT)")
+    await execute(connection, f"INSERT INTO {table} VALUES ('{step_info().run_id}', '{value}')")
     return value
 
 
@@ -127,6 +139,7 @@ async def everything(ctx: Context, ledger: str) -> list[str]:
             seen.append(await ctx.step(slow, ledger))
         except StepTimeout:
             seen.append("timed out")
+    seen.append(await ctx.transaction(effect_in_a_transaction, ledger, f"third, after {seen[0]}"))
     await ctx.sleep(0.12)
     seen.append(await ctx.receive("go", str))
     try:

@@ -79,6 +79,7 @@ async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
         for id, wanted in OUTCOMES.items()
         if id not in end.runs or end.runs[id]["status"] not in wanted
     ]
+    wrong += await _check_rows(home, end)
     wrong += [
         f"child {id!r} is {run['status']}"
         for id, run in end.runs.items()
@@ -87,6 +88,19 @@ async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
     for crash in crashes:
         wrong += _compare(crash, end, ledger)
     return wrong + _check_values(end, ledger) + _check_repeats(end, ledger)
+
+
+async def _check_rows(home: Home, end: Snapshot) -> list[str]:
+    """What a transaction has written is what it has recorded, once."""
+    async with home.looking("rows") as look:
+        rows = [] if look is None else [(row["run"], row["value"]) for row in await look("SELECT * FROM effects")]
+    recorded = sorted(
+        (id, json.loads(record["payload"]))
+        for id, records in end.history.items()
+        for record in records
+        if record["location"] == "effect_in_a_transaction" and not record["failed"]
+    )
+    return [] if sorted(rows) == recorded else [f"a transaction has written {rows} and recorded {recorded}"]
 
 
 async def scan_for_wrongs(home: Home) -> list[str]:

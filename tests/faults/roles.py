@@ -17,6 +17,7 @@ from perdure.core.model import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, labour
+from tests.faults.deeds import deeds, echo
 from tests.faults.watched import watch
 
 LEASE = 0.6
@@ -187,6 +188,12 @@ async def work(directory: Path, world: World, *, url: str = "", **options: Any) 
         await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
 
 
+async def transact(directory: Path, world: World, *, url: str, table: str) -> None:
+    """Start the run that writes rows in transactions, and work on it to its end."""
+    async with Engine(url, [deeds, echo], system=world) as engine, engine.worker(lease=LEASE, grace=0.02):
+        await (await engine.start(deeds(table), id="r")).result()
+
+
 async def fork(directory: Path, world: World) -> None:
     """Use an engine in a process that was forked from the one that opened it, then in that one."""
     async with engine_in(directory, world) as engine:
@@ -212,4 +219,4 @@ def _in_the_child(engine: Engine) -> int:
     return asyncio.run(use())
 
 
-ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, fork)}
+ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, transact, fork)}

@@ -40,6 +40,11 @@ def named(ctx: Context, name: str, *args: Any) -> Any:
     return ctx.options(name=name).step(work, *(args or (name,)))
 
 
+def deed(ctx: Context, name: str, *args: Any) -> Any:
+    """A transaction of that name."""
+    return ctx.options(name=name).transaction(work, *(args or (name,)))
+
+
 class Driver:
     """A run of `function`, taken up with `history`."""
 

@@ -13,7 +13,7 @@ from tests.replay.programs import Node
 from tests.replay.recording import Play, recorded_locations
 
 #: Operations whose name is the program's own.
-NAMED = ("step", "child")
+NAMED = ("step", "deed", "child")
 
 #: What performs its parts one after the other.
 SEQUENTIAL = (

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from perdure import Context
 from perdure.workflow.definition import Call
-from tests.replay.driver import named
+from tests.replay.driver import deed, named
 
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
 
@@ -99,6 +99,9 @@ class Machine:
 
     async def _step(self, node: Node) -> Any:
         return await self._durable(node, named(self._ctx, node.name, node.id))
+
+    async def _deed(self, node: Node) -> Any:
+        return await self._durable(node, deed(self._ctx, node.name, node.id))
 
     async def _child(self, node: Node) -> Any:
         return await self._durable(node, self._ctx.call(Call.named(f"{node.name}.v1", node.id)))
@@ -380,7 +383,7 @@ def described(value: object) -> str:
 
 
 #: Every primitive, by whether it has parts of its own.
-LEAVES = ("step", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail")
+LEAVES = ("step", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail")
 BRANCHES = (
     "seq", "gather", "gather_all", "wait_first", "wait_exception", "wait_all", "wait_in_time", "as_completed", "group",
     "nested", "spawn", "cancel", "timeout", "timeout_at", "wait_for", "shield", "try", "finally", "lock", "semaphore",

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from perdure.core.model import Finish, Lease, NewMessage, Turn, Verdict
+from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.store import messages, reads, workers
+from perdure.store import messages, reads, sql, workers
 from perdure.store.retrying import Retrying
 from perdure.store.sqlite import claim, commit, states
 from perdure.store.sqlite.connection import SqliteTransaction
@@ -22,6 +23,7 @@ from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
 from perdure.worker.claimer import Claimer
 from perdure.worker.residents import Residents
+from perdure.worker.sealing import Seal
 
 Patch = pytest.MonkeyPatch
 
@@ -262,6 +264,31 @@ def dead_may_beat(patch: Patch) -> None:
     reword(patch, workers, "_HEARTBEAT", " AND status = 'alive'", "")
 
 
+def transaction_repeated_unasked(patch: Patch) -> None:
+    """A transaction whose answer was lost is taken for one that never was."""
+
+    async def busy(tx: Any, turn: Turn) -> Verdict:
+        return Verdict.BUSY
+
+    patch.setattr(sql, "recorded", busy)
+
+
+def transaction_with_a_turn_of_its_own(patch: Patch) -> None:
+    """What followed from a transaction is taken to be durable with it."""
+    patch.setattr(Execution, "_is_alone", lambda self, record: False)
+
+
+def transaction_unsealed(patch: Patch) -> None:
+    """Other things happen to a run while its transaction commits."""
+
+    def took(self: Seal, attempt: Any, *end: Any) -> bool:
+        self._holder = attempt if self._holder is not None else None
+        return original(self, attempt, *end)
+
+    original = Seal.took
+    patch.setattr(Seal, "took", took)
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     plant.__name__: plant
     for plant in (
@@ -282,5 +309,8 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         lost_claims_forgotten,
         residents_trusted,
         dead_may_beat,
+        transaction_repeated_unasked,
+        transaction_with_a_turn_of_its_own,
+        transaction_unsealed,
     )
 }

@@ -47,6 +47,8 @@ RARE = frozenset(
         "a step failed and was tried again",
         "a step timed out",
         "a timeout came before its message",
+        "a transaction failed and was tried again",
+        "a transaction whose answer was lost was found",
         "a worker stood still",
         "a worker that had been declared dead began again",
         "a worker was killed",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from datetime import timedelta
 
@@ -235,3 +236,25 @@ def test_it_needs_no_pytest() -> None:
             return await run.result()
 
     assert asyncio.run(main()) == "7 days, 0:00:00"
+
+
+def count(connection: sqlite3.Connection, by: int) -> int:
+    connection.execute("CREATE TABLE IF NOT EXISTS counts (number INTEGER)")
+    connection.execute("INSERT INTO counts VALUES (?)", (by,))
+    return int(connection.execute("SELECT SUM(number) FROM counts").fetchone()[0])
+
+
+@workflow("test.counting")
+async def counting(ctx: Context) -> list[int]:
+    first = await ctx.transaction(count, 2)
+    await ctx.sleep(WEEK)
+    return [first, *await asyncio.gather(ctx.transaction(count, 3), ctx.transaction(count, 4))]
+
+
+async def test_transactions_are_on_the_database_in_memory() -> None:
+    async with Environment([counting]) as env:
+        run = await env.start(counting())
+        await env.advance("6d")
+        await env.restart()
+        await env.advance("2d")
+        assert await run.result() == [2, 5, 9]

@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import asyncmy
 import asyncpg
 import django
 import psycopg
+import pymysql
 import sqlalchemy
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
@@ -24,6 +26,7 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from perdure import Blocking, Engine
+from perdure.store.url import MysqlUrl, parse
 
 T = TypeVar("T")
 
@@ -53,6 +56,18 @@ class Customer:
     @property
     def file(self) -> str:
         return plain(self.url).removeprefix("sqlite:///")
+
+    @property
+    def place(self) -> dict[str, Any]:
+        url = parse(self.url)
+        assert isinstance(url, MysqlUrl)
+        return {
+            "host": url.host,
+            "port": url.port,
+            "user": url.user,
+            "password": url.password,
+            "database": url.database,
+        }
 
     async def here(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
@@ -125,9 +140,23 @@ class Psycopg(Customer):
         self.connection.execute("SELECT 1")
 
 
+class PyMysql(Customer):
+    def connect(self) -> Any:
+        return pymysql.connect(**self.place, cursorclass=pymysql.cursors.DictCursor)
+
+    def connect_committing(self) -> Any:
+        return pymysql.connect(**self.place, autocommit=True)
+
+    def open_transaction(self) -> Any:
+        self.connection.begin()
+
+    def run(self, sql: str) -> Any:
+        self.connection.query(sql)
+
+
 class Alchemy(Customer):
     def engine(self) -> sqlalchemy.Engine:
-        url = plain(self.url).replace("postgresql:", "postgresql+psycopg:")
+        url = plain(self.url).replace("postgresql:", "postgresql+psycopg:").replace("mysql:", "mysql+pymysql:")
         return sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool)
 
     def connect(self) -> Any:
@@ -253,9 +282,28 @@ class AsyncPsycopg(AsyncCustomer):
         await self.connection.rollback()
 
 
+class Asyncmy(AsyncPsycopg):
+    async def connect(self) -> Any:
+        return await asyncmy.connect(**self.place)
+
+    async def connect_committing(self) -> Any:
+        return await asyncmy.connect(**self.place, autocommit=True)
+
+    async def open_transaction(self) -> Any:
+        await self.connection.begin()
+
+    async def disconnect(self) -> Any:
+        await self.connection.ensure_closed()
+
+    async def run(self, sql: str) -> Any:
+        await self.connection.query(sql)
+
+
 class AsyncAlchemy(AsyncPsycopg):
     def engine(self) -> sqlalchemy.ext.asyncio.AsyncEngine:
-        url = plain(self.url).replace("postgresql:", "postgresql+asyncpg:").replace("sqlite:", "sqlite+aiosqlite:")
+        drivers = {"postgresql": "asyncpg", "sqlite": "aiosqlite", "mysql": "asyncmy"}
+        scheme, _, rest = plain(self.url).partition(":")
+        url = f"{scheme}+{drivers[scheme]}:{rest}"
         return sqlalchemy.ext.asyncio.create_async_engine(url, poolclass=sqlalchemy.pool.NullPool)
 
     async def connect(self) -> Any:
@@ -300,6 +348,14 @@ LIBRARIES: dict[str, dict[str, type[Customer]]] = {
         "alchemy async session": AsyncAlchemySession,
         "django": Django,
         "django by hand": DjangoByHand,
+    },
+    "mysql": {
+        "asyncmy": Asyncmy,
+        "pymysql": PyMysql,
+        "alchemy": Alchemy,
+        "alchemy session": AlchemySession,
+        "alchemy async": AsyncAlchemy,
+        "alchemy async session": AsyncAlchemySession,
     },
 }
 

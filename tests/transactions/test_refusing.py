@@ -15,7 +15,6 @@ import sqlalchemy
 
 from perdure import Blocking, Engine, EngineClosed, SchemaMismatch, UsageError
 from tests.engine.stage import Stage
-from tests.helpers import eventually
 from tests.servers.schemas import postgres_dsn
 from tests.transactions.libraries import Alchemy, Customer, plain
 from tests.transactions.test_starting import Place, echo, runs
@@ -171,31 +170,3 @@ async def test_tables_of_another_name_are_found(tmp_path: Path) -> None:
         assert connection.execute("SELECT id FROM other_runs").fetchall() == [("a",)]
     await engine.close()
     await stage.close()
-
-
-async def test_two_who_start_the_same_run_at_once_start_one(on_postgres: Stage) -> None:
-    engine = on_postgres.engine(echo)
-    await engine.open()
-    first, second = [await asyncpg.connect(plain(on_postgres.url)) for _ in range(2)]
-    try:
-        for connection in (first, second):
-            await connection.execute("BEGIN")
-        await engine.start(echo("x"), id="a", connection=first)
-        late = asyncio.ensure_future(engine.start(echo("x"), id="a", connection=second))
-        await _until_somebody_waits(first, second)
-        await first.execute("COMMIT")
-        assert (await late).id == "a"
-        await second.execute("COMMIT")
-    finally:
-        await first.close()
-        await second.close()
-    assert await runs(on_postgres) == ["a"]
-    assert await on_postgres.rows("SELECT COUNT(*) FROM perdure_events") == [(1,)]
-
-
-async def _until_somebody_waits(looks: Any, waits: Any) -> None:
-    async def waiting() -> bool:
-        sql = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
-        return bool(await looks.fetchval(sql, waits.get_server_pid()))
-
-    await eventually(waiting)

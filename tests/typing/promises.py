@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import sqlite3
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, assert_type
@@ -50,6 +51,18 @@ def lazy(number: int) -> Awaitable[bool]:
     raise NotImplementedError(number)
 
 
+def take(connection: sqlite3.Connection, article: str, count: int) -> int:
+    return len(article) - count
+
+
+async def take_soon(connection: sqlite3.Connection, article: str, count: int) -> int:
+    return len(article) - count
+
+
+def connect() -> sqlite3.Connection:
+    raise NotImplementedError
+
+
 class Gateway:
     async def ping(self, host: str) -> float:
         return float(len(host))
@@ -68,6 +81,11 @@ async def checkout(ctx: Context, order: Order) -> str:
     assert_type(await ctx.step(lazy, 3), bool)
     assert_type(await ctx.step(Gateway().ping, "host"), float)
     assert_type(await ctx.options(name="again", retry=Retry.quick(), timeout=3).step(charge, "a", 1), str)
+
+    assert_type(ctx.transaction(take, order.id, 3), Operation[int])
+    assert_type(await ctx.options(using=connect).transaction(take_soon, "a", count=3), int)
+    ctx.transaction(take, order.id)  # type: ignore[call-overload]
+    ctx.transaction(take, order.id, "3")  # type: ignore[call-overload]
 
     ctx.step(charge, order.id)  # type: ignore[call-overload]
     ctx.step(charge, order.id, "3")  # type: ignore[call-overload]

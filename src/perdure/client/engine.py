@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.blocking import Blocking
-from perdure.client.borrowing import create_on, send_on
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
 from perdure.client.watch import Watch
 from perdure.client.why import explain
 from perdure.client.working import EngineWorker
+from perdure.client.writing import create_all, create_on, send_on
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, instant, seconds
 from perdure.core.errors import (
@@ -188,15 +188,7 @@ class Engine:
         self._same.check_among(runs, calls)
         if connection is not None:
             return await self._create(calls, runs, connection)
-        wanted = {run.id: (run, call) for run, call in zip(runs, calls, strict=True)}
-        store = await self._opened()
-        while wanted:
-            answers = await store.create([run for run, _ in wanted.values()], self._actor, all_or_none=True)
-            taken = [answer.run for answer in answers if not answer.created]
-            if not taken:
-                break
-            for run in taken:
-                self._same.check(run, *wanted.pop(run.id))
+        await create_all(await self._opened(), self._actor, runs, calls, self._same)
         return [Handle(self, run.id, call.returns) for run, call in zip(runs, calls, strict=True)]
 
     async def _create(
@@ -206,10 +198,7 @@ class Engine:
             created = await (await self._opened()).create(runs, self._actor)
             self._same.check_created(created, runs, calls)
         else:
-            store = self._unless_closed()
-            created = await create_on(
-                connection, store, self._actor, runs, lambda made: self._same.check_created(made, runs, calls)
-            )
+            created = await create_on(connection, self._unless_closed(), self._actor, runs, calls, self._same)
         return [Handle(self, answer.run.id, call.returns) for answer, call in zip(created, calls, strict=True)]
 
     def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:

@@ -58,6 +58,8 @@ class Execution(Requests):
         #: Digests of arguments that are not what the history has; not a divergence by itself.
         self.warnings: list[str] = []
         self.cancel_requested = False
+        #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
+        self.known = 0
         #: How many records of this attempt there were when the run was taken up.
         self.replayed = 0
         self.loop.on_error = self._on_stray_error
@@ -65,7 +67,8 @@ class Execution(Requests):
         self._start = start
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
         self._history = history[len(earlier) :]
-        self._next_seq = history[-1].seq + 1 if history else 0
+        #: The number of the next record.
+        self.next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
         self._arguments: Arguments | None = None
         self._results = Results(origin.run_id, codec, errors)
@@ -93,20 +96,33 @@ class Execution(Requests):
                 if self.outcome is not None:
                     raise self._diverged(history[self._applied])
                 self._applied += 1
-                self._apply(history[self._applied - 1])
+                record = history[self._applied - 1]
+                if self._applied == len(history) and self._is_alone(record):
+                    self._know_all()
+                self._apply(record)
                 if self._applied % 32 == 0 and not budget():
                     return False
         finally:
             self.loop.leave(before)
         if self._arguments is not None:
             self._arguments.check(self._open.values())
-        self.replaying = False
+        if self.replaying:
+            self._know_all()
         self.replayed = len(history)
         self._history = ()
         if not history:
             for message in self._memo.messages:
                 self.record(Kind.MESSAGE, message.location, message.payload, self.time)
         return True
+
+    def _is_alone(self, record: Record) -> bool:
+        """Whether a record was written by a transaction, and so without the turn that what followed from it rides in."""
+        operation = self._open.get(record.location)
+        return record.kind is _STEP and isinstance(operation, StepOperation) and operation.request.transaction
+
+    def _know_all(self) -> None:
+        self.replaying = False
+        self.known = len(self.fresh)
 
     def record(
         self, kind: Kind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
@@ -115,11 +131,11 @@ class Execution(Requests):
         """Something happened: write it down and let the workflow see it."""
         child = self._open.get(location) if kind is _CHILD else None
         record = Record(
-            seq=self._next_seq, kind=kind, location=location, payload=payload, failed=failed, at=max(self.time, now),
+            seq=self.next_seq, kind=kind, location=location, payload=payload, failed=failed, at=max(self.time, now),
             started_at=started_at, digest=digest if child is None else child.digest, attempts=attempts,
             retry_at=retry_at, inbox_seq=inbox_seq, run_attempt=self._origin.attempt,
         )  # fmt: skip
-        self._next_seq += 1
+        self.next_seq += 1
         self.unsaved.append(record)
         self._apply(record)
 
@@ -139,11 +155,11 @@ class Execution(Requests):
         location = operation.location
         self.unsaved.append(
             Record(
-                seq=self._next_seq, kind=_STEP, location=location, payload=payload, at=self.time, started_at=started_at,
+                seq=self.next_seq, kind=_STEP, location=location, payload=payload, at=self.time, started_at=started_at,
                 digest=operation.digest, attempts=attempts, run_attempt=self._origin.attempt,
             )
         )  # fmt: skip
-        self._next_seq += 1
+        self.next_seq += 1
         del self._open[location]
         operation.open = False
         future = operation.future

@@ -41,6 +41,7 @@ MUTATING_VERBS = (
     "sweep",
     "claim",
     "commit",
+    "transact",
 )
 
 

@@ -147,6 +147,39 @@ class Pool(Generic[C]):
             await asyncio.gather(*(self._say_goodbye(connection) for connection in idle))
 
 
+class Pools(Generic[C]):
+    """A pool for each event loop that asks."""
+
+    def __init__(
+        self,
+        system: System,
+        connect: Callable[[], Awaitable[C]],
+        say_goodbye: Callable[[C], Awaitable[None]],
+        size: int,
+    ) -> None:
+        self._make: Callable[[], Pool[C]] = lambda: Pool(system, connect, say_goodbye, size, self._forget)
+        self._pools: dict[asyncio.AbstractEventLoop, Pool[C]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    def here(self) -> Pool[C]:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = self._pools[loop] = self._make()
+        return pool
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for pool in list(self._pools.values()):
+            await pool.close()
+
+    def _forget(self, pool: Pool[C]) -> None:
+        self._pools.pop(pool.loop, None)
+
+
 def _look_at(knocking: asyncio.Task[None]) -> None:
     # Whoever waited for it may have given up meanwhile; its failure is nobody's surprise.
     if not knocking.cancelled():

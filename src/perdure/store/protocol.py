@@ -38,6 +38,7 @@ from perdure.core.model import (
 )
 
 if TYPE_CHECKING:
+    from perdure.store.borrowed.deed import Deed
     from perdure.store.dialect import Transaction
 
 
@@ -65,6 +66,10 @@ class Store(Protocol):
     poll_interval: float
     #: How many commits at once serve a busy worker best.
     lanes: int
+    #: Whether a transaction that writes shuts out every other one.
+    exclusive: bool
+    #: Whether its own connections block whoever uses them, and so belong into a thread.
+    blocks: bool
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
@@ -126,10 +131,13 @@ class Store(Protocol):
     ) -> int:
         """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
 
-    def borrowed(self, connection: object, actor: str) -> AbstractAsyncContextManager[Transaction]:
+    def borrowed(
+        self, connection: object, actor: str, *, locking: bool = True
+    ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on a connection of their own, for `create` and `send` over a `Transaction`.
 
-        Nothing of it is ever repeated here; an open store is not needed. Raises `UsageError` and `SchemaMismatch`.
+        Without `locking`, rows are only looked at before others are written. Nothing of it is ever repeated here; an open store
+        is not needed. Raises `UsageError` and `SchemaMismatch`.
         """
 
     # workers
@@ -165,3 +173,13 @@ class Store(Protocol):
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable in one transaction, each accepted or rejected by itself; one verdict a turn, in order."""
+
+    async def transact(self, deed: Deed) -> Verdict:
+        """Run a function of the user's and write the record of its result in one transaction: APPLIED or LOST.
+
+        What the function raises is raised. Raises `Interrupted` if the database failed and nothing is there, and `Doubtful` if
+        that is unknown; then ask `recorded` before trying again.
+        """
+
+    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+        """What became of the one record of a turn: APPLIED, LOST, or BUSY if it is not there and may be tried again."""

@@ -33,6 +33,7 @@ from perdure.core.model import (
     WorkerInfo,
 )
 from perdure.core.system import System
+from perdure.store.borrowed.deed import Deed
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Listener, Store
 
@@ -48,6 +49,7 @@ class Retrying:
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0) -> None:
         self.poll_interval = store.poll_interval
         self.lanes = store.lanes
+        self.exclusive, self.blocks = store.exclusive, store.blocks
         self._store = store
         self._system = system
         self._bound = bound_seconds
@@ -112,9 +114,11 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.cancel(run_id, reason, key, actor))
 
-    def borrowed(self, connection: object, actor: str) -> AbstractAsyncContextManager[Transaction]:
+    def borrowed(
+        self, connection: object, actor: str, *, locking: bool = True
+    ) -> AbstractAsyncContextManager[Transaction]:
         """As the store: a transaction of somebody else's is theirs to repeat."""
-        return self._store.borrowed(connection, actor)
+        return self._store.borrowed(connection, actor, locking=locking)
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
@@ -161,6 +165,14 @@ class Retrying:
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """As the store."""
         return await self._again(lambda: self._store.commit(turns, actor))
+
+    async def transact(self, deed: Deed) -> Verdict:
+        """As the store, once: it may run in a thread, and its function is the user's."""
+        return await self._store.transact(deed)
+
+    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+        """As the store."""
+        return await self._again(lambda: self._store.recorded(turn, actor))
 
     async def _again(self, verb: Callable[[], Awaitable[T]]) -> T:
         until = self._system.monotonic() + self._bound

@@ -6,7 +6,6 @@ every verb allows; after that whoever asked is told that the database is unavail
 
 from __future__ import annotations
 
-import asyncio
 import os
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
@@ -16,7 +15,7 @@ from perdure.core.errors import StoreError
 from perdure.core.system import System
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Transaction
-from perdure.store.pool import Pool, Pooled
+from perdure.store.pool import Pooled, Pools
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
 
@@ -58,16 +57,14 @@ class ServerStore(SqlStore, Generic[C, X]):
         self.lanes = 1
         self._system = system
         self._clock = ServerClock(system, time)
-        self._size = pool
-        self._pools: dict[asyncio.AbstractEventLoop, Pool[C]] = {}
+        self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool)
         self._trace: Trace | None = None
 
     async def close(self) -> None:
         """Let go of every connection."""
         if self._process == os.getpid():
             self._process = 0
-            for pool in list(self._pools.values()):
-                await pool.close()
+            await self._pools.close()
 
     async def changed(self) -> bool:
         """True: it cannot be known without asking, and asking is as dear as claiming."""
@@ -81,7 +78,7 @@ class ServerStore(SqlStore, Generic[C, X]):
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement to a callback. For tests and tools."""
         self._trace = callback
-        self._pool().flush()
+        self._pools.here().flush()
 
     @abstractmethod
     async def _open_connection(self) -> C:
@@ -198,7 +195,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
 
     async def _once(self, work: Callable[[C], Awaitable[T]]) -> T:
-        pool = self._pool()
+        pool = self._pools.here()
         connection = await pool.take()
         try:
             answer = await work(connection)
@@ -216,17 +213,3 @@ class ServerStore(SqlStore, Generic[C, X]):
             raise
         pool.give(connection)
         return answer
-
-    def _pool(self) -> Pool[C]:
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
-        if pool is None:
-            pool = Pool(
-                self._system,
-                self._open_connection,
-                self._say_goodbye,
-                self._size,
-                lambda one: self._pools.pop(one.loop, None),
-            )
-            self._pools[loop] = pool
-        return pool

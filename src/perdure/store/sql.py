@@ -12,7 +12,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
 from perdure.core.errors import EngineClosed, SchemaMismatch
@@ -36,7 +36,10 @@ from perdure.core.model import (
     Verdict,
     WorkerInfo,
 )
+from perdure.core.system import System
 from perdure.store import migrations, reads, workers
+from perdure.store.append import recorded
+from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.dialect import Dialect, Row, Transaction
 from perdure.store.messages import cancel, send
@@ -56,8 +59,11 @@ class SqlStore(ABC):
 
     poll_interval: float
     lanes: int
+    exclusive = False
+    blocks = False
     #: What the database is called in messages.
     where: str
+    _system: System
 
     def __init__(self, dialect: Dialect, tables: str, *, migrate: bool) -> None:
         #: `tables` is how the names of the tables begin, with their schema if they have one.
@@ -110,6 +116,10 @@ class SqlStore(ABC):
     @abstractmethod
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement that writes to a callback. For tests and tools."""
+
+    @abstractmethod
+    def lend(self) -> AbstractContextManager[object] | AbstractAsyncContextManager[object]:
+        """A connection of the driver's own kind, for a transaction of the user's."""
 
     @abstractmethod
     async def _connect(self) -> None:
@@ -168,9 +178,11 @@ class SqlStore(ABC):
         """Ask a run to stop."""
         return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
 
-    def borrowed(self, connection: object, actor: str) -> AbstractAsyncContextManager[Transaction]:
+    def borrowed(
+        self, connection: object, actor: str, *, locking: bool = True
+    ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on a connection of their own."""
-        return borrow(connection, self._home, actor)
+        return borrow(connection, self._home, actor, locking=locking)
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
@@ -209,6 +221,15 @@ class SqlStore(ABC):
     async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the runs that this worker is running."""
         return await self._read("marked", lambda tx: reads.marked(tx, worker_id))
+
+    async def transact(self, deed: Deed) -> Verdict:
+        """Run a function of the user's and write the record of its result in one transaction."""
+        self._check_open()
+        return await perform(deed, self._home, self.lend, self._system.crash_point)
+
+    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+        """What became of the one record of a turn."""
+        return await self._write("recorded", actor, lambda tx: recorded(tx, turn))
 
     async def migrations(self) -> builtins.list[MigrationStatus]:
         """Each migration and when it was applied; works on a store that is not open, and does not open it."""

@@ -12,6 +12,7 @@ from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes
 from perdure.core.model import Next, Park
 from perdure.core.system import System
+from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.journal import Journal
 from perdure.worker.moment import Moment
@@ -41,6 +42,9 @@ class Crew(Struct, frozen=True, kw_only=True):
     """The services that a held run uses."""
 
     system: System
+    store: Store
+    #: The worker's current life, for the audit trail.
+    actor: Callable[[], str]
     #: A look at the clocks: the database's time, which is what goes into histories, and whether the lease is safe.
     moment: Callable[[], Moment]
     journal: Journal

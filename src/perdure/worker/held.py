@@ -12,33 +12,30 @@ from collections.abc import Iterable
 from typing import Any
 
 from perdure.core.errors import PerdureError
-from perdure.core.failure import Failure
 from perdure.core.model import (
     FAR,
     Block,
     ClaimedRun,
-    Finish,
     Kind,
     Message,
     Next,
     Park,
     Record,
     Release,
-    Status,
     Turn,
     Verdict,
 )
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, Operation, StepOperation
-from perdure.replay.outcome import Outcome
 from perdure.worker.alarm import Wakeup
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.guard import guarded
 from perdure.worker.moment import Moment
-from perdure.worker.policy import after_failed_run, expired, next_wake, reason_to_wait, set_aside
-from perdure.worker.recording import record_failure, record_result
+from perdure.worker.policy import end_with, expired, next_wake, reason_to_wait, set_aside
+from perdure.worker.recording import record_failure, record_result, start_child
+from perdure.worker.sealing import Seal
 from perdure.worker.stage import Stage
 from perdure.worker.taking import make_execution
 from perdure.workflow.definition import Workflow
@@ -77,6 +74,7 @@ class Held:
         self._committing = False
         self._forced: Next | None = None
         self._wakeup = Wakeup(crew.system)
+        self._seal: Seal | None = None
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"
@@ -112,8 +110,8 @@ class Held:
             logger.warning("run %s: %s", self.run.id, warning)
         if self._execution.replayed:
             # A child start rides in the turn of the record that led to it, so with any record durable they all are.
-            fresh = self._execution.fresh
-            fresh[:] = [operation for operation in fresh if not isinstance(operation, ChildOperation)]
+            fresh, known = self._execution.fresh, self._execution.known
+            fresh[:known] = [operation for operation in fresh[:known] if not isinstance(operation, ChildOperation)]
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
         self._collect(self._crew.moment().now)
@@ -137,7 +135,7 @@ class Held:
     @guarded
     def receive(self, messages: Iterable[Message]) -> None:
         """Take in new inbox entries, in order."""
-        if self.stage is Stage.REPLAYING:
+        if self.stage is Stage.REPLAYING or self.stage is Stage.SEALED:
             self._backlog.extend(messages)
             return
         # What comes after it was decided to give the run up is for whoever takes it next.
@@ -157,6 +155,8 @@ class Held:
 
     def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> None:
         """See `Recipient`."""
+        if self._seal is not None and self._seal.took(attempt, result, error, moment):
+            return
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
         if ended is None or execution is None or not operation.open:
@@ -189,12 +189,15 @@ class Held:
         if self.stage in (Stage.ACTIVE, Stage.REPLAYING):
             self._cancel_attempts()
             self._force(Release())
+        elif self.stage is Stage.SEALED and self._seal is not None:
+            self._seal.release_later()
 
     def drop(self) -> None:
         """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
         self.stage = Stage.OVER
         self._cancel_attempts()
         self._wakeup.disarm()
+        self._seal = None
         execution, self._execution = self._execution, None
         if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
@@ -213,7 +216,7 @@ class Held:
                 self._collect(now)
             if self._ready:
                 self._dispatch(moment)
-        if self._committing:
+        if self._committing or (self._seal is not None and self._seal.grant()):
             return
         if self._must_write(now):
             self._crew.journal.submit(self)
@@ -234,7 +237,7 @@ class Held:
                 if isinstance(operation, StepOperation):
                     self._ready.append(operation)
                 elif isinstance(operation, ChildOperation):
-                    self._start_child(operation, now)
+                    start_child(execution, self._draft, operation, self.run, self._crew, now)
 
     def _give_up(self, operation: Operation) -> None:
         if isinstance(operation, StepOperation):
@@ -243,15 +246,6 @@ class Held:
                 attempt.cancel()
         elif isinstance(operation, ChildOperation):
             self._draft.stop_child(operation, self.run)
-
-    def _start_child(self, operation: ChildOperation, now: int) -> None:
-        try:
-            self._draft.start_child(operation, self.run)
-        except PerdureError as error:
-            failure = Failure.of(error, self._crew.codec).to_json()
-            assert self._execution is not None
-            self._draft.urgent = True
-            self._execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
 
     def _dispatch(self, moment: Moment) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
@@ -266,13 +260,18 @@ class Held:
                 return
         waiting: list[StepOperation] = []
         crew = self._crew
+        attempt: Attempt
         for operation in self._ready:
             if not operation.open:
                 continue
             if operation.retry_at > moment.now or not moment.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            attempt = Attempt(operation, self.run.id, moment.now, crew.system, crew.arrivals, self)
+            if operation.request.transaction:
+                self._seal = self._seal or Seal(self)
+                attempt = self._seal.attempt(operation, moment.now)
+            else:
+                attempt = Attempt(operation, self.run.id, moment.now, crew.system, crew.arrivals, self)
             self._attempts[operation.location] = attempt
             attempt.start(crew.threads, self.run.deadline)
         self._ready = waiting
@@ -287,6 +286,8 @@ class Held:
         if execution.outcome is not None:
             return True
         if execution.unsaved and (self._draft.urgent or any(not operation.ephemeral for operation in self._ready)):
+            return True
+        if execution.unsaved and self._seal is not None and self._seal.wanted:
             return True
         return not self._attempts and (self._may_park(now) or self._crew.owner.stopping)
 
@@ -317,25 +318,15 @@ class Held:
         outcome = None if self._execution is None else self._execution.outcome
         if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
             return self._forced
-        if outcome is not None:
-            return self._end_with(outcome, now)
+        if outcome is not None and self._execution is not None:
+            self._cancel_attempts()
+            return end_with(outcome, self._execution, self._draft, self.run, self._workflow.retry, self._crew, now)
         if self._attempts:
             return None
         if self._may_park(now):
             assert self._execution is not None
             return Park(self._next_wake(), reason_to_wait(self._execution), self.seen)
         return Release() if self._crew.owner.stopping else None
-
-    def _end_with(self, outcome: Outcome, now: int) -> Next:
-        self._cancel_attempts()
-        assert self._execution is not None
-        if outcome.status is Status.FAILED and not self._execution.cancel_requested:
-            again = after_failed_run(self.run, self._workflow.retry, outcome, self._crew, now)
-            if again is not None:
-                return again  # which takes its children up again
-        for orphan in self._execution.orphans:
-            self._draft.stop_child(orphan, self.run)
-        return Finish(outcome.status, outcome.payload)
 
     def landed(self, verdict: Verdict, moment: Moment) -> None:
         """See `Author`."""

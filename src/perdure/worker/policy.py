@@ -8,12 +8,13 @@ from msgspec import Struct
 
 from perdure.core.errors import Diverged, Expired, Fatal, UsageError
 from perdure.core.failure import Failure
-from perdure.core.model import Again, Block, Finish, Kind, Reason, Run, Status
+from perdure.core.model import Again, Block, Finish, Kind, Next, Reason, Run, Status
 from perdure.core.retry import Retry, requested_delay
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.replay.outcome import Outcome
 from perdure.worker.crew import Crew
+from perdure.worker.draft import Draft
 
 
 class Another(Struct, frozen=True):
@@ -67,6 +68,19 @@ def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: in
         if operation.retry_at < wake:
             wake = operation.retry_at
     return wake
+
+
+def end_with(
+    outcome: Outcome, execution: Execution, draft: Draft, run: Run, policy: Retry | None, crew: Crew, now: int
+) -> Next:
+    """What follows from a workflow's outcome: another attempt, or the end, for the children that nobody waits for too."""
+    if outcome.status is Status.FAILED and not execution.cancel_requested:
+        again = after_failed_run(run, policy, outcome, crew, now)
+        if again is not None:
+            return again  # which takes its children up again
+    for orphan in execution.orphans:
+        draft.stop_child(orphan, run)
+    return Finish(outcome.status, outcome.payload)
 
 
 def reason_to_wait(execution: Execution) -> Reason:

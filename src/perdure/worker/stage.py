@@ -10,5 +10,7 @@ class Stage(Enum):
 
     REPLAYING = auto()
     ACTIVE = auto()
+    #: One of its transactions is about to commit, and nothing else happens to it meanwhile.
+    SEALED = auto()
     PARKED = auto()
     OVER = auto()

@@ -64,6 +64,8 @@ class Worker:
         self._threads = StepThreads(options.abandoned_threads)
         self._crew = Crew(
             system=system,
+            store=store,
+            actor=lambda: self.id,
             moment=self._moment,
             journal=self._journal,
             arrivals=Arrivals(system, self._moment),
@@ -322,7 +324,7 @@ class Worker:
         task.add_done_callback(self._reading.discard)
 
     async def _read_inbox(self, held: Held) -> None:
-        while held.stage is Stage.ACTIVE:
+        while held.stage in (Stage.ACTIVE, Stage.SEALED):
             try:
                 entries = await self._store.inbox(held.run.id, held.seen)
             except StoreError as error:

@@ -11,7 +11,10 @@ import datetime
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
+
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from perdure.core.duration import Duration, instant, microseconds
 from perdure.core.errors import InvalidName
@@ -65,6 +68,31 @@ class Context:
             raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')
         return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
 
+    @overload
+    def transaction(
+        self, function: Callable[Concatenate[Any, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Operation[R]: ...
+
+    @overload
+    def transaction(
+        self, function: Callable[Concatenate[Any, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Operation[R]: ...
+
+    def transaction(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a function in a transaction of the engine's database: what it writes there happens exactly once.
+
+        The function gets a connection before its other arguments: of the engine's own driver, or of another library by
+        `ctx.options(using=...)`. Its writes and the record of its result are committed together. For the rest it is a step.
+        """
+        spec = spec_of(function)
+        options = replace(self._options.over(spec.options), ephemeral=UNSET)
+        name = options.name if isinstance(options.name, str) else spec.name
+        if name is None:
+            raise InvalidName(
+                'a lambda has no name to record its result under: `ctx.options(name="...").transaction(...)`'
+            )
+        return self._runtime.step(StepRequest(name, spec, args, kwargs, options, transaction=True))
+
     def options(
         self,
         *,
@@ -72,9 +100,13 @@ class Context:
         retry: Retry | None = None,
         timeout: Duration | None = None,
         ephemeral: bool | None = None,
+        using: Callable[[], Any] | None = None,
     ) -> Context:
-        """This context with other options for the steps called through it: `ctx.options(timeout="5s").step(...)`."""
-        chosen = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral)
+        """This context with other options for the steps called through it: `ctx.options(timeout="5s").step(...)`.
+
+        `using` gives the connection of a transaction; see `transaction`.
+        """
+        chosen = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using)
         return Context(self._runtime, chosen.over(self._options))
 
     def sleep(self, duration: Duration) -> Operation[None]:

@@ -24,6 +24,8 @@ class StepRequest(Struct, frozen=True):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: StepOptions
+    #: Whether the function gets a connection, and its writes there are durable together with its record.
+    transaction: bool = False
 
 
 class ChildOptions(Struct, frozen=True, kw_only=True):

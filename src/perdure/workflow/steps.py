@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 
 from perdure.core.duration import Duration, seconds
+from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.workflow.signature import type_hints
@@ -29,6 +30,7 @@ class StepOptions(Struct, frozen=True, kw_only=True):
     retry: Retry | UnsetType = UNSET
     timeout: float | UnsetType = UNSET
     ephemeral: bool | UnsetType = UNSET
+    using: Callable[[], Any] | UnsetType = UNSET
 
     def over(self, other: StepOptions) -> StepOptions:
         """These options, filled up from `other`."""
@@ -51,13 +53,17 @@ def make_options(
     retry: Retry | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
+    using: Callable[[], Any] | None = None,
 ) -> StepOptions:
-    """Validated options, from what a user writes."""
+    """Validated options, from what a user writes. Raises `UsageError` and the like."""
+    if using is not None and not callable(using):
+        raise UsageError(f"using={using!r} has to be a function that gives a connection, such as `engine.connect`")
     return StepOptions(
         name=UNSET if name is None else check_name(name, "step name"),
         retry=UNSET if retry is None else retry,
         timeout=UNSET if timeout is None else seconds(timeout),
         ephemeral=UNSET if ephemeral is None else ephemeral,
+        using=UNSET if using is None else using,
     )
 
 

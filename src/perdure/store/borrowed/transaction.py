@@ -43,10 +43,11 @@ class Home(Struct, frozen=True, kw_only=True):
 
 
 class BorrowedTransaction:
-    """See `perdure.store.dialect.Transaction`."""
+    """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
-    def __init__(self, wire: Wire, home: Home, actor: str) -> None:
+    def __init__(self, wire: Wire, home: Home, actor: str, *, locking: bool = True) -> None:
         self.actor = actor
+        self._locking = locking
         self.now = 0
         self._wire = wire
         self._home = home
@@ -70,6 +71,8 @@ class BorrowedTransaction:
 
     async def fetch(self, sql: str, params: Params) -> list[Row]:
         """Run a query."""
+        if not self._locking:
+            sql = sql.replace("{for_update}", "")
         statement = render(self._home.dialect.render(sql, self._home.tables), self._wire.style)
         return await self._wire.fetch(statement.text, statement.bind(params))
 
@@ -117,18 +120,23 @@ def _real(file: str) -> str:
     return os.path.realpath(file)
 
 
-@asynccontextmanager
-async def borrow(connection: object, home: Home, actor: str) -> AsyncGenerator[BorrowedTransaction]:
-    """The transaction that is open on somebody's connection. Raises `UsageError` if there is none, or elsewhere."""
-    wire = wire_of(connection)
+def check_database(wire: Wire, home: Home) -> None:
+    """Raise `UsageError` if a connection speaks to another kind of database."""
     if wire.database != home.dialect.name:
         ours, theirs = (_NAMES.get(name, name) for name in (home.dialect.name, wire.database))
         raise UsageError(f"The connection that was given is to {theirs}; the engine's database is {ours}.")
+
+
+@asynccontextmanager
+async def borrow(connection: object, home: Home, actor: str, *, locking: bool) -> AsyncGenerator[BorrowedTransaction]:
+    """The transaction that is open on somebody's connection. Raises `UsageError` if there is none, or elsewhere."""
+    wire = wire_of(connection)
+    check_database(wire, home)
     try:
         await wire.join()
     except UsageError as problem:
         raise UsageError(f"Nothing can be written on this connection of {wire.library}: {problem}.") from None
-    transaction = BorrowedTransaction(wire, home, actor)
+    transaction = BorrowedTransaction(wire, home, actor, locking=locking)
     await transaction.arrive()
     await transaction.execute("SAVEPOINT perdure", {})
     try:

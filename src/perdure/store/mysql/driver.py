@@ -45,6 +45,9 @@ class _Driver(Protocol):
     _stream_broken: bool
     _result: _Result
 
+    def get_transaction_status(self) -> bool:
+        """Whether a transaction is open."""
+
     async def query(self, sql: bytes) -> int:
         """Send statements; read the first answer."""
 
@@ -80,6 +83,15 @@ class Connection:
     def server_version(self) -> str:
         """As the server says it."""
         return self._driver.server_version
+
+    @property
+    def driver(self) -> object:
+        """The driver's own connection, for functions of the user's."""
+        return self._driver
+
+    def is_busy(self) -> bool:
+        """Whether it is in the middle of a transaction, as the server last said."""
+        return self._driver.get_transaction_status()
 
     async def send(self, statements: Sequence[str]) -> list[Answer]:
         """Execute statements, in as few packets as their size allows."""

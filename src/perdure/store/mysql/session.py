@@ -27,6 +27,9 @@ _SETTINGS = (
     "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 20",
 )
 
+#: As the server has them for everybody.
+_RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, wait_timeout = DEFAULT, {} = DEFAULT"
+
 _ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
 
 
@@ -52,3 +55,9 @@ async def prepare(connection: Connection, where: str) -> None:
             "Look at what stands between here and the server."
         )
     connection.packet = packet
+
+
+async def relax(connection: Connection) -> None:
+    """Let a session take its time, for statements of the user's."""
+    limit = "max_statement_time" if "mariadb" in connection.server_version.lower() else "max_execution_time"
+    await connection.send([_RELAXED.format(limit)])

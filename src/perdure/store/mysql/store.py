@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from perdure.core.errors import StoreError
 from perdure.core.model import (
@@ -28,6 +29,7 @@ from perdure.core.model import (
 from perdure.core.system import System
 from perdure.store import workers
 from perdure.store.dialect import Row, Transaction
+from perdure.store.lending import lend
 from perdure.store.messages import cancel, send
 from perdure.store.mysql import creating, errors, loading
 from perdure.store.mysql.claim import Seen, claim, look
@@ -36,10 +38,11 @@ from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, Connection, Way
 from perdure.store.mysql.literals import Sql, Templates, listed
 from perdure.store.mysql.migrating import migrate
-from perdure.store.mysql.session import prepare
+from perdure.store.mysql.session import prepare, relax
 from perdure.store.mysql.simple import commit_simply, is_simple
 from perdure.store.mysql.sweep import ANYTHING
 from perdure.store.mysql.transaction import Doubtful, MysqlTransaction
+from perdure.store.pool import Pools
 from perdure.store.server import PAUSE, ServerStore
 from perdure.store.url import MysqlUrl
 
@@ -63,6 +66,18 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         self.where = url.where
         self._way = Way(url)
         self._templates = Templates(url.prefix)
+        self._lent = Pools(system, self._open_relaxed, Connection.say_goodbye, url.pool)
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        await super().close()
+        await self._lent.close()
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncGenerator[object]:
+        """A connection for a function of the user's."""
+        async with lend(self._lent, Connection.is_busy) as connection:
+            yield connection.driver
 
     async def now(self) -> int:
         """The server's time."""
@@ -209,6 +224,11 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         except BaseException:
             connection.terminate()
             raise
+        return connection
+
+    async def _open_relaxed(self) -> Connection:
+        connection = await self._open_connection()
+        await relax(connection)
         return connection
 
     async def _say_goodbye(self, connection: Connection) -> None:

@@ -90,20 +90,28 @@ class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes wit
         return f"perdure_{prefix}_{self.unique}_{super()._get_unique_id('')}"
 
 
-async def connect(dsn: str, name: str, patience: Patience, *, prepares: bool) -> Connection:
-    """A new session, of a name that no other one has. Statements that are not to be prepared are examined anew each time."""
+async def connect(dsn: str, name: str, patience: Patience, *, prepares: bool, lent: bool = False) -> Connection:
+    """A new session, of a name that no other one has. Statements that are not to be prepared are examined anew each time.
+
+    So are those on one that is to be lent to the user's functions; they may take their time.
+    """
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
         dsn,
         connection_class=_Session,
         timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
-        command_timeout=patience.statement,
-        statement_cache_size=_CACHED_STATEMENTS if prepares else 0,
+        command_timeout=None if lent else patience.statement,
+        statement_cache_size=_CACHED_STATEMENTS if prepares and not lent else 0,
         max_cached_statement_lifetime=0,
         max_cacheable_statement_size=0,
         server_settings={"application_name": "perdure"},
     )
     session.unique = name
     return cast("Connection", session)
+
+
+def is_busy(session: Connection) -> bool:
+    """Whether a session is in the middle of a transaction."""
+    return session.is_in_transaction()
 
 
 async def say_goodbye(session: Connection) -> None:

@@ -7,11 +7,10 @@ unavailable. No session state is used. Should a pooler turn out to stand in betw
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from perdure.core.errors import StoreError
@@ -34,13 +33,14 @@ from perdure.core.system import System
 from perdure.store import workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row, Transaction
+from perdure.store.lending import lend
 from perdure.store.messages import cancel, send
-from perdure.store.pool import Pool
+from perdure.store.pool import Pool, Pools
 from perdure.store.postgres import creating, errors, loading, migrating
 from perdure.store.postgres.claim import Seen, claim
 from perdure.store.postgres.commit import Doubtful, commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
-from perdure.store.postgres.driver import AlreadyThere, Connection, connect, say_goodbye
+from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
 from perdure.store.postgres.notify import Notices
 from perdure.store.postgres.patience import Patience
 from perdure.store.postgres.ready import claim_ready
@@ -97,7 +97,8 @@ class PostgresStore(SqlStore):
         self._system = system
         self._statements = Statements(url.tables)
         self._clock = ServerClock(system, time)
-        self._pools: dict[asyncio.AbstractEventLoop, Pool[Connection]] = {}
+        self._pools = Pools(system, self._open_connection, say_goodbye, url.pool)
+        self._lent = Pools(system, lambda: self._open_connection(lent=True), say_goodbye, url.pool)
         self._prepares = True
         self._patience = Patience()
         self._trace: Trace | None = None
@@ -113,8 +114,8 @@ class PostgresStore(SqlStore):
         if self._process == os.getpid():
             await self._notices.stop()
             self._process = 0
-            for pool in list(self._pools.values()):
-                await pool.close()
+            await self._pools.close()
+            await self._lent.close()
 
     async def changed(self) -> bool:
         """True: it cannot be known without asking, and asking is as dear as claiming."""
@@ -166,7 +167,7 @@ class PostgresStore(SqlStore):
     async def register(self, worker: WorkerInfo) -> None:
         """Begin a life, and from now on wait for the server no longer than its lease allows."""
         self._patience = self._patience.within(worker.lease / 1e6)
-        self._pool().flush()
+        self._pools.here().flush()
         await super().register(worker)
 
     async def heartbeat(self, worker_id: str) -> bool:
@@ -245,7 +246,11 @@ class PostgresStore(SqlStore):
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement to a callback. For tests and tools."""
         self._trace = callback
-        self._pool().flush()
+        self._pools.here().flush()
+
+    def lend(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection for a function of the user's."""
+        return lend(self._lent, is_busy)
 
     async def _connect(self) -> None:
         self._process = os.getpid()
@@ -331,7 +336,7 @@ class PostgresStore(SqlStore):
         raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
 
     async def _once(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        pool = self._pool()
+        pool = self._pools.here()
         connection = await pool.take()
         try:
             answer = await work(connection)
@@ -356,23 +361,9 @@ class PostgresStore(SqlStore):
         else:
             pool.give(connection)
 
-    def _pool(self) -> Pool[Connection]:
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
-        if pool is None:
-            pool = Pool(
-                self._system,
-                self._open_connection,
-                say_goodbye,
-                self._url.pool,
-                lambda one: self._pools.pop(one.loop, None),
-            )
-            self._pools[loop] = pool
-        return pool
-
-    async def _open_connection(self) -> Connection:
+    async def _open_connection(self, *, lent: bool = False) -> Connection:
         name = self._system.entropy(8).hex()
-        connection = await connect(self._url.dsn, name, self._patience, prepares=self._prepares)
+        connection = await connect(self._url.dsn, name, self._patience, prepares=self._prepares, lent=lent)
         trace = self._trace
         if trace is not None:
             connection.add_query_logger(lambda logged: trace(logged.query))

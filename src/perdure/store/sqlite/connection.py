@@ -181,6 +181,12 @@ class SqliteConnection:
         if self._lock is not None:
             self._lock.give_up()
 
+    def begin(self) -> sqlite3.Connection:
+        """Open a transaction for somebody else; who gets the connection also ends it."""
+        raw = self._open()
+        self._patiently(lambda: raw.execute(self._begin))
+        return raw
+
     def trace(self, callback: Callable[[str], object] | None) -> None:
         """Show every statement to a callback."""
         self._open().set_trace_callback(callback)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from perdure.core.errors import StoreUnavailable
 from perdure.core.system import System
 
 T = TypeVar("T")
 
 #: For how many seconds the thread waits for another job before it goes.
 _LINGER = 0.05
+#: For how many seconds a job waits for somebody who has the connection to himself.
+_LONGEST = 30.0
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
@@ -33,6 +36,7 @@ class Lane:
         self._idle = idle
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition(threading.Lock())
+        self._using = threading.RLock()
         self._manned = False
         self._unfinished = 0
         self._thread: Awaitable[None] | None = None
@@ -40,7 +44,8 @@ class Lane:
     async def run(self, work: Callable[[], T], *, urgent: bool = False) -> T:
         """Do it after whatever was asked before; an urgent job goes first."""
         if self._inline:
-            return work()
+            with self.held():
+                return work()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         with self._changed:
@@ -54,6 +59,19 @@ class Lane:
             else:
                 self._man()
         return await answer
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """The connection for this thread alone; no job is done meanwhile."""
+        if not self._using.acquire(timeout=_LONGEST):
+            raise StoreUnavailable(
+                "A transaction has kept the database to itself for too long. Inside of its function, use the connection that it "
+                "was given, `connection=...`, for whatever else is written."
+            )
+        try:
+            yield
+        finally:
+            self._using.release()
 
     @property
     def queue(self) -> int:
@@ -78,7 +96,7 @@ class Lane:
                     self._manned = False
                     return
                 work, loop, answer = self._jobs.popleft()
-            value, error = _attempt(work)
+            value, error = self._attempt(work)
             with self._changed:
                 self._unfinished -= 1
             # A loop that is closed has nobody left who waits.
@@ -86,12 +104,12 @@ class Lane:
                 loop.call_soon_threadsafe(_settle, answer, value, error)
             del work, loop, answer, value, error
 
-
-def _attempt(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return work(), None
-    except BaseException as error:
-        return None, error
+    def _attempt(self, work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        try:
+            with self.held():
+                return work(), None
+        except BaseException as error:
+            return None, error
 
 
 def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -33,19 +35,22 @@ _READERS = 2
 class SqliteStore(SqlStore):
     """The verbs of `Store` over one SQLite database."""
 
+    exclusive = True
+
     def __init__(self, url: SqliteUrl, system: System, *, migrate: bool = True, inline: bool = False) -> None:
         super().__init__(SQLITE, url.prefix, migrate=migrate)
         # Nobody else can write to a database in memory, so there is nothing to ask for.
         self.poll_interval = 60.0 if url.path is None else 0.05
         # There is one writer; and while it works, the interpreter is its own.
         self.lanes = 1
-        self._file = url.path
+        self._url = url
         self._system = system
         self._clock = Clock(system)
         self._writer = SqliteConnection(url, system, self._clock, writes=True)
         self.where = self._writer.where
         self._writing = Lane(system, inline=inline, idle=self._writer.rest)
         self._readers = [(self._writer, self._writing)]
+        self.blocks = not inline
         if url.path is not None and not inline:
             connections = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
             self._readers = [(one, Lane(system, inline=False, idle=one.rest)) for one in connections]
@@ -89,9 +94,29 @@ class SqliteStore(SqlStore):
         """Show every statement of the writer to a callback. For tests and tools."""
         await self._writing.run(lambda: self._writer.trace(callback))
 
+    @contextmanager
+    def lend(self) -> Generator[sqlite3.Connection]:
+        """A connection with the right to write: one of its own to a file, or the only one to a database in memory."""
+        if self._url.path is None:
+            with self._writing.held():
+                raw = self._writer.begin()
+                rows, texts = raw.row_factory, raw.text_factory
+                try:
+                    yield raw
+                finally:
+                    raw.row_factory, raw.text_factory = rows, texts
+            return
+        own = msgspec.structs.replace(self._url, quick_check="off")
+        connection = SqliteConnection(own, self._system, self._clock, writes=True)
+        connection.open()
+        try:
+            yield connection.begin()
+        finally:
+            connection.close()
+
     @property
     def _home(self) -> Home:
-        return msgspec.structs.replace(super()._home, file=self._file)
+        return msgspec.structs.replace(super()._home, file=self._url.path)
 
     async def _connect(self) -> None:
         await self._writing.run(self._writer.open)

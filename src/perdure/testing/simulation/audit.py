@@ -18,6 +18,7 @@ from perdure.replay.origin import Origin
 from perdure.testing.invariants import Known, scan
 from perdure.testing.simulation.interpreter import Interpreter, Steps
 from perdure.testing.simulation.ledger import Ledger
+from perdure.testing.simulation.programs import DEEDS
 from perdure.workflow.definition import Workflow
 
 #: Errors with which the store itself ends a run, whatever its code was doing.
@@ -44,6 +45,7 @@ class Audit:
             *self._overwritten(),
             *self._unasked(),
             *self._lost_results(),
+            *self._deeds(),
             *self._children(),
             *self._clients(),
             *self._cancellations(),
@@ -100,6 +102,19 @@ class Audit:
             for seen in effect.seen:
                 if seen.startswith(("result", "message")) and seen not in recorded[effect.run_id]:
                     yield f"{effect.location} of run {effect.run_id} was executed with {seen!r}, which is not in the history"
+
+    def _deeds(self) -> Iterator[str]:
+        """What transactions have written is what they have recorded, once."""
+        rows = [tuple(row) for row in self._query("SELECT run_id, location, result FROM deeds")]
+        recorded = {
+            (run_id, record.location, msgspec.json.decode(record.payload, type=str))
+            for run_id, history in self._histories.items()
+            for record in history
+            if record.kind is Kind.STEP and record.payload and not record.failed and _name(record) in DEEDS
+        }
+        yield from (f"{row} was written twice" for row, times in Counter(rows).items() if times > 1)
+        yield from (f"{row} was written and is not recorded" for row in set(rows) - recorded)
+        yield from (f"{row} is recorded and was not written" for row in recorded - set(rows))
 
     def _children(self) -> Iterator[str]:
         for parent_id, history in self._histories.items():
@@ -211,3 +226,7 @@ async def read_all(store: Any) -> tuple[list[Run], dict[str, list[Record]]]:
         cursor = page.cursor
         if cursor is None:
             return runs, {run.id: await store.history(run.id) for run in runs}
+
+
+def _name(record: Record) -> str:
+    return record.location.partition("#")[0]

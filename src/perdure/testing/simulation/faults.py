@@ -24,6 +24,7 @@ from perdure.testing.simulation.system import SimSystem
 
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "workers", "holdings", "load", "marked",
+    "recorded",
 )  # fmt: skip
 _VERBS = frozenset(READING_VERBS) | frozenset(MUTATING_VERBS)
 
@@ -87,6 +88,8 @@ class FaultStore:
 
     poll_interval = 1.0
     lanes = 1
+    exclusive = True
+    blocks = False
 
     def __init__(self, database: Database, system: SimSystem) -> None:
         self.process = system.process
@@ -167,6 +170,10 @@ class FaultStore:
         if verb == "commit":
             ledger.committed(args[0], answer)
             self._count_repeated(args[0], answer)
+        elif verb == "transact":
+            ledger.sometimes["a transaction of a former owner was refused"] += answer is Verdict.LOST
+        elif verb == "recorded":
+            ledger.sometimes["a transaction whose answer was lost was found"] += answer is Verdict.APPLIED
         elif verb == "claim":
             for claimed in cast("Claimed", answer).runs:
                 ledger.claimed(claimed.run.id, claimed.run.attempt, self.process.name)

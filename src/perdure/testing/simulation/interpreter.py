@@ -7,6 +7,7 @@ result that was acted upon and then lost, replaced or given twice leaves a mark.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,6 +21,7 @@ from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.programs import (
     Child,
     Cleanup,
+    Deed,
     Gather,
     Group,
     Limit,
@@ -65,6 +67,19 @@ class Steps:
             raise RuntimeError(f"execution {number} failed")
         return f"result {number}"
 
+    async def write(self, connection: sqlite3.Connection, seen: list[str], failures: int) -> str:
+        """Write a row, then fail or succeed."""
+        info = step_info()
+        number = self.ledger.effect(
+            Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral=False, worker=self._worker)
+        )
+        result = f"result {number}"
+        connection.execute("INSERT INTO deeds VALUES (?, ?, ?)", (info.run_id, info.location, result))
+        if info.attempt <= failures:
+            self.ledger.sometimes["a transaction failed and was tried again"] += 1
+            raise RuntimeError(f"execution {number} failed")
+        return result
+
 
 class Log(list[str]):
     """What a workflow has seen, in the order in which it saw it."""
@@ -78,7 +93,7 @@ class Interpreter:
 
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         # Bound once: the engine looks at a step's signature once for each function that it is given.
-        self._work = steps.work
+        self._work, self._write = steps.work, steps.write
         self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
         self.workflows = (
@@ -107,6 +122,9 @@ class Interpreter:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
+            case Deed(name=name, failures=failures):
+                deed = ctx.options(name=name, retry=_RETRY).transaction(self._write, log[-_MEMORY:], failures)
+                log.append(await deed)
             case Sleep(seconds=seconds, plain=plain):
                 until = ctx.now() + timedelta(seconds=seconds)
                 await (asyncio.sleep(seconds) if plain else ctx.sleep(seconds))

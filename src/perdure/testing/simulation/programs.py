@@ -13,6 +13,7 @@ from msgspec import Struct
 
 MESSAGES = ("go", "stop", "more")
 STEPS = ("a", "b", "c")
+DEEDS = ("x", "y")
 
 
 class Step(Struct, frozen=True, tag="step"):
@@ -25,6 +26,13 @@ class Step(Struct, frozen=True, tag="step"):
     fatal: bool = False
     timeout: float | None = None
     ephemeral: bool = False
+
+
+class Deed(Struct, frozen=True, tag="deed"):
+    """A transaction that writes a row of its own, and fails some times."""
+
+    name: str
+    failures: int = 0
 
 
 class Sleep(Struct, frozen=True, tag="sleep"):
@@ -87,7 +95,7 @@ class Child(Struct, frozen=True, tag="child"):
     stubborn: bool = False
 
 
-Op = Step | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child
+Op = Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child
 Program = tuple[Op, ...]
 
 _DECODER = msgspec.json.Decoder(Program)
@@ -109,7 +117,9 @@ class Author:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
-        leaves: list[tuple[Callable[[], Op], int]] = [(self._step, 8), (self._sleep, 3), (self._receive, 3)]
+        leaves: list[tuple[Callable[[], Op], int]] = [
+            (self._step, 8), (self._deed, 3), (self._sleep, 3), (self._receive, 3),
+        ]  # fmt: skip
         nests: list[tuple[Callable[[int], Op], int]] = [
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
             (self._child, 6),
@@ -140,6 +150,9 @@ class Author:
             timeout=rng.choice((None, None, 0.5, 3.0)),
             ephemeral=rng.random() < 0.15,
         )
+
+    def _deed(self) -> Op:
+        return Deed(self._rng.choice(DEEDS), self._rng.choice((0, 0, 1, 3)))
 
     def _sleep(self) -> Op:
         return Sleep(self._rng.choice((0.0, 0.01, 0.2, 1.0, 6.0)), plain=self._rng.random() < 0.4)

@@ -119,6 +119,7 @@ class World:
 
     async def _watch_for_overwriting(self) -> None:
         raw = self.store._writer._open()
+        raw.execute("CREATE TABLE deeds (run_id TEXT, location TEXT, result TEXT)")
         raw.execute("CREATE TEMP TABLE overwritten (what TEXT)")
         for name, table, event, condition in (
             ("outcome", "runs", "UPDATE", "WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation"),

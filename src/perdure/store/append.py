@@ -1,0 +1,65 @@
+"""One record, written on a transaction that holds other people's writes too.
+
+The run's row is locked and the lease checked on it; only then does the record go in. Whoever later wants to know what became of
+a transaction whose answer was lost asks under the same lock, which it held until it ended.
+"""
+
+from __future__ import annotations
+
+from perdure.core.errors import StoreCorrupt
+from perdure.core.model import Status, Turn, Verdict
+from perdure.store.dialect import Transaction
+from perdure.store.turns import record_row
+
+_COLUMNS = (
+    "run_id", "seq", "token", "kind", "location", "payload", "failed", "at", "started_at", "digest", "attempts",
+    "retry_at", "inbox_seq", "run_attempt",
+)  # fmt: skip
+
+_FENCE = """
+SELECT status, token, nonce
+FROM perdure_runs
+WHERE id = :run_id
+{for_update}
+"""
+
+_RECORD = f"""
+INSERT INTO perdure_history ({", ".join(_COLUMNS)})
+VALUES ({", ".join(f":{column}" for column in _COLUMNS)})
+"""
+
+_THERE = f"""
+SELECT {", ".join(_COLUMNS)}
+FROM perdure_history
+WHERE run_id = :run_id AND seq = :seq
+"""
+
+
+async def append(tx: Transaction, turn: Turn) -> Verdict:
+    """Write the one record of a turn, if its lease holds: APPLIED, or LOST."""
+    if not await _holds(tx, turn):
+        return Verdict.LOST
+    [record] = turn.records
+    await tx.execute(_RECORD, dict(zip(_COLUMNS, record_row(turn, record), strict=True)))
+    return Verdict.APPLIED
+
+
+async def recorded(tx: Transaction, turn: Turn) -> Verdict:
+    """What became of such a turn: APPLIED, LOST, or BUSY: it is not there, and its lease holds, so it may be tried again."""
+    holds = await _holds(tx, turn)
+    [record] = turn.records
+    there = await tx.fetch(_THERE, {"run_id": turn.lease.run_id, "seq": record.seq})
+    if there and there[0] == record_row(turn, record):
+        return Verdict.APPLIED
+    if there and holds:
+        raise StoreCorrupt(
+            f"The history of run {turn.lease.run_id!r} has another record than its worker wrote at number {record.seq}. Look at "
+            "the run's history and release it."
+        )
+    return Verdict.BUSY if holds else Verdict.LOST
+
+
+async def _holds(tx: Transaction, turn: Turn) -> bool:
+    lease = turn.lease
+    rows = await tx.fetch(_FENCE, {"run_id": lease.run_id})
+    return bool(rows) and tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)

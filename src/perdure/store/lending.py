@@ -1,0 +1,28 @@
+"""Connections to a server for functions of the user's.
+
+They come from pools of their own: a function may take its time, and what the worker itself writes must not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from perdure.store.pool import Pooled, Pools
+
+C = TypeVar("C", bound=Pooled)
+
+
+@asynccontextmanager
+async def lend(pools: Pools[C], is_busy: Callable[[C], bool]) -> AsyncGenerator[C]:
+    """A connection; one that comes back in the middle of something is not used again."""
+    pool = pools.here()
+    connection = await pool.take()
+    try:
+        yield connection
+    finally:
+        if connection.is_closed() or is_busy(connection):
+            pool.drop(connection)
+        else:
+            pool.give(connection)

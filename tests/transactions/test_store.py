@@ -1,0 +1,77 @@
+"""The verb below `ctx.transaction`: a function and a record, both or neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.core.model import Lease, Release, Turn, Verdict
+from perdure.store import SqlStore
+from perdure.store.borrowed.deed import Deed
+from perdure.testing.conformance.harness import ACTOR, a_record, commit, held
+from tests.engine.stage import Stage
+from tests.transactions.tables import prepare, put, table, written
+
+
+async def taken(stage: Stage) -> tuple[SqlStore, Lease]:
+    """A run in somebody's hands."""
+    await prepare(stage)
+    assert stage.store is not None
+    return stage.store, await held(stage.store)
+
+
+def a_deed(stage: Stage, turn: Turn, error: Exception | None = None) -> Deed:
+    async def work(connection: Any) -> None:
+        await put(connection, table(stage), 1)
+        if error is not None:
+            raise error
+
+    async def seal(result: object) -> Turn:
+        return turn
+
+    return Deed(work=work, waits=True, seal=seal)
+
+
+async def test_both_are_there(stage: Stage) -> None:
+    store, lease = await taken(stage)
+    turn = Turn(lease=lease, records=(a_record(0),))
+    assert await store.recorded(turn, ACTOR) is Verdict.BUSY
+    assert await store.transact(a_deed(stage, turn)) is Verdict.APPLIED
+    assert await store.recorded(turn, ACTOR) is Verdict.APPLIED
+    assert await written(stage) == [1]
+    assert await store.history("r1") == list(turn.records)
+
+
+async def test_neither_is_there_without_the_lease(stage: Stage) -> None:
+    store, lease = await taken(stage)
+    turn = Turn(lease=lease, records=(a_record(0),))
+    await commit(store, lease, next=Release())
+    assert await store.transact(a_deed(stage, turn)) is Verdict.LOST
+    assert await store.recorded(turn, ACTOR) is Verdict.LOST
+    assert await written(stage) == []
+    assert await store.history("r1") == []
+
+
+async def test_a_lease_of_the_same_token_is_not_enough(stage: Stage) -> None:
+    store, lease = await taken(stage)
+    turn = Turn(lease=Lease(lease.run_id, lease.token, "another"), records=(a_record(0),))
+    assert await store.transact(a_deed(stage, turn)) is Verdict.LOST
+    assert await written(stage) == []
+
+
+async def test_neither_is_there_if_the_function_raises(stage: Stage) -> None:
+    store, lease = await taken(stage)
+    turn = Turn(lease=lease, records=(a_record(0),))
+    with pytest.raises(KeyError, match="no"):
+        await store.transact(a_deed(stage, turn, KeyError("no")))
+    assert await written(stage) == []
+    assert await store.recorded(turn, ACTOR) is Verdict.BUSY
+
+
+async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:
+    store, lease = await taken(stage)
+    turn = Turn(lease=lease, records=(a_record(0),))
+    await store.transact(a_deed(stage, turn))
+    await commit(store, lease, next=Release())
+    assert await store.recorded(turn, ACTOR) is Verdict.APPLIED
