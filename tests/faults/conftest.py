@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.family import Family, family
 from tests.faults.homes import KINDS, Homes
+from tests.faults.served import SERVERS, Served
 
 
 @pytest.fixture
@@ -19,3 +20,8 @@ async def processes() -> AsyncIterator[Family]:
 @pytest.fixture(params=KINDS)
 def homes(request: pytest.FixtureRequest) -> Homes:
     return Homes(request.param)
+
+
+@pytest.fixture(params=SERVERS, scope="session")
+def served(request: pytest.FixtureRequest) -> Served:
+    return Served.asked_for(request)

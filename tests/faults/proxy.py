@@ -77,12 +77,9 @@ class Proxy:
     def url(self) -> str:
         """The server's URL, by way of this."""
         user, _, _ = self._url.netloc.rpartition("@")
-        query = "&".join(part for part in (self._url.query, "sslmode=disable" if self._is_postgres else "") if part)
+        plain = "sslmode=disable" if self._url.scheme.startswith("postgres") else "ssl=off"
+        query = "&".join(part for part in (self._url.query, plain) if part)
         return urlunsplit(self._url._replace(netloc=f"{user}@127.0.0.1:{self._port}", query=query))
-
-    @property
-    def _is_postgres(self) -> bool:
-        return self._url.scheme.startswith("postgres")
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
@@ -100,6 +97,10 @@ class Proxy:
         """Order a fault."""
         self._fault = Fault(loss, nth, about)
         return self._fault
+
+    def lose_nothing(self) -> None:
+        """Take back what was ordered and has not happened."""
+        self._fault = None
 
     def go_down(self) -> None:
         """Cut every connection, and turn away whoever connects."""

@@ -168,9 +168,11 @@ class MysqlWire:
         elif self._columns > 0:
             self._columns -= 1
         elif kind == b"\xfe" and len(body) < 9:
-            # The first says that all columns are described, the second that all rows have come.
-            if self._columns == -1:
-                return self._end(packet, 3)
+            # Old clients are told that all columns are described, and that all rows have come; newer ones only the latter.
+            if len(body) > 5 or self._columns == -1:
+                return self._end(packet, 3 if len(body) == 5 else _after_two_numbers(body))
+            self._columns = -1
+        else:
             self._columns = -1
         return Reply(packet)
 

@@ -133,7 +133,7 @@ class ServerStore(SqlStore, Generic[C, X]):
     async def _transact(
         self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]], *, entered: bool = False
     ) -> T:
-        """Run a verb in a transaction of its own."""
+        """Run a verb in a transaction of its own. What goes on from an earlier look begins anew should the answer be lost."""
         self._check_open()
         if not entered:
             self._system.crash_point(f"{verb}.enter")
@@ -147,7 +147,7 @@ class ServerStore(SqlStore, Generic[C, X]):
             await self._end(tx)
             return answer, tx.stirred
 
-        answer, stirred = await self._with(verb, attempt)
+        answer, stirred = await self._with(verb, attempt, entered=entered)
         self._committed(verb, stirred)
         return answer
 
@@ -165,7 +165,7 @@ class ServerStore(SqlStore, Generic[C, X]):
             self._system.crash_point(f"{verb}.written")
             return await body(tx), tx.stirred
 
-        answer, stirred = await self._with(verb, attempt)
+        answer, stirred = await self._with(verb, attempt, entered=entered)
         if answer is not None:
             self._committed(verb, stirred)
         return answer
@@ -179,14 +179,14 @@ class ServerStore(SqlStore, Generic[C, X]):
         for place in ("begun", "written", "committed"):
             self._system.crash_point(f"{verb}.{place}")
 
-    async def _with(self, verb: str, work: Callable[[C], Awaitable[T]]) -> T:
+    async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False) -> T:
         """Do something on a connection, again and again while that may help."""
         self._check_open()
         for left in range(TRIES - 1, -1, -1):
             try:
                 return await self._once(work)
             except Exception as error:
-                if not left or not (self._is_race(error) or self._is_lost(error)):
+                if not left or not (self._is_race(error) or (self._is_lost(error) and not entered)):
                     known = self._translated(error)
                     if known is error:
                         raise
