@@ -101,3 +101,26 @@ async def test_a_run_that_is_given_back_while_its_parking_is_refused_is_still_gi
         run = await engine.start(app.stopped(str(tmp_path / "ledger")))
         await eventually(lambda: stopping and stopping[0].done())
         assert await run.status() is Status.PENDING
+
+
+async def test_a_worker_declared_dead_while_it_starts_claims_as_one_and_can_be_stopped(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    host = Host()
+    store: Any = open_store(url, host)
+    unblock = store.unblock
+
+    async def unblock_late(*args: Any) -> int:
+        inner: Any = worker._worker
+        inner._declared_dead()
+        await inner._rebirth
+        unblocked: int = await unblock(*args)
+        return unblocked
+
+    store.unblock = unblock_late
+    async with Engine(url, [app.stopped], system=host, store=store) as engine:
+        worker = engine.worker(lease=LEASE)
+        await worker.start()
+        claimers = [task for task in asyncio.all_tasks() if task.get_name() == "perdure claimer"]
+        async with asyncio.timeout(20):
+            await worker.stop()
+    assert len(claimers) == 1

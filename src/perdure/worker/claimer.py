@@ -61,7 +61,9 @@ class Claimer:
         self._stand_back_again = 0.0
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Begin to claim. Twice is once: a worker may be declared dead, and begin again, while it is starting."""
+        if self._task is not None:
+            return
         self._loop = asyncio.get_running_loop()
         self._unsubscribe = self._store.subscribe(self._on_change)
         self._task = self._system.spawn(self._run(), "perdure claimer")
