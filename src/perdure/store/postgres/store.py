@@ -193,12 +193,14 @@ class PostgresStore(SqlStore):
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs."""
+        self._check_open()
+        self._system.crash_point("claim.enter")
 
         async def quickly(tx: PostgresTransaction) -> tuple[Seen, Claimed | None]:
             return await claim_ready(tx, request, self._clock, self._system.entropy)
 
         one = self._at_once if self._prepares else self._transact
-        answer = await one("claim", request.worker, quickly)
+        answer = await one("claim", request.worker, quickly, entered=True)
         assert answer is not None
         seen, claimed = answer
         if claimed is not None:
