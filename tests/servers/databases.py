@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from perdure.store.mysql import dialect
 from perdure.store.url import MysqlUrl, parse
 from tests.servers.places import MIGRATIONS, TABLES, Places, dsn_of
 
@@ -35,6 +36,7 @@ class Databases(Places):
     """Those that this process has made."""
 
     variable = MYSQL
+    dialect = dialect.MYSQL
 
     def _url(self, dsn: str, name: str) -> str:
         return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))

@@ -6,6 +6,7 @@ import os
 from typing import Any
 from urllib.parse import urlsplit
 
+from perdure.store.postgres import dialect
 from tests.servers.places import MIGRATIONS, TABLES, Places, dsn_of
 
 POSTGRES = "PERDURE_TEST_POSTGRES"
@@ -22,6 +23,7 @@ class Schemas(Places):
     """Those that this process has made."""
 
     variable = POSTGRES
+    dialect = dialect.POSTGRES
 
     def _url(self, dsn: str, name: str) -> str:
         way = os.environ.get(PGBOUNCER, dsn)

@@ -44,6 +44,7 @@ class _Driver(Protocol):
     server_version: str
     _stream_broken: bool
     _result: _Result
+    _transport: asyncio.Transport | None
 
     def get_transaction_status(self) -> bool:
         """Whether a transaction is open."""
@@ -110,6 +111,10 @@ class Connection:
 
     def terminate(self) -> None:
         """End it at once."""
+        transport = self._driver._transport
+        if transport is not None:
+            # Closing an encrypted one in order takes an answer of the server, for which nobody waits.
+            transport.abort()
         self._driver.close()
 
     async def say_goodbye(self) -> None:
@@ -118,7 +123,7 @@ class Connection:
             async with asyncio.timeout(_GOODBYE):
                 await self._driver.ensure_closed()
         except Exception:
-            self._driver.close()
+            self.terminate()
 
     def _packets(self, statements: Sequence[str]) -> list[bytes]:
         encoded = [statement.encode() for statement in statements]
