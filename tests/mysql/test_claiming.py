@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections import Counter
-from contextlib import AsyncExitStack
 
-import pytest
-
-from perdure import Context, Engine, workflow
-from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
-from perdure.host import Host
-from perdure.store import open_store
+from perdure.core.model import FAR, ClaimRequest, Turn, Verdict
 from perdure.store.mysql import claim as claiming
 from perdure.store.mysql.driver import Way
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.url import MysqlUrl, parse
-from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
+from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
+from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 RUNS = 20_000 if PROVE else 2_000
 DUE = 100_000 if PROVE else 2_000
-CLAIMERS = 8
-
-
-@workflow("idle.v1")
-async def nothing_to_do(ctx: Context) -> None: ...
-
-
-async def create_many(store: MysqlStore, count: int, letter: str = "r", **changes: object) -> None:
-    for start in range(0, count, 1000):
-        numbers = range(start, min(start + 1000, count))
-        await store.create([a_run(f"{letter}{number:06}", **changes) for number in numbers], ACTOR)
 
 
 async def test_many_claimers_take_each_run_once_and_all_of_them(store: MysqlStore, url: str) -> None:
     await create_many(store, RUNS)
-    claimed: Counter[str] = Counter()
-
-    async def work(name: str) -> None:
-        mine = open_store(url, Host())
-        await mine.open()
-        await mine.register(a_worker(name))
-        for number in range(RUNS):
-            request = ClaimRequest(worker=name, nonce=f"{name}-{number}", limit=50, by_age=6, types=(TYPE, OTHER_TYPE))
-            got = await mine.claim(request)
-            assert len(got.runs) <= 50
-            claimed.update(one.run.id for one in got.runs)
-            turns = [Turn(lease=one.lease, next=Finish(Status.COMPLETED, "1")) for one in got.runs]
-            # Another claimer that has just found out that a run is not ready any more may still have its row.
-            while turns:
-                verdicts = await mine.commit(turns, name)
-                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
-                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
-            if not got.runs and got.next_wake == FAR:
-                break
-        await mine.close()
-
     before = await deadlocks(store)
-    await asyncio.gather(*(work(f"w{number}") for number in range(CLAIMERS)))
+    claimed = await claimed_by_many(url, RUNS)
     assert len(claimed) == RUNS
     assert set(claimed.values()) == {1}
     assert await deadlocks(store) == before
@@ -74,16 +35,7 @@ async def deadlocks(store: MysqlStore) -> int:
 
 
 async def test_timers_that_are_due_at_one_instant_are_all_taken(store: MysqlStore) -> None:
-    now = await store.now()
-    await create_many(store, DUE, wake_at=now + 1)
-    await store.register(a_worker())
-    taken: set[str] = set()
-    for number in range(DUE // 10):
-        request = ClaimRequest(worker="w1", nonce=f"n{number}", limit=100, types=(TYPE,))
-        taken.update(one.run.id for one in (await store.claim(request)).runs)
-        if len(taken) == DUE:
-            return
-    pytest.fail(f"only {len(taken)} of {DUE} were taken")
+    assert await taken_of_timers(store, DUE) == DUE
 
 
 async def test_an_idle_claim_is_one_statement(store: MysqlStore) -> None:
@@ -171,17 +123,5 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
 
 
 async def test_eight_idle_workers_cost_the_server_less_than_ten_statements_a_second(url: str) -> None:
-    host = Host()
-    stores = [open_store(url, host) for _ in range(8)]
-    seen: list[str] = []
-    engines = [Engine(url, [nothing_to_do], system=host, store=store) for store in stores]
-    async with AsyncExitStack() as stack:
-        for engine, store in zip(engines, stores, strict=True):
-            await stack.enter_async_context(engine)
-            await store.trace(seen.append)
-            await stack.enter_async_context(engine.worker())
-        # Polls begin quickly and become slower while nothing happens.
-        await asyncio.sleep(8)
-        seen.clear()
-        await asyncio.sleep(4)
-        assert len(seen) / 4 < 10, Counter(text[:60] for text in seen)
+    seen = await statements_of_idle_workers(url)
+    assert seen.total() / 4 < 10, seen

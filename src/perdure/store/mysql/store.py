@@ -171,10 +171,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one round trip if they reach nobody else."""
-        self._check_open()
-        self._system.crash_point("commit.enter")
         if is_simple(turns):
-            written = await self._at_once("commit", actor, lambda tx: self._commit_simply(tx, turns), entered=True)
+            written = await self._at_once("commit", actor, lambda tx: self._commit_simply(tx, turns))
             if written is not None:
                 return written
         return await self._commit(turns, actor)
@@ -192,9 +190,9 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         try:
-            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False), entered=True)
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False))
         except Doubtful:
-            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True), entered=True)
+            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True))
         if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
             # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
             await self._system.sleep(PAUSE * self._system.random())
