@@ -14,17 +14,24 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 #: MySQL before could not compare text byte by byte with blanks at its end.
 _OLDEST = {"MariaDB": (10, 6, 0), "MySQL": (8, 0, 17)}
 
-#: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same.
+#: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same. MySQL cannot end
+#: a transaction that nobody goes on with, only a session.
 _PER_KIND = {
-    "MariaDB": ("SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin", "SET SESSION max_statement_time = 10"),
-    "MySQL": ("SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin", "SET SESSION max_execution_time = 10000"),
+    "MariaDB": (
+        "SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin",
+        "SET SESSION max_statement_time = 10, idle_transaction_timeout = 15",
+    ),
+    "MySQL": (
+        "SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin",
+        "SET SESSION max_execution_time = 10000, wait_timeout = 20",
+    ),
 }
-#: Waits are short, so that whoever holds a lease hears of trouble long before it ends; a session that nobody uses any more, with
-#: the locks that it may have, ends by itself. Values are exactly what they are: nothing is cut off, padded or translated.
+#: Waits are short, so that whoever holds a lease hears of trouble long before it ends, and locks of somebody who is gone are gone
+#: soon. Values are exactly what they are: nothing is cut off, padded or translated.
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'",
-    "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 20",
+    "SET SESSION innodb_lock_wait_timeout = 2, group_concat_max_len = 16777216",
 )
 
 #: As the server has them for everybody.
