@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.bench import Bench, Result, Sizes
 from benchmarks.claiming import w7
+from benchmarks.fleet import w8
 from benchmarks.latency import w3
 from benchmarks.memory import memory
 from benchmarks.resuming import w6
@@ -29,6 +30,7 @@ WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w5": w5,
     "w6": w6,
     "w7": w7,
+    "w8": w8,
     "memory": memory,
 }
 

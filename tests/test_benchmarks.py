@@ -30,6 +30,7 @@ OF_ITS_OWN = {
     "w5": {"done_after_last_due_s"},
     "w6": {"records_per_s"},
     "w7": {"alone_p50_ms", "ratio_beside_to_alone", "ratio_woken_beside_to_alone"},
+    "w8": {"alone_steps_per_s", "ratio_two_workers_to_one"},
     "memory": {"rss_growth_mb", "resident_bytes_per_run"},
 }
 

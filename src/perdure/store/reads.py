@@ -10,6 +10,8 @@ import base64
 import binascii
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from perdure.core.errors import InvalidCursor, StoreCorrupt
 from perdure.core.model import Event, Loaded, Message, Page, Record, Run, RunFilter, Status
 from perdure.store.dialect import Params, Transaction, placeholders
@@ -21,6 +23,9 @@ SELECT {RUN}
 FROM perdure_runs
 WHERE id = :run_id
 """
+
+_NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
+_PAGE = f"SELECT {RUN} FROM perdure_runs {{}} {_NEWEST}"
 
 _HISTORY = f"""
 SELECT {RECORD}
@@ -67,19 +72,27 @@ async def get_many(tx: Transaction, run_ids: Sequence[str]) -> list[Run]:
     return found
 
 
-async def list_runs(tx: Transaction, filter: RunFilter, limit: int, cursor: str | None) -> Page:
-    """A page of runs, newest first."""
-    where, params = _where(filter, cursor)
-    sql = f"""
-        SELECT {RUN}
-        FROM perdure_runs
-        {where}
-        ORDER BY created_at DESC, id DESC
-        LIMIT :limit
-    """
+async def list_runs(tx: Transaction, filter: RunFilter, limit: int, cursor: str | None, *, apart: bool = False) -> Page:
+    """A page of runs, newest first. `apart` looks for each status by itself, where each has an index of its own."""
+    statuses = filter.status or ()
+    if apart and len(statuses) > 1:
+        sql, params = _each(filter, statuses, cursor)
+    else:
+        where, params = _where(filter, cursor)
+        sql = _PAGE.format(where)
     rows = await tx.fetch(sql, {**params, "limit": limit + 1})
     runs = tuple(values(to_run, rows[:limit]))
     return Page(runs, _encode(runs[-1]) if len(rows) > limit and runs else None)
+
+
+def _each(filter: RunFilter, statuses: Sequence[Status], cursor: str | None) -> tuple[str, Params]:
+    params: dict[str, object] = {}
+    pages: list[str] = []
+    for number, status in enumerate(dict.fromkeys(statuses)):
+        where, given = _where(replace(filter, status=(status,)), cursor)
+        params |= {**given, f"status{number}": status.value}
+        pages.append(f"({_PAGE.format(where.replace(':status0', f':status{number}'))})")
+    return f"SELECT * FROM ({' UNION ALL '.join(pages)}) page {_NEWEST}", params
 
 
 async def history(tx: Transaction, run_id: str) -> list[Record]:

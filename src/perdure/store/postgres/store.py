@@ -22,7 +22,9 @@ from perdure.core.model import (
     Loaded,
     NewMessage,
     NewRun,
+    Page,
     Run,
+    RunFilter,
     SendOutcome,
     Swept,
     Turn,
@@ -30,7 +32,7 @@ from perdure.core.model import (
     WorkerInfo,
 )
 from perdure.core.system import System
-from perdure.store import workers
+from perdure.store import reads, workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row, Transaction
 from perdure.store.lending import lend
@@ -166,8 +168,10 @@ class PostgresStore(SqlStore):
 
     async def register(self, worker: WorkerInfo) -> None:
         """Begin a life, and from now on wait for the server no longer than its lease allows."""
-        self._patience = self._patience.within(worker.lease / 1e6)
-        self._pools.here().flush()
+        patience = self._patience.within(worker.lease / 1e6)
+        if patience != self._patience:
+            self._patience = patience
+            self._pools.here().flush()
         await super().register(worker)
 
     async def heartbeat(self, worker_id: str) -> bool:
@@ -216,6 +220,10 @@ class PostgresStore(SqlStore):
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """Those of the runs that exist; the statement does not depend on how many are asked for."""
         return await self._read("get_many", lambda tx: loading.runs(tx, run_ids))
+
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+        """Runs, newest first; of several statuses each by its own index."""
+        return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor, apart=True))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one statement if they reach nobody else."""

@@ -1,0 +1,89 @@
+"""w8: what a second worker process adds. Each worker is a process of its own; this one only queues and waits."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from benchmarks.bench import Bench, Result, median, none_left, until
+from benchmarks.programs import ALL, steps
+from perdure import Engine, Status
+from perdure.cli.process import fast_loop, tune_collector
+
+#: Sequential steps of each run.
+STEPS = 10
+
+
+async def w8(bench: Bench) -> Result:
+    """The same queue of runs for one worker process and for two."""
+    runs = max(2, bench.sizes.runs // 2)
+    alone, together, ratios = [], [], []
+    async with bench.engine() as engine:
+        for _ in range(bench.sizes.rounds):
+            bench.raw.sample()
+            one, two = [await _work_off(bench, engine, runs, workers) for workers in (1, 2)]
+            alone.append(one)
+            together.append(two)
+            ratios.append(one / two)
+    return bench.result(
+        runs=runs,
+        steps=runs * STEPS,
+        runs_per_s=runs / median(together),
+        steps_per_s=runs * STEPS / median(together),
+        alone_steps_per_s=runs * STEPS / median(alone),
+        ratio_two_workers_to_one=median(ratios),
+    )
+
+
+async def _work_off(bench: Bench, engine: Engine, runs: int, workers: int) -> float:
+    """Seconds from the start of the workers, whose processes are there already, until nothing is left."""
+    calls = [steps(STEPS) for _ in range(runs)]
+    for start in range(0, runs, 1000):
+        await engine.start_many(calls[start : start + 1000])
+    async with AsyncExitStack() as stack:
+        children = [await stack.enter_async_context(_process(bench)) for _ in range(workers)]
+        begun = time.perf_counter()
+        for child in children:
+            _tell(child)
+        await until(lambda: none_left(engine, Status.PENDING, Status.RUNNING, Status.WAITING), every=0.02)
+        return time.perf_counter() - begun
+
+
+@asynccontextmanager
+async def _process(bench: Bench) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that is ready to be a worker; it becomes one at the first word and ends at the second."""
+    command = (sys.executable, "-m", "benchmarks.fleet", bench.url, str(bench.sizes.slots))
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert child.stdout is not None
+    await child.stdout.readline()
+    try:
+        yield child
+    finally:
+        _tell(child)
+        if await child.wait():
+            raise RuntimeError(f"a worker process ended with status {child.returncode}; the measurement is void")
+
+
+def _tell(child: asyncio.subprocess.Process) -> None:
+    assert child.stdin is not None
+    child.stdin.write(b"\n")
+
+
+async def _work(url: str, slots: int) -> None:
+    words = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(words), sys.stdin)
+    async with Engine(url, ALL) as engine:
+        print("ready", flush=True)
+        await words.readline()
+        async with engine.worker(slots=slots):
+            await words.readline()
+
+
+if __name__ == "__main__":
+    tune_collector()
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        runner.run(_work(sys.argv[1], int(sys.argv[2])))
