@@ -6,18 +6,23 @@ every verb allows; after that whoever asked is told that the database is unavail
 
 from __future__ import annotations
 
+import builtins
 import os
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.errors import StoreError
+from perdure.core.model import Kind, NewMessage, SendOutcome, Swept, Turn, Verdict
 from perdure.core.system import System
+from perdure.store import workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Transaction
+from perdure.store.messages import cancel, send
 from perdure.store.pool import Pooled, Pools
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
+from perdure.store.wave import Doubtful
 
 T = TypeVar("T")
 
@@ -75,6 +80,35 @@ class ServerStore(SqlStore, Generic[C, X]):
         """The server's time as last measured, carried on by the monotonic clock."""
         return self._clock.now()
 
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+
+        async def body(tx: X) -> builtins.list[SendOutcome]:
+            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
+            if ends or len(messages) > 1:
+                await self._lock_in_order(tx, [message.run_id for message in messages], ends)
+            return await send(tx, messages)
+
+        return await self._transact("send", actor, body)
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+
+        async def body(tx: X) -> SendOutcome:
+            await self._lock_in_order(tx, [run_id], [run_id])
+            return await cancel(tx, run_id, reason, key)
+
+        return await self._transact("cancel", actor, body)
+
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
+        self._check_open()
+        self._system.crash_point("sweep.enter")
+        if await self._read("sweep", self._anything_to_sweep):
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+        self._pass_by("sweep")
+        return Swept(dead_workers=(), released=0, expired=0, more=False)
+
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement to a callback. For tests and tools."""
         self._trace = callback
@@ -103,6 +137,21 @@ class ServerStore(SqlStore, Generic[C, X]):
     @abstractmethod
     async def _rolled_back(self, connection: C) -> bool:
         """End what may be open on a connection; whether it can be used again."""
+
+    @abstractmethod
+    async def _lock_in_order(self, tx: X, run_ids: Sequence[str], ends: Sequence[str]) -> None:
+        """Lock these runs, and parents of those that may end, in everybody's order: no two may wait for each other."""
+
+    @abstractmethod
+    async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[Verdict]:
+        """Write the turns; raises `Doubtful`, unless told that records may be there already."""
+
+    @abstractmethod
+    async def _anything_to_sweep(self, tx: X) -> bool:
+        """Whether a sweep would find something."""
+
+    def _learn(self, error: Exception) -> None:
+        """Take note of what an error says about the way to the server."""
 
     @abstractmethod
     def _is_race(self, error: Exception) -> bool:
@@ -170,6 +219,17 @@ class ServerStore(SqlStore, Generic[C, X]):
             self._committed(verb, stirred)
         return answer
 
+    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable in a transaction of their own."""
+        try:
+            verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=False))
+        except Doubtful:
+            verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=True))
+        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
+            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
+            await self._system.sleep(PAUSE * self._system.random())
+        return verdicts
+
     def _committed(self, verb: str, stirred: Change) -> None:
         self._system.crash_point(f"{verb}.committed")
         if stirred:
@@ -186,6 +246,7 @@ class ServerStore(SqlStore, Generic[C, X]):
             try:
                 return await self._once(work)
             except Exception as error:
+                self._learn(error)
                 if not left or not (self._is_race(error) or (self._is_lost(error) and not entered)):
                     known = self._translated(error)
                     if known is error:

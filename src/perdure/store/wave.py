@@ -23,6 +23,10 @@ X = TypeVar("X", bound=Transaction)
 Written = dict[str, dict[int, Row]]
 
 
+class Doubtful(Exception):
+    """Something is there already; nothing was written."""
+
+
 class Wave(ABC, Generic[X]):
     """Turns of different runs. `doubtful`: their records may be there already."""
 

@@ -16,12 +16,8 @@ from perdure.core.model import (
     Claimed,
     ClaimRequest,
     Created,
-    Kind,
     Loaded,
-    NewMessage,
     NewRun,
-    SendOutcome,
-    Swept,
     Turn,
     Verdict,
     WorkerInfo,
@@ -30,7 +26,6 @@ from perdure.core.system import System
 from perdure.store import workers
 from perdure.store.dialect import Row, Transaction
 from perdure.store.lending import lend
-from perdure.store.messages import cancel, send
 from perdure.store.mysql import creating, errors, loading
 from perdure.store.mysql.claim import Seen, claim, look
 from perdure.store.mysql.commit import commit
@@ -41,9 +36,9 @@ from perdure.store.mysql.migrating import migrate
 from perdure.store.mysql.session import prepare, relax
 from perdure.store.mysql.simple import commit_simply, is_simple
 from perdure.store.mysql.sweep import ANYTHING
-from perdure.store.mysql.transaction import Doubtful, MysqlTransaction
+from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.pool import Pools
-from perdure.store.server import PAUSE, ServerStore
+from perdure.store.server import ServerStore
 from perdure.store.url import MysqlUrl
 
 #: Every row that sending touches, parents of those that it may end included. Whoever locks several and waits locks them in this
@@ -103,26 +98,6 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         made = await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
-        """Put messages into inboxes, wake who waits and mark who runs."""
-
-        async def body(tx: MysqlTransaction) -> builtins.list[SendOutcome]:
-            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
-            if ends or len(messages) > 1:
-                await _lock_in_order(tx, [message.run_id for message in messages], ends)
-            return await send(tx, messages)
-
-        return await self._transact("send", actor, body)
-
-    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
-        """Ask a run to stop."""
-
-        async def body(tx: MysqlTransaction) -> SendOutcome:
-            await _lock_in_order(tx, [run_id], [run_id])
-            return await cancel(tx, run_id, reason, key)
-
-        return await self._transact("cancel", actor, body)
-
     async def register(self, worker: WorkerInfo) -> None:
         """Begin a life."""
 
@@ -143,15 +118,6 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             return answer.count == 1
 
         return bool(await self._at_once("heartbeat", worker_id, beat))
-
-    async def sweep(self, limit: int) -> Swept:
-        """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
-        self._check_open()
-        self._system.crash_point("sweep.enter")
-        if await self._read("sweep", self._anything_to_sweep):
-            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
-        self._pass_by("sweep")
-        return Swept(dead_workers=(), released=0, expired=0, more=False)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs."""
@@ -187,16 +153,6 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
                 raise
             written = False
         return [Verdict.APPLIED] * len(turns) if written else None
-
-    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
-        try:
-            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=False))
-        except Doubtful:
-            verdicts = await self._transact("commit", actor, lambda tx: commit(tx, turns, doubtful=True))
-        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
-            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
-            await self._system.sleep(PAUSE * self._system.random())
-        return verdicts
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
@@ -276,6 +232,19 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         seen = await look(tx, request, self._time())
         return seen.at(self._clock.answered(asked, seen.now))
 
+    async def _lock_in_order(self, tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
+        parents: builtins.list[str] = []
+        if ends:
+            [answer] = await tx.send(tx.text(_PARENTS, ids=listed(ends)))
+            parents = [row[0] for row in answer.rows]
+        await tx.send(tx.text(_LOCK_IN_ORDER, ids=listed([*run_ids, *parents])))
+        tx.locked()
+
+    async def _commit_in(
+        self, tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool
+    ) -> builtins.list[Verdict]:
+        return await commit(tx, turns, doubtful=doubtful)
+
     async def _anything_to_sweep(self, tx: MysqlTransaction) -> bool:
         asked = self._clock.asking()
         [answer] = await tx.send(tx.text(ANYTHING, now=self._time(), remembered=workers.REMEMBERED))
@@ -287,12 +256,3 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 def _let_go(opening: asyncio.Task[Connection]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().terminate()
-
-
-async def _lock_in_order(tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
-    parents: list[str] = []
-    if ends:
-        [answer] = await tx.send(tx.text(_PARENTS, ids=listed(ends)))
-        parents = [row[0] for row in answer.rows]
-    await tx.send(tx.text(_LOCK_IN_ORDER, ids=listed([*run_ids, *parents])))
-    tx.locked()

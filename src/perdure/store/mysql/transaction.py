@@ -14,6 +14,7 @@ from perdure.store.dialect import Params, Row
 from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
 from perdure.store.mysql.literals import Sql, Templates, tuples
 from perdure.store.protocol import Change
+from perdure.store.wave import Doubtful
 
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
 
@@ -24,10 +25,6 @@ _NOTES = """
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
 VALUES :rows
 """
-
-
-class Doubtful(Exception):
-    """Something is there already; nothing was written."""
 
 
 class MysqlTransaction:

@@ -17,7 +17,7 @@ from perdure.store.postgres.driver import AlreadyThere
 from perdure.store.postgres.history import HISTORY, arrays, given
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.turns import waves
-from perdure.store.wave import Wave, Written
+from perdure.store.wave import Doubtful, Wave, Written
 
 _MESSAGES = {
     "run_id": "text", "seq": "bigint", "kind": "text", "name": "text", "payload": "text", "failed": "smallint",
@@ -98,10 +98,6 @@ SET status = given.status, reason = given.reason, token = given.token, wake_at =
 FROM {given(_RUNS, _AT[4])}
 WHERE r.id = given.id
 """
-
-
-class Doubtful(Exception):
-    """Something is there already; nothing was written."""
 
 
 async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[Verdict]:
