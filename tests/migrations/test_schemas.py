@@ -20,6 +20,15 @@ DIFFERENT = {
     ): "SQLite's claim index carries `claims`; MySQL has no partial indexes, and few runs have `claims`",
     ("runs", "marked"): "MySQL's index of what is held carries `marked`",
     ("runs", "blocked"): "MySQL finds what is blocked by its status",
+    ("runs", "to_expire"): "MySQL has no partial indexes, and what a run ends with changes less often than its status",
+    ("events", "by_run"): "PostgreSQL's key begins with the run already",
+}
+#: Keys that are not the same everywhere, and why.
+KEYS = {
+    (
+        "postgres",
+        "perdure_events",
+    ): "one index less to write; elsewhere a number that the database gives has to be the key",
 }
 
 
@@ -40,7 +49,8 @@ async def test_tables_columns_and_keys_are_the_same(schema_of: dict[str, Schema]
         assert theirs.keys() == ours.keys()
         for name, table in theirs.items():
             assert table.columns == ours[name].columns, (kind, name)
-            assert table.key == ours[name].key, (kind, name)
+            assert (table.key != ours[name].key) == ((kind, name) in KEYS), (kind, name)
+            assert set(ours[name].key) <= set(table.key)
 
 
 async def test_every_column_of_a_run_may_be_left_out_by_whoever_inserts_one(schema_of: dict[str, Schema]) -> None:
