@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,8 @@ from perdure import Engine, SchemaMismatch
 from perdure.testing.conformance.harness import ACTOR, a_run
 from perdure.testing.invariants import Known, scan_store
 from tests.helpers import eventually
-from tests.migrations.conftest import Place
-from tests.migrations.versions import tasting
+from tests.migrations.conftest import Place, Servers, a_place
+from tests.migrations.versions import LATER, tasting
 
 ROUNDS = 10 if os.environ.get("PERDURE_PROVE") else 1
 POINTS = ("migrate.enter", "migrate.begun", "migrate.written", "migrate.committed")
@@ -112,6 +113,19 @@ async def test_workers_go_on_while_a_later_version_migrates(place: Place, _: int
         known = Known(starts=frozenset(run.id for run in [*before, *after, *later]), settled=frozenset())
         assert await scan_store(store.query, known) == []
         assert await store.query("SELECT DISTINCT flavour FROM perdure_runs") == [("plain",)]
+        assert "by_flavour" in (await place.schema())["perdure_runs"].indexes
+
+
+@pytest.mark.parametrize("done", [1, 2])
+async def test_a_migrator_that_died_between_two_statements_that_commit_by_themselves_has_an_heir(
+    tmp_path: Path, servers: Servers, done: int
+) -> None:
+    async with a_place("mysql", tmp_path, servers) as place, place.store():
+        statements = LATER["mysql"].split(";\n")
+        await place.run(";\n".join(statements[:done]))
+        with processes(place, "later-migrator", "later-migrator") as heirs:
+            begin(*heirs)
+            assert end(*heirs) == []
         assert "by_flavour" in (await place.schema())["perdure_runs"].indexes
 
 

@@ -17,10 +17,10 @@ from perdure.store.migrations import Migration
 from perdure.testing.crash import CrashingHost, Trap
 
 LATER = {
-    # DDL commits by itself, so a statement may find that it was run already. MySQL itself has no IF NOT EXISTS for these.
+    # MariaDB has IF NOT EXISTS for these, and MySQL does not. There, a statement that was run already is taken for done.
     "mysql": """
-ALTER TABLE perdure_runs ADD COLUMN IF NOT EXISTS flavour VARCHAR(100) NOT NULL DEFAULT 'plain';
-CREATE INDEX IF NOT EXISTS perdure_runs_by_flavour ON perdure_runs (flavour, created_at);
+ALTER TABLE perdure_runs ADD COLUMN flavour VARCHAR(100) NOT NULL DEFAULT 'plain';
+CREATE INDEX perdure_runs_by_flavour ON perdure_runs (flavour, created_at);
 """,
     # SQLite cannot ask whether a column is there; that the file and the note of it are one transaction is what makes it safe.
     "sqlite": """

@@ -9,7 +9,7 @@ changes nothing, and a file leaves what older versions use as it is, so that the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 from msgspec import Struct
@@ -108,13 +108,19 @@ def script(dialect: Dialect, tables: str) -> str:
     return "\n".join(parts)
 
 
-async def migrate(tx: Transaction, dialect: Dialect) -> list[Migration]:
-    """Apply what is missing; what was applied now."""
+async def migrate(
+    tx: Transaction, dialect: Dialect, is_done: Callable[[Exception], bool] = lambda error: False
+) -> list[Migration]:
+    """Apply what is missing; what was applied now. `is_done` tells errors of statements that were run before a crash."""
     await tx.execute(TABLE, {})
     missing = _missing(known(dialect), await tx.fetch(_APPLIED, {}))
     for migration in missing:
         for statement in migration.statements:
-            await tx.execute(statement, {})
+            try:
+                await tx.execute(statement, {})
+            except Exception as error:
+                if not is_done(error):
+                    raise
         row = {"version": migration.version, "name": migration.name, "checksum": migration.checksum, "now": tx.now}
         await tx.execute(_RECORD, row)
     return missing

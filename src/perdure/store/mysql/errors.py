@@ -20,6 +20,8 @@ _LOST = frozenset({
 _READ_ONLY = frozenset({1290, 1792, 1836})
 _NO_RIGHT = frozenset({1044, 1142, 1143, 1227, 1370})
 _NO_TABLES = frozenset({1146, 1054})
+#: A table, column, index or constraint that is there already, or is no longer there.
+_MADE = frozenset({1050, 1060, 1061, 1091, 1826, 3822})
 _FULL = frozenset({1021, 1030, 1037, 1038, 1041, 1114})
 _DAMAGED = frozenset({1034, 1035, 1126, 1194, 1195, 1712, 1932})
 #: Wrong password, unknown database.
@@ -38,6 +40,11 @@ def is_race(error: BaseException) -> bool:
 def is_refusal(error: BaseException) -> bool:
     """Whether a packet was stopped by its own condition, or by something that was there already."""
     return code_of(error) in (_OUT_OF_RANGE, _THERE_NOW)
+
+
+def is_made(error: BaseException) -> bool:
+    """Whether a statement that changes the schema finds it changed already."""
+    return code_of(error) in _MADE
 
 
 def is_lost(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from perdure.core.system import System
 from perdure.store import migrations
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import AlreadyThere
+from perdure.store.mysql.errors import is_made
 from perdure.store.mysql.transaction import MysqlTransaction
 
 #: Seconds to wait for another process, microseconds for which the row keeps others out, and how often to look at it.
@@ -45,7 +46,7 @@ async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
             raise StoreUnavailable("Somebody else migrates this database; try again when they are done.")
         await tx.execute(migrations.TABLE, {})
         await _take(tx, nonce, system)
-        await migrations.migrate(tx, MYSQL)
+        await migrations.migrate(tx, MYSQL, is_made)
         await tx.execute(_GIVE_BACK, {"version": migrations.IN_PROGRESS, "nonce": nonce})
     finally:
         await tx.send(tx.text(_UNLOCK, tables=tables))
