@@ -90,7 +90,7 @@ def _each(filter: RunFilter, statuses: Sequence[Status], cursor: str | None) -> 
     pages: list[str] = []
     for number, status in enumerate(dict.fromkeys(statuses)):
         where, given = _where(replace(filter, status=(status,)), cursor)
-        params |= {**given, f"status{number}": status.value}
+        params = {**given, **params, f"status{number}": status.value}
         pages.append(f"({_PAGE.format(where.replace(':status0', f':status{number}'))})")
     return f"SELECT * FROM ({' UNION ALL '.join(pages)}) page {_NEWEST}", params
 
