@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from benchmarks.bench import Bench, Result, median, none_left, until
+from benchmarks.bench import Bench, Result, median, none_left, probing, until
 from benchmarks.programs import ALL, steps
 from perdure import Engine, Status
 from perdure.cli.process import fast_loop, tune_collector
@@ -19,7 +19,7 @@ STEPS = 10
 
 async def w8(bench: Bench) -> Result:
     """The same queue of runs for one worker process and for two."""
-    runs = max(2, bench.sizes.runs // 2)
+    runs = max(2, bench.sizes.runs)
     alone, together, ratios = [], [], []
     async with bench.engine() as engine:
         for _ in range(bench.sizes.rounds):
@@ -39,7 +39,7 @@ async def w8(bench: Bench) -> Result:
 
 
 async def _work_off(bench: Bench, engine: Engine, runs: int, workers: int) -> float:
-    """Seconds from the start of the workers, whose processes are there already, until nothing is left."""
+    """Seconds from the start of the workers, whose processes are there already, until the last step."""
     calls = [steps(STEPS) for _ in range(runs)]
     for start in range(0, runs, 1000):
         await engine.start_many(calls[start : start + 1000])
@@ -48,8 +48,29 @@ async def _work_off(bench: Bench, engine: Engine, runs: int, workers: int) -> fl
         begun = time.perf_counter()
         for child in children:
             _tell(child)
+        await _done(children, runs * STEPS)
+        took = time.perf_counter() - begun
         await until(lambda: none_left(engine, Status.PENDING, Status.RUNNING, Status.WAITING), every=0.02)
-        return time.perf_counter() - begun
+    return took
+
+
+async def _done(children: list[asyncio.subprocess.Process], expected: int) -> None:
+    """Wait until the processes have reported so many steps. Asking the database would be part of what is measured."""
+    counts = [0] * len(children)
+    reached = asyncio.Event()
+
+    async def listen(number: int, lines: asyncio.StreamReader) -> None:
+        async for line in lines:
+            counts[number] = int(line)
+            if sum(counts) >= expected:
+                reached.set()
+                return
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(listen(number, _lines(child))) for number, child in enumerate(children)]
+        await reached.wait()
+        for task in tasks:
+            task.cancel()
 
 
 @asynccontextmanager
@@ -58,14 +79,19 @@ async def _process(bench: Bench) -> AsyncIterator[asyncio.subprocess.Process]:
     command = (sys.executable, "-m", "benchmarks.fleet", bench.url, str(bench.sizes.slots))
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    assert child.stdout is not None
-    await child.stdout.readline()
+    await _lines(child).readline()
     try:
         yield child
     finally:
         _tell(child)
-        if await child.wait():
+        await child.communicate()
+        if child.returncode:
             raise RuntimeError(f"a worker process ended with status {child.returncode}; the measurement is void")
+
+
+def _lines(child: asyncio.subprocess.Process) -> asyncio.StreamReader:
+    assert child.stdout is not None
+    return child.stdout
 
 
 def _tell(child: asyncio.subprocess.Process) -> None:
@@ -79,8 +105,11 @@ async def _work(url: str, slots: int) -> None:
     async with Engine(url, ALL) as engine:
         print("ready", flush=True)
         await words.readline()
-        async with engine.worker(slots=slots):
-            await words.readline()
+        async with probing(sys.maxsize) as probe, engine.worker(slots=slots):
+            over = asyncio.ensure_future(words.readline())
+            while not over.done():
+                await asyncio.wait([over], timeout=0.005)
+                print(len(probe.times), flush=True)
 
 
 if __name__ == "__main__":
