@@ -278,7 +278,7 @@ async def test_a_lease_that_is_lost_rolls_it_back(on_server: Stage) -> None:
     engine = on_server.engine(lingering)
     mine = await prepare(on_server)
     GATES.update(begun=asyncio.Event(), ended=asyncio.Event())
-    async with engine.worker() as worker:
+    async with engine.worker(lease=1.0) as worker:
         run = await engine.start(lingering(mine))
         await GATES["begun"].wait()
         assert on_server.store is not None
