@@ -29,6 +29,8 @@ WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 KILLS = 100 if WHOLE else 1
 AT_ONCE = 4
 KILLED = -9
+#: Seconds that a process may take, whatever else the machine does.
+LIFE = 100.0
 POINTS = ("transact.enter", "transact.begun", "transact.written", "transact.committed", "step.returned")
 
 Places = Callable[[], AbstractAsyncContextManager[Stage]]
@@ -69,7 +71,7 @@ class Cases:
             await prepare(stage, "value VARCHAR(100)")
             directory = self._directory / f"case-{number}"
             directory.mkdir()
-            options: dict[str, Any] = {"url": stage.url, "table": table(stage)}
+            options: dict[str, Any] = {"life": LIFE, "url": stage.url, "table": table(stage)}
             child = await self._processes.fork("transact", directory, trap=msgspec.to_builtins(trap), **options)
             code = await child.ended()
             assert code == KILLED, f"a process with a trap at {trap} ended with {code}:\n{child.noise()}"
