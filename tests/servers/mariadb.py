@@ -45,6 +45,16 @@ class Mariadb(PrivateServer):
         self._settings = SETTINGS if durable else {**SETTINGS, **CARELESS}
         self.dsn = f"mysql://{USER}:{USER}@127.0.0.1:{self._port}/perdure"
 
+    def encrypt(self, certificate: bytes, key: bytes) -> None:
+        """Offer TLS, from the next start on."""
+        self._settings = {
+            **self._settings,
+            "ssl-cert": str(self._folder / "cert"),
+            "ssl-key": str(self._folder / "key"),
+        }
+        (self._folder / "cert").write_bytes(certificate)
+        (self._folder / "key").write_bytes(key)
+
     def _making(self) -> list[str]:
         (self._folder / "init.sql").write_text(INIT)
         quick = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
