@@ -18,11 +18,10 @@ from perdure.store import open_store
 from perdure.testing.invariants import scan_store
 from tests.faults import app, labour
 from tests.faults.family import Child, Family
-from tests.faults.proxy import Proxy, proxy_to
+from tests.faults.proxy import Proxy
 from tests.faults.roles import WORKFLOWS
-from tests.faults.wire import PostgresWire
+from tests.faults.served import Served
 from tests.helpers import eventually
-from tests.servers.schemas import Schemas
 
 
 class Site:
@@ -57,9 +56,9 @@ class Site:
 
 
 @pytest.fixture
-async def site(processes: Family, schemas: Schemas, tmp_path: Path) -> AsyncIterator[Site]:
+async def site(processes: Family, served: Served, tmp_path: Path) -> AsyncIterator[Site]:
     # The server does not learn that a socket is dead; whoever ends while it is has to be gone before the tables are emptied.
-    async with schemas.one(fresh=True) as url, proxy_to(url, PostgresWire) as proxy:
+    async with served.place(fresh=True) as (url, proxy):
         async with Engine(url, WORKFLOWS) as engine:
             yield Site(processes, tmp_path, engine, proxy)
         store = open_store(url, Host())
