@@ -18,6 +18,7 @@ from perdure.store.mysql import session
 from perdure.store.mysql.driver import Connection, Way
 from perdure.store.mysql.literals import literal
 from perdure.store.mysql.store import MysqlStore
+from perdure.store.patience import Patience
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
@@ -146,7 +147,7 @@ class Pretender(Connection):
     """A session with a server that says something else about itself."""
 
     def __init__(self, connection: Connection, version: str) -> None:
-        super().__init__(connection._driver)
+        super().__init__(connection._driver, connection.patience)
         self._version = version
 
     @property
@@ -161,7 +162,7 @@ class Pretender(Connection):
 async def test_servers_that_are_too_old_are_refused(url: str, version: str) -> None:
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    connection = await Way(where).connect()
+    connection = await Way(where).connect(Patience())
     pretender = Pretender(connection, version)
     if "10.6.0" not in version and version != "8.0.17":
         with pytest.raises(StoreError, match="or newer"):
@@ -229,7 +230,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     await store.create([a_run("r1")], ACTOR)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    other = await Way(where).connect()
+    other = await Way(where).connect(Patience())
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs FOR UPDATE"])
     waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
 

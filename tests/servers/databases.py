@@ -21,10 +21,11 @@ def mysql_dsn() -> str:
 async def execute(dsn: str, statements: Sequence[str]) -> list[tuple[Any, ...]]:
     """Run statements on a connection of their own; the rows of the last."""
     from perdure.store.mysql.driver import Way
+    from perdure.store.patience import Patience
 
     url = parse(dsn)
     assert isinstance(url, MysqlUrl)
-    connection = await Way(url).connect()
+    connection = await Way(url).connect(Patience())
     try:
         answers = await connection.send(statements)
         return list(answers[-1].rows)

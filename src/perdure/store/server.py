@@ -19,6 +19,7 @@ from perdure.store import workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Transaction
 from perdure.store.messages import cancel, send
+from perdure.store.patience import Patience
 from perdure.store.pool import Pooled, Pools
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
@@ -63,6 +64,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._system = system
         self._clock = ServerClock(system, time)
         self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool)
+        self._patience = Patience()
         self._trace: Trace | None = None
 
     async def close(self) -> None:

@@ -16,15 +16,13 @@ import asyncmy.errors
 from msgspec import Struct
 
 from perdure.store.dialect import Row
+from perdure.store.patience import Patience
 from perdure.store.url import MysqlUrl
 
 #: What the server or the driver says is wrong, with its number; the one thing that is asked for by its name.
 DriverError: type[Exception] = asyncmy.errors.MySQLError
 AlreadyThere: type[Exception] = asyncmy.errors.IntegrityError
 
-#: Seconds after which a connection attempt, and a packet, is given up; well below any lease.
-_CONNECT_TIMEOUT = 5
-_PACKET_TIMEOUT = 12.0
 #: Seconds that saying goodbye to a connection may take.
 _GOODBYE = 2.0
 #: What a server may say that does not know TLS.
@@ -72,7 +70,8 @@ class Answer(Struct, frozen=True):
 class Connection:
     """One session with the server, of one event loop."""
 
-    def __init__(self, driver: _Driver) -> None:
+    def __init__(self, driver: _Driver, patience: Patience) -> None:
+        self.patience = patience
         self._driver = driver
         #: Set by whoever begins a transaction, for whoever has to end it.
         self.in_transaction = False
@@ -100,7 +99,7 @@ class Connection:
             for statement in statements:
                 self.trace(statement)
         answers: list[Answer] = []
-        async with asyncio.timeout(_PACKET_TIMEOUT):
+        async with asyncio.timeout(self.patience.statement):
             for packet in self._packets(statements):
                 answers += await self._answers(packet)
         return answers
@@ -163,21 +162,21 @@ class Way:
             self._context.check_hostname = False
             self._context.verify_mode = ssl.CERT_NONE
 
-    async def connect(self) -> Connection:
+    async def connect(self, patience: Patience) -> Connection:
         """A new session."""
         if self._context is None or self._url.ssl != "preferred":
-            return await _connect(self._url, self._context)
+            return await _connect(self._url, self._context, patience)
         try:
-            return await _connect(self._url, self._context)
+            return await _connect(self._url, self._context, patience)
         except DriverError as error:
             if not isinstance(error.__cause__, ssl.SSLError) and error.args[0] not in _BAD_HANDSHAKE:
                 raise
-        connection = await _connect(self._url, None)
+        connection = await _connect(self._url, None, patience)
         self._context = None
         return connection
 
 
-async def _connect(url: MysqlUrl, context: ssl.SSLContext | None) -> Connection:
+async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, patience: Patience) -> Connection:
     driver: Any = await asyncmy.connect(
         host=url.host,
         port=url.port,
@@ -186,10 +185,10 @@ async def _connect(url: MysqlUrl, context: ssl.SSLContext | None) -> Connection:
         password=url.password,
         database=url.database,
         charset="utf8mb4",
-        connect_timeout=_CONNECT_TIMEOUT,
+        connect_timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
         client_flag=_FOUND_ROWS,
         autocommit=True,
         program_name="perdure",
         ssl=context,
     )
-    return Connection(cast("_Driver", driver))
+    return Connection(cast("_Driver", driver), patience)

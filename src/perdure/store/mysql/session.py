@@ -6,6 +6,7 @@ import re
 
 from perdure.core.errors import StoreError
 from perdure.store.mysql.driver import Connection
+from perdure.store.patience import Patience
 
 #: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
 _SMALLEST_PACKET = 4 << 20
@@ -14,25 +15,19 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 #: MySQL before could not compare text byte by byte with blanks at its end.
 _OLDEST = {"MariaDB": (10, 6, 0), "MySQL": (8, 0, 17)}
 
-#: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same. MySQL cannot end
-#: a transaction that nobody goes on with, only a session.
+#: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same.
 _PER_KIND = {
-    "MariaDB": (
-        "SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin",
-        "SET SESSION max_statement_time = 10, idle_transaction_timeout = 15",
-    ),
-    "MySQL": (
-        "SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin",
-        "SET SESSION max_execution_time = 10000, wait_timeout = 20",
-    ),
+    "MariaDB": "SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin",
+    "MySQL": "SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin",
 }
-#: Waits are short, so that whoever holds a lease hears of trouble long before it ends, and locks of somebody who is gone are gone
-#: soon. Values are exactly what they are: nothing is cut off, padded or translated.
+#: Values are exactly what they are: nothing is cut off, padded or translated.
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'",
-    "SET SESSION innodb_lock_wait_timeout = 2, group_concat_max_len = 16777216",
+    "SET SESSION group_concat_max_len = 16777216",
 )
+#: Seconds for which a session is kept that nobody uses, at the least: making one takes time as well.
+_SHORTEST_IDLE = 5
 
 #: As the server has them for everybody.
 _RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, wait_timeout = DEFAULT, {} = DEFAULT"
@@ -49,7 +44,7 @@ async def prepare(connection: Connection, where: str) -> None:
     if version is None or tuple(map(int, version.groups())) < _OLDEST[kind]:
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
-    answers = await connection.send([*_PER_KIND[kind], *_SETTINGS, _ASKED])
+    answers = await connection.send([_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.patience), _ASKED])
     [(packet, mode)] = answers[-1].rows
     if packet < _SMALLEST_PACKET:
         raise StoreError(
@@ -68,3 +63,15 @@ async def relax(connection: Connection) -> None:
     """Let a session take its time, for statements of the user's."""
     limit = "max_statement_time" if "mariadb" in connection.server_version.lower() else "max_execution_time"
     await connection.send([_RELAXED.format(limit)])
+
+
+def _limits(kind: str, patience: Patience) -> list[str]:
+    """Waits are short, so that whoever holds a lease hears of trouble in time; locks of somebody who is gone are gone soon."""
+    # MySQL cannot end a transaction that nobody goes on with, only a session.
+    if kind == "MySQL":
+        idle = max(_SHORTEST_IDLE, int(1.7 * patience.statement))
+        limits = f"max_execution_time = {int(1000 * patience.told)}, wait_timeout = {idle}"
+    else:
+        idle = max(1, int(1.25 * patience.statement))
+        limits = f"max_statement_time = {patience.told}, idle_transaction_timeout = {idle}"
+    return [f"SET SESSION innodb_lock_wait_timeout = {max(1, int(patience.lock))}, {limits}"]

@@ -99,7 +99,11 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
     async def register(self, worker: WorkerInfo) -> None:
-        """Begin a life."""
+        """Begin a life, and from now on wait for the server no longer than its lease allows."""
+        patience = self._patience.within(worker.lease / 1e6)
+        if patience != self._patience:
+            self._patience = patience
+            self._pools.here().flush()
 
         async def body(tx: MysqlTransaction) -> None:
             try:
@@ -165,13 +169,16 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         # The driver loses a cancellation that comes at the wrong moment of connecting, so it is kept away from it.
         opening = self._system.spawn(self._opened(), "perdure connecting")
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
+            # Its own timeout ends when the server is reached, whether or not that ever says a word.
+            async with asyncio.timeout(self._patience.connect):
+                return await asyncio.shield(opening)
+        except (asyncio.CancelledError, TimeoutError):
             opening.add_done_callback(_let_go)
+            opening.cancel()
             raise
 
     async def _opened(self) -> Connection:
-        connection = await self._way.connect()
+        connection = await self._way.connect(self._patience)
         connection.trace = self._trace
         try:
             await prepare(connection, self.where)

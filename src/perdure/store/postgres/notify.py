@@ -13,9 +13,9 @@ import logging
 from contextlib import suppress
 
 from perdure.core.system import System
+from perdure.store.patience import Patience
 from perdure.store.postgres import errors
 from perdure.store.postgres.driver import Connection, connect, say_goodbye
-from perdure.store.postgres.patience import Patience
 from perdure.store.protocol import Change, Listener
 
 _log = logging.getLogger("perdure.store")

@@ -38,11 +38,10 @@ from perdure.store.postgres.commit import commit
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
 from perdure.store.postgres.notify import Notices
-from perdure.store.postgres.patience import Patience
 from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.simple import commit_simply, is_simple
 from perdure.store.postgres.sweep import ANYTHING
-from perdure.store.postgres.transaction import PostgresTransaction, Statements
+from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
 from perdure.store.protocol import Change
 from perdure.store.server import ServerStore
 from perdure.store.url import PostgresUrl
@@ -90,7 +89,6 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         self._statements = Statements(url.tables)
         self._lent = Pools(system, lambda: self._open_connection(lent=True), say_goodbye, url.pool)
         self._prepares = True
-        self._patience = Patience()
         self._notices = Notices(url.listen, url.tables, system, self._tell)
 
     async def open(self) -> None:
@@ -223,7 +221,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         await say_goodbye(connection)
 
     async def _begin(self, tx: PostgresTransaction) -> None:
-        await tx.connection.execute(self._patience.begin)
+        await tx.connection.execute(begin(self._patience))
 
     async def _end(self, tx: PostgresTransaction) -> None:
         await tx.write_notes()

@@ -12,6 +12,7 @@ from typing import Any
 
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
+from perdure.store.patience import Patience
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import Connection
 from perdure.store.protocol import Change
@@ -23,6 +24,16 @@ NOTES = """
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[])
 """
+
+
+def begin(patience: Patience) -> str:
+    """The statement that begins a transaction which writes."""
+    return (
+        "BEGIN ISOLATION LEVEL READ COMMITTED; "
+        f"SET LOCAL lock_timeout = {int(1000 * patience.lock)}; "
+        f"SET LOCAL statement_timeout = {int(1000 * patience.told)}; "
+        f"SET LOCAL idle_in_transaction_session_timeout = {int(1000 * patience.statement)}"
+    )
 
 
 class Statements:

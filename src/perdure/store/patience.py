@@ -1,7 +1,7 @@
 """How long to wait for the server before it counts as lost: less than a lease, so that whoever holds one finds out in time.
 
-The server is told as well, in each transaction, so that it does not go on with what nobody waits for, nor keeps the rows of
-somebody who has gone without a word.
+The server is told as well, so that it does not go on with what nobody waits for, nor keeps the rows of somebody who has gone
+without a word.
 """
 
 from __future__ import annotations
@@ -26,12 +26,6 @@ class Patience(Struct, frozen=True):
         return Patience(statement, min(self.connect, statement / 2), min(self.lock, statement / 4))
 
     @property
-    def begin(self) -> str:
-        """The statement that begins a transaction."""
-        # A little less than we wait ourselves: the server's word is better than its silence.
-        return (
-            "BEGIN ISOLATION LEVEL READ COMMITTED; "
-            f"SET LOCAL lock_timeout = {int(1000 * self.lock)}; "
-            f"SET LOCAL statement_timeout = {int(850 * self.statement)}; "
-            f"SET LOCAL idle_in_transaction_session_timeout = {int(1000 * self.statement)}"
-        )
+    def told(self) -> float:
+        """For how long the server may take for a statement: a little less, because its word is better than its silence."""
+        return 0.85 * self.statement
