@@ -249,9 +249,8 @@ class RawMysql(RawServer):
 
     async def _connect(self) -> Any:
         from perdure.store.mysql.driver import Way
-        from perdure.store.patience import Patience
 
-        return await Way(self._url).connect(Patience())
+        return await Way(self._url).connect()
 
     async def _disconnect(self, connection: Any) -> None:
         await connection.say_goodbye()

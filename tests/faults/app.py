@@ -62,9 +62,12 @@ async def effect_in_a_transaction(connection: Any, ledger: str, what: str) -> st
     """Its row and its record are there together, or not at all."""
     value = begin(ledger, what)
     told = Path(ledger).with_name("url")
-    schema = told.read_text().partition("schema=")[2] if told.exists() else ""
+    url = told.read_text() if told.exists() else ""
+    schema = url.partition("schema=")[2]
     table = f"{schema}.effects" if schema else "effects"
-    await execute(connection, f"CREATE TABLE IF NOT EXISTS {table} (run TEXT, value TEXT)")
+    if not url.startswith("mysql"):
+        # There it would commit what came before; the table is made with the database.
+        await execute(connection, f"CREATE TABLE IF NOT EXISTS {table} (run TEXT, value TEXT)")
     await execute(connection, f"INSERT INTO {table} VALUES ('{step_info().run_id}', '{value}')")
     return value
 

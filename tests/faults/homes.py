@@ -1,4 +1,4 @@
-"""Where the database of a case is: in a file of its directory, or in a schema of its own on a server.
+"""Where the database of a case is: in a file of its directory, or in a schema or database of its own on a server.
 
 The processes of a case find it by the file `url` in their directory.
 """
@@ -12,7 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
+from perdure.store.url import MysqlUrl, parse
+from tests.servers.databases import execute, mysql_dsn
 from tests.servers.schemas import postgres_dsn
 
 Row = dict[str, Any]
@@ -25,6 +28,9 @@ class Home(Protocol):
     url: str
     #: Where its processes leave their traces.
     directory: Path
+
+    async def make(self) -> None:
+        """Whatever has to be there before anybody opens it."""
 
     def looking(self, name: str) -> AbstractAsyncContextManager[Look | None]:
         """A way to query what is committed at one moment, under a name that was not used before; None before there are tables."""
@@ -42,6 +48,9 @@ class SqliteHome:
     def __init__(self, directory: Path) -> None:
         self.url = f"sqlite:///{directory}/runs.db"
         self.directory = directory
+
+    async def make(self) -> None:
+        """Nothing: the file is made with its tables."""
 
     @asynccontextmanager
     async def looking(self, name: str) -> AsyncIterator[Look | None]:
@@ -84,6 +93,9 @@ class PostgresHome:
         self._schema = f"case_{uuid.uuid4().hex}"
         self.url = f"{self._dsn}?schema={self._schema}"
 
+    async def make(self) -> None:
+        """Nothing: the schema is made with its tables."""
+
     @asynccontextmanager
     async def looking(self, name: str) -> AsyncIterator[Look | None]:
         async with self._connected() as connection:
@@ -125,13 +137,64 @@ WHERE n.nspname = $1 AND a.state LIKE 'idle in transaction%'
 """
 
 
+class MysqlHome:
+    """A database."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._dsn = mysql_dsn()
+        self._name = f"case_{uuid.uuid4().hex}"
+        self.url = urlunsplit(urlsplit(self._dsn)._replace(path=f"/{self._name}"))
+
+    async def make(self) -> None:
+        made = [f"CREATE DATABASE {self._name}", f"CREATE TABLE {self._name}.effects (run TEXT, value TEXT)"]
+        await execute(self._dsn, made)
+
+    @asynccontextmanager
+    async def looking(self, name: str) -> AsyncIterator[Look | None]:
+        import asyncmy
+        from asyncmy.cursors import DictCursor
+
+        url = parse(self.url)
+        assert isinstance(url, MysqlUrl)
+        connection = await asyncmy.connect(
+            host=url.host, port=url.port, user=url.user, password=url.password, database=url.database
+        )
+        try:
+            async with connection.cursor(cursor=DictCursor) as cursor:
+
+                async def look(sql: str) -> list[Row]:
+                    await cursor.execute(sql)
+                    return [dict(row) for row in await cursor.fetchall()]
+
+                there = await look("SHOW TABLES LIKE 'perdure_workers'")
+                await cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+                yield look if there else None
+        finally:
+            await connection.ensure_closed()
+
+    async def is_locked(self) -> bool:
+        return bool(await execute(self._dsn, [_HOLDS_ROWS.format(self._name)]))
+
+    async def remove(self) -> None:
+        await execute(self._dsn, [f"DROP DATABASE IF EXISTS {self._name}"])
+
+
+_HOLDS_ROWS = """
+SELECT 1
+FROM information_schema.innodb_trx t
+JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
+WHERE p.db = '{}' AND p.command = 'Sleep'
+"""
+
+
 class Homes:
     """Makes them, of one kind."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        if kind == "postgres":
-            postgres_dsn()
+        if kind != "sqlite":
+            (postgres_dsn if kind == "postgres" else mysql_dsn)()
 
     @property
     def is_file(self) -> bool:
@@ -144,11 +207,12 @@ class Homes:
         home: Home = _HOMES[self.kind](directory)
         directory.mkdir(parents=True)  # noqa: ASYNC240 - a test has nothing else to do
         (directory / "url").write_text(home.url)
+        await home.make()
         try:
             yield home
         finally:
             await home.remove()
 
 
-_HOMES: dict[str, Callable[[Path], Home]] = {"sqlite": SqliteHome, "postgres": PostgresHome}
+_HOMES: dict[str, Callable[[Path], Home]] = {"sqlite": SqliteHome, "postgres": PostgresHome, "mysql": MysqlHome}
 KINDS = list(_HOMES)

@@ -10,7 +10,6 @@ from perdure.store.mysql.driver import Way
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.patience import Patience
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
@@ -114,7 +113,7 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
         leases[name] = await lease_of(store, name)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    other = await Way(where).connect(Patience())
+    other = await Way(where).connect()
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'held' FOR UPDATE"])
     records = [Turn(lease=leases[name], records=(a_record(0),)) for name in ("held", "free")]
     assert await store.commit(records, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]

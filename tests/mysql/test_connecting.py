@@ -18,7 +18,6 @@ from perdure.store.mysql import session
 from perdure.store.mysql.driver import Connection, Way
 from perdure.store.mysql.literals import literal
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.patience import Patience
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
@@ -162,7 +161,7 @@ class Pretender(Connection):
 async def test_servers_that_are_too_old_are_refused(url: str, version: str) -> None:
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    connection = await Way(where).connect(Patience())
+    connection = await Way(where).connect()
     pretender = Pretender(connection, version)
     if "10.6.0" not in version and version != "8.0.17":
         with pytest.raises(StoreError, match="or newer"):
@@ -230,7 +229,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     await store.create([a_run("r1")], ACTOR)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    other = await Way(where).connect(Patience())
+    other = await Way(where).connect()
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs FOR UPDATE"])
     waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
 

@@ -21,11 +21,10 @@ def mysql_dsn() -> str:
 async def execute(dsn: str, statements: Sequence[str]) -> list[tuple[Any, ...]]:
     """Run statements on a connection of their own; the rows of the last."""
     from perdure.store.mysql.driver import Way
-    from perdure.store.patience import Patience
 
     url = parse(dsn)
     assert isinstance(url, MysqlUrl)
-    connection = await Way(url).connect(Patience())
+    connection = await Way(url).connect()
     try:
         answers = await connection.send(statements)
         return list(answers[-1].rows)

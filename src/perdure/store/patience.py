@@ -29,3 +29,7 @@ class Patience(Struct, frozen=True):
     def told(self) -> float:
         """For how long the server may take for a statement: a little less, because its word is better than its silence."""
         return 0.85 * self.statement
+
+
+#: For somebody who holds no lease, or one of the usual length.
+USUAL = Patience()

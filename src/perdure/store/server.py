@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.errors import StoreError
-from perdure.core.model import Kind, NewMessage, SendOutcome, Swept, Turn, Verdict
+from perdure.core.model import Kind, NewMessage, SendOutcome, Swept, Turn, Verdict, WorkerInfo
 from perdure.core.system import System
 from perdure.store import workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Transaction
 from perdure.store.messages import cancel, send
-from perdure.store.patience import Patience
+from perdure.store.patience import USUAL
 from perdure.store.pool import Pooled, Pools
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
@@ -64,7 +64,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._system = system
         self._clock = ServerClock(system, time)
         self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool)
-        self._patience = Patience()
+        self._patience = USUAL
         self._trace: Trace | None = None
 
     async def close(self) -> None:
@@ -115,6 +115,17 @@ class ServerStore(SqlStore, Generic[C, X]):
         """Show every statement to a callback. For tests and tools."""
         self._trace = callback
         self._pools.here().flush()
+
+    async def register(self, worker: WorkerInfo) -> None:
+        """Begin a life, and from now on wait for the server no longer than its lease allows."""
+        patience = self._patience.within(worker.lease / 1e6)
+        if patience != self._patience:
+            self._patience = patience
+            self._pools.here().flush()
+        await self._transact("register", worker.id, lambda tx: self._register(tx, worker))
+
+    async def _register(self, tx: X, worker: WorkerInfo) -> None:
+        await workers.register(tx, worker)
 
     @abstractmethod
     async def _open_connection(self) -> C:

@@ -16,7 +16,7 @@ import asyncmy.errors
 from msgspec import Struct
 
 from perdure.store.dialect import Row
-from perdure.store.patience import Patience
+from perdure.store.patience import USUAL, Patience
 from perdure.store.url import MysqlUrl
 
 #: What the server or the driver says is wrong, with its number; the one thing that is asked for by its name.
@@ -162,7 +162,7 @@ class Way:
             self._context.check_hostname = False
             self._context.verify_mode = ssl.CERT_NONE
 
-    async def connect(self, patience: Patience) -> Connection:
+    async def connect(self, patience: Patience = USUAL) -> Connection:
         """A new session."""
         if self._context is None or self._url.ssl != "preferred":
             return await _connect(self._url, self._context, patience)

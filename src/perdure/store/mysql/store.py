@@ -98,22 +98,6 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         made = await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def register(self, worker: WorkerInfo) -> None:
-        """Begin a life, and from now on wait for the server no longer than its lease allows."""
-        patience = self._patience.within(worker.lease / 1e6)
-        if patience != self._patience:
-            self._patience = patience
-            self._pools.here().flush()
-
-        async def body(tx: MysqlTransaction) -> None:
-            try:
-                await workers.register(tx, worker)
-            except AlreadyThere:
-                # Registered before, by the same request; its row stays as it is.
-                return
-
-        await self._transact("register", worker.id, body)
-
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row, by the server's own clock."""
 
@@ -164,6 +148,13 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         named = "".join(f"{piece}:p{place} " for place, piece in enumerate(pieces[:-1])) + pieces[-1]
         values = {f"p{place}": value for place, value in enumerate(params)}
         return await self._read("query", lambda tx: tx.fetch(named, values))
+
+    async def _register(self, tx: MysqlTransaction, worker: WorkerInfo) -> None:
+        try:
+            await workers.register(tx, worker)
+        except AlreadyThere:
+            # Registered before, by the same request; its row stays as it is.
+            return
 
     async def _open_connection(self) -> Connection:
         # The driver loses a cancellation that comes at the wrong moment of connecting, so it is kept away from it.

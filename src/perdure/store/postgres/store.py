@@ -25,7 +25,6 @@ from perdure.core.model import (
     RunFilter,
     Turn,
     Verdict,
-    WorkerInfo,
 )
 from perdure.core.system import System
 from perdure.store import reads, workers
@@ -123,14 +122,6 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
         made = await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
-
-    async def register(self, worker: WorkerInfo) -> None:
-        """Begin a life, and from now on wait for the server no longer than its lease allows."""
-        patience = self._patience.within(worker.lease / 1e6)
-        if patience != self._patience:
-            self._patience = patience
-            self._pools.here().flush()
-        await super().register(worker)
 
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row, by the server's own clock."""
