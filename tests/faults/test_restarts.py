@@ -21,6 +21,7 @@ from tests.faults import app, labour
 from tests.faults.family import Child, Family
 from tests.faults.roles import WORKFLOWS
 from tests.helpers import eventually
+from tests.servers.mariadb import Mariadb
 from tests.servers.postgres import Missing, Postgres
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
@@ -33,11 +34,11 @@ STEPS = 4
 LEASE = 30.0
 
 
-@pytest.fixture
-def server() -> Iterator[Postgres]:
+@pytest.fixture(params=[Postgres, Mariadb])
+def server(request: pytest.FixtureRequest) -> Iterator[Postgres | Mariadb]:
     try:
         # What was committed must survive a crash of the server, so it has to be on the disk.
-        server = Postgres(durable=True)
+        server: Postgres | Mariadb = request.param(durable=True)
         server.create()
     except Missing as missing:
         if os.environ.get("CI") == "true":
@@ -49,7 +50,7 @@ def server() -> Iterator[Postgres]:
 
 @pytest.mark.timeout(1200 if WHOLE else 120)
 async def test_a_server_that_is_killed_under_load_costs_nothing_but_time(
-    processes: Family, server: Postgres, tmp_path: Path
+    processes: Family, server: Postgres | Mariadb, tmp_path: Path
 ) -> None:
     (tmp_path / "url").write_text(server.dsn)
     ledger = tmp_path / "ledger"
@@ -64,7 +65,7 @@ async def test_a_server_that_is_killed_under_load_costs_nothing_but_time(
             starting = [asyncio.ensure_future(start(engine, name, ledger)) for name in names]
             # Kill it after a part of the load, another part each time, has gone through.
             await starting[random.randrange(LOAD)]
-            server.kill(random.choice([signal.SIGQUIT, signal.SIGKILL]))
+            server.kill(random.choice([server.deadly, signal.SIGKILL]))
             await asyncio.to_thread(server.start)
             handles += await asyncio.gather(*starting)
         results = [await handle.result("60s") for handle in handles]
