@@ -132,7 +132,7 @@ async def test_an_idempotency_key_creates_at_most_one_run(stage: Stage) -> None:
 async def test_a_run_for_later_waits_and_then_runs(stage: Stage) -> None:
     engine = stage.engine(echo)
     async with engine.worker():
-        run = await engine.start(echo(7), at="300ms")
+        run = await engine.start(echo(7), at="1s")
         found = await run.run()
         assert (found.status, found.reason) == (Status.WAITING, "timer")
         assert await run.result("20s") == 7

@@ -160,6 +160,7 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
     assert len(await store.history("held")) == len(await store.history("free")) == 1
 
 
+@pytest.mark.usefixtures("straight")
 async def test_eight_idle_workers_cost_the_server_less_than_ten_statements_a_second(url: str) -> None:
     seen = await statements_of_idle_workers(url)
     assert seen.total() / 4 < 10, seen
