@@ -119,9 +119,9 @@ class Journal:
         self._tell(list(zip(batch, verdicts, strict=True)))
 
     def _tell(self, news: list[tuple[tuple[Author, Turn], Verdict]]) -> None:
-        # With lanes to spare in parts: the runs told first are at work on their next turns while the rest are told, so that
-        # the database always has a batch to write. With one lane both would only get in each other's way.
-        part = len(news) if self._store.lanes == 1 else max(SMALLEST_PART, len(news) // 2)
+        # In parts while the database has nothing to write: the runs told first are at work on their next turns while the rest are
+        # told. With one lane both would only get in each other's way.
+        part = len(news) if self._store.lanes == 1 or self._writing else max(SMALLEST_PART, len(news) // 2)
         moment = self._moment()
         for (author, turn), verdict in news[:part]:
             if verdict is _BUSY:
