@@ -9,8 +9,11 @@ import pytest
 from perdure.core.model import Lease, Release, Turn, Verdict
 from perdure.store import SqlStore
 from perdure.store.borrowed.deed import Deed
-from perdure.testing.conformance.harness import ACTOR, a_record, commit, held
+from perdure.store.borrowed.errors import Interrupted
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import ACTOR, a_record, a_worker, commit, held
 from tests.engine.stage import Stage
+from tests.helpers import eventually
 from tests.transactions.tables import prepare, put, table, written
 
 
@@ -67,6 +70,25 @@ async def test_neither_is_there_if_the_function_raises(stage: Stage) -> None:
         await store.transact(a_deed(stage, turn, KeyError("no")))
     assert await written(stage) == []
     assert await store.recorded(turn, ACTOR) is Verdict.BUSY
+
+
+async def test_a_server_ends_the_transaction_of_a_function_that_stands_still(stage: Stage) -> None:
+    store, lease = await taken(stage)
+    if not isinstance(store, PostgresStore):
+        pytest.skip("MariaDB limits every session; a file is held up by who stands still with it")
+    await store.register(a_worker("w9", lease=300_000))
+    turn = Turn(lease=lease, records=(a_record(0),))
+
+    async def stand_still(connection: Any) -> None:
+        await put(connection, table(stage), 1)
+        await eventually(connection.is_closed)
+
+    async def seal(result: object) -> Turn:
+        return turn
+
+    with pytest.raises(Interrupted):
+        await store.transact(Deed(work=stand_still, waits=True, seal=seal))
+    assert await written(stage) == []
 
 
 async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:

@@ -47,14 +47,16 @@ class Deed(Struct, frozen=True, kw_only=True):
     using: Callable[[], Any] | None = None
 
 
-async def perform(deed: Deed, home: Home, lend: Callable[[], Any], mark: Callable[[str], None]) -> Verdict:
-    """Do it: APPLIED, or LOST with everything rolled back."""
+async def perform(
+    deed: Deed, home: Home, lend: Callable[[], Any], mark: Callable[[str], None], limit: str = ""
+) -> Verdict:
+    """Do it: APPLIED, or LOST with everything rolled back. `limit` has a server end what nobody goes on with."""
     mark("transact.enter")
     stack = opened(deed.using or lend)
     async with _the_database():
         connection, wire = await stack.__aenter__()
     try:
-        await _inside(connection, wire, home, deed, mark)
+        await _inside(connection, wire, home, deed, mark, limit)
     except _Lost:
         return Verdict.LOST
     finally:
@@ -64,7 +66,7 @@ async def perform(deed: Deed, home: Home, lend: Callable[[], Any], mark: Callabl
     return Verdict.APPLIED
 
 
-async def _inside(connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None]) -> None:
+async def _inside(connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None], limit: str) -> None:
     tx = BorrowedTransaction(wire, home, "")
     check_database(wire, home)
     try:
@@ -72,6 +74,8 @@ async def _inside(connection: Any, wire: Wire, home: Home, deed: Deed, mark: Cal
             await wire.begin()
             if deed.using is not None:
                 await tx.arrive()
+            if limit:
+                await tx.execute(limit, {})
             await tx.execute(f"SAVEPOINT {_SAVEPOINT}", {})
         mark("transact.begun")
         result = await _call(deed, connection, wire)

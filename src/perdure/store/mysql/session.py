@@ -30,7 +30,7 @@ _SETTINGS = (
 _SHORTEST_IDLE = 5
 
 #: As the server has them for everybody.
-_RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, wait_timeout = DEFAULT, {} = DEFAULT"
+_RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, {} = DEFAULT"
 
 _ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
 

@@ -214,6 +214,10 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     async def _begin(self, tx: PostgresTransaction) -> None:
         await tx.connection.execute(begin(self._patience))
 
+    def _limit(self) -> str:
+        # A worker that has come to a stand is taken for dead, but its locks would stay for as long as its socket does.
+        return f"SET LOCAL idle_in_transaction_session_timeout = {int(1250 * self._patience.statement)}"
+
     async def _end(self, tx: PostgresTransaction) -> None:
         await tx.write_notes()
         await tx.connection.execute("COMMIT")
