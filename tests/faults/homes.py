@@ -127,13 +127,16 @@ class PostgresHome:
             await connection.close()
 
 
+#: A session whose client stands between the preparation of a statement and its execution counts as active, and no timeout of the
+#: server's ends it before PostgreSQL 17: whoever waits for its rows waits until its process goes on or is gone.
 _HOLDS_LOCKS = """
 SELECT COUNT(*)
 FROM pg_stat_activity a
 JOIN pg_locks l ON l.pid = a.pid
 JOIN pg_class c ON c.oid = l.relation
 JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = $1 AND a.state LIKE 'idle in transaction%'
+WHERE n.nspname = $1
+  AND (a.state LIKE 'idle in transaction%' OR a.state = 'active' AND a.wait_event = 'ClientRead')
 """
 
 
