@@ -203,6 +203,8 @@ class Frozen:
                 refused["heartbeat"] += 1
             elif line["verb"] == "commit" and line["answer"] == "lost":
                 refused[line["turn"]] += 1
+            elif line["verb"] == "commit" and line["answer"] == "busy":
+                continue  # nothing was written: another one held the row
             elif line["verb"] == "commit" and line["run"] in finished and line["asked"] > self.thawed:
                 taken.append(f"a late turn was taken: {line}")
         return taken
