@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -153,7 +154,9 @@ class Zombies:
         return []
 
     async def _end(self, worker: Child) -> None:
-        worker.signal(signal.SIGTERM)
+        # One that was frozen while it stopped may be gone already.
+        with suppress(ProcessLookupError):
+            worker.signal(signal.SIGTERM)
         assert await worker.ended() == 0, worker.noise()
 
     async def run_all(self, traps: Iterator[Trap]) -> None:
