@@ -88,7 +88,8 @@ class Zombies:
         # On a server a verb that is one statement is never in the middle of a transaction, and beside it another session may be.
         if self._homes.is_file and frozen.inside != (trap.point in INSIDE):
             return False
-        self.fired[trap.point or ""] += 1
+        if frozen.inside <= (trap.point in INSIDE):
+            self.fired[trap.point or ""] += 1
         return True
 
     async def _freeze(self, home: Home, trap: Trap) -> Frozen | None:
