@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from perdure.core.effects import NewOutput, Renew, Trim
+
 #: "Never", as a wake-up time or a deadline: the last microsecond of the year 9999. Times in the database are never NULL,
 #: because `LEAST(NULL, now)` differs between databases.
 FAR = 253_402_300_799_999_999
@@ -59,6 +61,8 @@ class Kind(StrEnum):
     MESSAGE = "message"
     CHILD = "child"
     CANCEL = "cancel"
+    #: A scope reached a point from which it goes on: what came before in it may be trimmed. Its location is the scope's path.
+    SCOPE = "scope"
     #: One attempt of a step failed and another will follow. It resolves nothing; it keeps the count and the error.
     ATTEMPT = "attempt"
 
@@ -218,7 +222,7 @@ class Block(Struct, frozen=True, gc=False):
     error: str
 
 
-Next = Park | Finish | Again | Release | Block
+Next = Park | Finish | Again | Renew | Release | Block
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):
@@ -230,6 +234,12 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     read: int = 0
     children: tuple[NewRun, ...] = ()
     sends: tuple[NewMessage, ...] = ()
+    outputs: tuple[NewOutput, ...] = ()
+    #: Topics of broadcasts that the run listens to from now on, and no longer.
+    subscribes: tuple[str, ...] = ()
+    unsubscribes: tuple[str, ...] = ()
+    #: What the run no longer needs, deleted after the records are in.
+    trim: Trim | None = None
     #: The run's next state; None: it goes on running.
     next: Next | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 
+from perdure.core.effects import Renew
 from perdure.core.errors import StoreCorrupt
 from perdure.core.model import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn
 from perdure.store.dialect import Row
@@ -93,7 +94,7 @@ def _is_there(turn: Turn, state: State) -> bool:
             return raised == 0 and status == wanted
         case Park() | Again():
             return raised == 0 and status in (Status.WAITING, Status.PENDING)
-        case Release():
+        case Release() | Renew():
             return raised == 1 and status == Status.PENDING
         case Block():
             return raised == 0 and status == Status.BLOCKED

@@ -1,0 +1,63 @@
+"""What a turn may carry besides its records: what others can read of a run, and what the run no longer needs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class OutputKind(StrEnum):
+    """Who reads an output, and how."""
+
+    #: The latest value of a key; a later one takes its place.
+    STATE = "state"
+    #: An item of a stream, read by position.
+    STREAM = "stream"
+    #: The answer to a message; named by the message's key.
+    REPLY = "reply"
+
+
+class NewOutput(Struct, frozen=True, kw_only=True, gc=False):
+    """Something that a run shows to whoever asks."""
+
+    kind: OutputKind
+    #: The key of a state, the name of a stream, the key of the message that is answered.
+    name: str
+    #: JSON; for a reply that `failed`, of a `Failure`.
+    payload: str
+    failed: bool = False
+    #: Unique within the run for ever, except for a state: writing it twice is writing it once.
+    key: str
+
+
+class Output(Struct, frozen=True, kw_only=True, gc=False):
+    """An output as the database has it. `position` rises by one within a stream, from 0; it is 0 for the other kinds."""
+
+    run_id: str
+    kind: OutputKind
+    name: str
+    position: int
+    payload: str
+    failed: bool
+    at: int
+
+
+class Trim(Struct, frozen=True, kw_only=True, gc=False):
+    """What a run no longer needs."""
+
+    #: Numbers of records, as inclusive ranges.
+    records: tuple[tuple[int, int], ...] = ()
+    #: Inbox entries up to this one that were taken in; their keys are forgotten with them. 0: none.
+    inbox: int = 0
+    #: How many lines of the audit trail to leave; 0: all.
+    events: int = 0
+
+
+class Renew(Struct, frozen=True, gc=False):
+    """Begin anew under the same id, as a new generation with an empty history. Refused if the inbox grew past `seen`."""
+
+    type: str
+    #: JSON, as in `NewRun`.
+    input: str
+    seen: int
