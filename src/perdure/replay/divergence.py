@@ -6,6 +6,7 @@ their locations do not show but the digests of their arguments do. Other argumen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 from perdure.core.errors import Diverged
@@ -78,4 +79,5 @@ class Arguments:
 
 
 def _name(place: Record | Operation) -> str:
-    return place.location.partition("#")[0]
+    """The location without its numbers: calls that could be mistaken for each other have it in common."""
+    return re.sub(r"[#~]\d+", "", place.location)

@@ -23,15 +23,19 @@ from perdure.replay.futures import RunTask
 from perdure.replay.log import ReplayLog
 from perdure.replay.loop import Outside, outside
 from perdure.replay.memo import NOTHING, Memo
-from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
 from perdure.replay.requests import Requests
 from perdure.replay.results import Results
+from perdure.replay.scoping import Scoping, to_payload
 from perdure.workflow.context import Context
+from perdure.workflow.scopes import current_scope
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
-_ATTEMPT, _CANCEL, _CHILD, _MESSAGE, _STEP = Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE, Kind.STEP
+_ATTEMPT, _CANCEL, _CHILD, _MESSAGE, _SCOPE, _STEP = (
+    Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE, Kind.SCOPE, Kind.STEP,
+)  # fmt: skip
 
 
 class Execution(Requests):
@@ -49,7 +53,8 @@ class Execution(Requests):
         logger: logging.Logger,
     ) -> None:
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
-        super().__init__(origin, Memo(earlier) if earlier else NOTHING, codec)
+        current = history[len(earlier) :]
+        super().__init__(origin, Memo(earlier) if earlier else NOTHING, Scoping(earlier, current), codec)
         self.outcome: Outcome | None = None
         #: Children that the workflow, now ended, no longer waits for.
         self.orphans: list[ChildOperation] = []
@@ -60,13 +65,14 @@ class Execution(Requests):
         self.cancel_requested = False
         #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
         self.known = 0
+        self.known_effects = 0
         #: How many records of this attempt there were when the run was taken up.
         self.replayed = 0
         self.loop.on_error = self._on_stray_error
         self._logger = logger
         self._start = start
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
-        self._history = history[len(earlier) :]
+        self._history = current
         #: The number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
@@ -79,6 +85,7 @@ class Execution(Requests):
     def begin(self) -> None:
         """Call the workflow function and run it to its first wait."""
         context = ContextVars()
+        context.run(current_scope.set, self._root)
         self._main = context.run(self.loop.create_task, self._body(), context=context)
         self._drain()
 
@@ -123,6 +130,7 @@ class Execution(Requests):
     def _know_all(self) -> None:
         self.replaying = False
         self.known = len(self.fresh)
+        self.known_effects = len(self.effects)
 
     def record(
         self, kind: Kind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
@@ -167,7 +175,14 @@ class Execution(Requests):
         self.loop.seconds = (self.time - self._origin.started_at) / 1e6
         if not future.done():
             future.set_result(value)
+        if "/" in location:
+            self.scoping.note(location[: location.rindex("/") + 1], self.next_seq - 1)
         self._drain(around)
+
+    def reached(self, operation: ScopeOperation, now: int) -> None:
+        """A scope has got so far: record that, and forget what lies before."""
+        self.unsaved = self.scoping.trim(operation.location, operation.drop, self.unsaved)
+        self.record(Kind.SCOPE, operation.location, to_payload(operation.mark), now)
 
     def recall(self, operation: Operation, now: int) -> bool:
         """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
@@ -198,6 +213,8 @@ class Execution(Requests):
 
     def _apply(self, record: Record) -> None:
         kind = record.kind
+        if kind is not _MESSAGE and "/" in record.location:
+            self.scoping.note(record.location[: record.location.rindex("/") + 1], record.seq)
         if kind is _ATTEMPT:
             self._apply_attempt(record)
             return
@@ -205,7 +222,7 @@ class Execution(Requests):
             self.time = record.at
         self.loop.seconds = (self.time - self._origin.started_at) / 1e6
         if kind is _MESSAGE:
-            self._mailbox.arrive(record.location, record.payload or "null")
+            self._mailbox.arrive(record.location, record.seq, record.payload or "null")
         elif kind is _CANCEL:
             self.cancel_requested = True
             assert self._main is not None
@@ -217,6 +234,8 @@ class Execution(Requests):
     def _apply_attempt(self, record: Record) -> None:
         operation = self._open.get(record.location)
         if not isinstance(operation, StepOperation):
+            if self.scoping.is_behind(record):
+                return
             raise self._diverged(record)
         operation.attempts = record.attempts
         operation.retry_at = record.retry_at
@@ -229,8 +248,12 @@ class Execution(Requests):
             if self._origin.attempt > 1:
                 self._early_children[record.location] = record
                 return
+        if operation is None and self.scoping.is_behind(record):
+            return
         if operation is None or operation.kind is not record.kind:
             raise self._diverged(record)
+        if record.kind is _SCOPE:
+            self.scoping.reached(record)
         if record.digest != operation.digest and record.digest:
             if self._arguments is None:
                 self._arguments = Arguments(self.run_id, self._history)

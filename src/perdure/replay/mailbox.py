@@ -6,57 +6,105 @@ Arriving is what the history records; taking happens while the loop drains. So a
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.core.codec import Codec
 from perdure.core.errors import DecodeError
 from perdure.replay.futures import Watched
+from perdure.workflow.runtime import Expected, Received
+from perdure.workflow.scopes import Scope
+
+#: Number of its record, payload.
+Letter = tuple[int, str]
+
+
+class Receiver:
+    """One receive that waits."""
+
+    __slots__ = ("future", "named", "scope", "types")
+
+    def __init__(self, expected: Sequence[Expected], future: Watched[Any], scope: Scope, *, named: bool) -> None:
+        self.types = {one.name: one.type for one in expected}
+        self.future = future
+        self.scope = scope
+        #: Whether it wants to know which name it was.
+        self.named = named
 
 
 class Mailbox:
     """Per name: messages without a receiver, or receivers without a message."""
 
-    def __init__(self, codec: Codec, run_id: str) -> None:
+    def __init__(self, codec: Codec, run_id: str, taken: Callable[[Scope, int], None]) -> None:
         self._codec = codec
         self._run_id = run_id
-        self._messages: dict[str, deque[str]] = defaultdict(deque)
-        self._receivers: dict[str, deque[tuple[Watched[Any], Any]]] = defaultdict(deque)
+        #: Told which record went to which scope.
+        self._taken = taken
+        self._messages: dict[str, deque[Letter]] = {}
+        self._receivers: dict[str, deque[Receiver]] = {}
 
-    def arrive(self, name: str, payload: str) -> None:
+    def arrive(self, name: str, seq: int, payload: str) -> None:
         """Give a message to the first who waits for it, or keep it."""
-        receivers = self._receivers[name]
+        receivers = self._receivers.get(name)
         while receivers:
-            future, type = receivers.popleft()
-            if not future.done():
-                self._hand_over(name, payload, future, type)
+            receiver = receivers.popleft()
+            if not receiver.future.done():
+                self._hand_over(name, (seq, payload), receiver)
                 return
-        self._messages[name].append(payload)
+        self._messages.setdefault(name, deque()).append((seq, payload))
 
-    def receive(self, name: str, type: Any, future: Watched[Any]) -> None:
-        """Resolve `future` with the next message of that name, now or when it arrives."""
-        if self._messages[name]:
-            self._hand_over(name, self._messages[name].popleft(), future, type)
-        else:
-            self._receivers[name].append((future, type))
+    def receive(self, expected: Sequence[Expected], future: Watched[Any], scope: Scope, *, named: bool) -> None:
+        """Resolve `future` with the first message of those names, now or when it arrives."""
+        receiver = Receiver(expected, future, scope, named=named)
+        waiting = [name for name in receiver.types if name in self._messages]
+        if waiting:
+            name = min(waiting, key=lambda name: self._messages[name][0])
+            self._hand_over(name, self._pop(name), receiver)
+            return
+        for name in receiver.types:
+            queue = self._receivers.setdefault(name, deque())
+            # Those that timed out stay where they are until here, or they would pile up where no message ever comes.
+            while queue and queue[0].future.done():
+                queue.popleft()
+            queue.append(receiver)
 
     def awaited_names(self) -> list[str]:
         """The names that something waits for."""
-        return [name for name, queue in self._receivers.items() if any(not future.done() for future, _ in queue)]
+        return [
+            name for name, queue in self._receivers.items() if any(not receiver.future.done() for receiver in queue)
+        ]
 
-    def _hand_over(self, name: str, payload: str, future: Watched[Any], type: Any) -> None:
+    def unreceived(self) -> list[tuple[str, Letter]]:
+        """What arrived and nobody took, in order."""
+        letters = [(name, letter) for name, queue in self._messages.items() for letter in queue]
+        return sorted(letters, key=lambda entry: entry[1])
+
+    def _pop(self, name: str) -> Letter:
+        queue = self._messages[name]
+        letter = queue.popleft()
+        if not queue:
+            del self._messages[name]
+        return letter
+
+    def _hand_over(self, name: str, letter: Letter, receiver: Receiver) -> None:
+        seq, payload = letter
+        self._taken(receiver.scope, seq)
         try:
-            future.set_result(self._codec.decode(payload, type, f"message {name!r} to run {self._run_id!r}"))
+            value = self._codec.decode(payload, receiver.types[name], f"message {name!r} to run {self._run_id!r}")
         except DecodeError as error:
-            future.set_exception(error)
+            receiver.future.set_exception(error)
+        else:
+            receiver.future.set_result(Received(name, value) if receiver.named else value)
 
 
-def bound(receiving: Watched[Any], expired: Watched[Any], name: str) -> None:
+def bound(receiving: Watched[Any], expired: Watched[Any], names: Sequence[str]) -> None:
     """Let a receive fail when its timer goes off, and call the timer off when it has ended."""
 
     def on_expired(_: Any) -> None:
         if not receiving.done():
-            receiving.set_exception(TimeoutError(f"no message {name!r} arrived in time"))
+            listed = " or ".join(repr(name) for name in names)
+            receiving.set_exception(TimeoutError(f"no message {listed} arrived in time"))
 
     expired.add_done_callback(on_expired)
     # Not as the workflow would: this is no one awaiting it.

@@ -43,5 +43,5 @@ def _is_kept(record: Record) -> bool:
     if record.failed:
         return False
     # A timer that cut something short is not kept: the next attempt has its full time.
-    slept = record.kind is Kind.TIMER and record.location.partition("#")[0] == "sleep"
+    slept = record.kind is Kind.TIMER and record.location.rpartition("/")[2].partition("#")[0] == "sleep"
     return slept or record.kind in (Kind.STEP, Kind.CHILD)

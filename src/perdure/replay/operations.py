@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perdure.core.model import FAR, Kind
@@ -10,7 +11,7 @@ from perdure.replay.futures import Watched
 if TYPE_CHECKING:
     from perdure.replay.loop import RunTimerHandle
     from perdure.workflow.definition import Call
-    from perdure.workflow.runtime import ChildOptions, StepRequest
+    from perdure.workflow.runtime import ChildOptions, Mark, StepRequest
 
 
 class Operation:
@@ -82,3 +83,18 @@ class ChildOperation(Operation):
         self.call = call
         self.child_id = child_id
         self.options = options
+
+
+class ScopeOperation(Operation):
+    """A scope that has got so far; done as soon as it is recorded."""
+
+    __slots__ = ("drop", "mark", "type")
+    kind = Kind.SCOPE
+
+    def __init__(self, location: str, future: Watched[Any], mark: Mark, type: Any, drop: Sequence[str]) -> None:
+        super().__init__(location, future)
+        self.mark = mark
+        #: What the mark's value is decoded to.
+        self.type = type
+        #: Paths of what is forgotten then.
+        self.drop = drop

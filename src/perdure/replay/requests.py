@@ -8,34 +8,40 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id
 from perdure.core.model import FAR, Record
+from perdure.replay.functions import Functions
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox, bound
 from perdure.replay.memo import Memo
-from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
-from perdure.replay.places import Places
+from perdure.replay.scoping import Scoping
 from perdure.replay.timers import Timers
 from perdure.workflow.definition import Call
-from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
+from perdure.workflow.runtime import ChildOptions, Effect, Expected, Mark, StepRequest, WorkflowRandom
+from perdure.workflow.scopes import Scope, current_scope
 
 
 class Requests(ABC):
     """Implements what a `Runtime` does with what it is asked for."""
 
-    def __init__(self, origin: Origin, memo: Memo, codec: Codec) -> None:
+    def __init__(self, origin: Origin, memo: Memo, scoping: Scoping, codec: Codec) -> None:
         self.run_id = origin.run_id
         self.time = origin.started_at
         self.replaying = True
         #: Operations asked for, and started ones given up, since the worker last looked.
         self.fresh: list[Operation] = []
         self.dropped: list[Operation] = []
+        #: What the workflow did without waiting for it since the worker last looked.
+        self.effects: list[Effect] = []
+        self.scoping = scoping
         self.loop = RunLoop(origin.run_id, self)
         self._origin = origin
         self._codec = codec
@@ -44,10 +50,11 @@ class Requests(ABC):
         self._open: dict[str, Operation] = {}
         self._closed_children: set[str] = set()
         self._early_children: dict[str, Record] = {}
-        self._places = Places(origin.run_id, origin.type)
+        self._root = Scope()
+        self._functions = Functions(origin.run_id, origin.type)
         self._unawaited: dict[int, Watched[Any]] = {}
         self.timers = Timers()
-        self._mailbox = Mailbox(codec, origin.run_id)
+        self._mailbox = Mailbox(codec, origin.run_id, self._taken)
 
     @abstractmethod
     def _resolve(self, operation: Operation, record: Record) -> None:
@@ -83,9 +90,9 @@ class Requests(ABC):
         if not loop.is_current:
             self._check_inside()
         name = request.name
-        self._places.check(name, request.spec.identity)
+        self._functions.check(name, request.spec.identity)
         digest = self._codec.digest((request.args, request.kwargs), request.name)
-        location = self._places.next(name)
+        location = current_scope.get(self._root).next(name)
         future: Watched[Any] = Watched(loop=loop, label=location, unawaited=None if loop.closed else self._unawaited)
         return self._opened(StepOperation(location, future, request, digest), future)
 
@@ -95,18 +102,24 @@ class Requests(ABC):
         location, future = self._place("sleep")
         return self._opened(self.timers.set(location, due, future), future)
 
-    def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
+    def receive(self, expected: Sequence[Expected], due: int | None, *, named: bool) -> asyncio.Future[Any]:
         """See `Runtime`."""
         self._check_inside()
-        future = self._watch(f"receive({name!r})")
+        names = [one.name for one in expected]
+        future = self._watch(f"receive({', '.join(map(repr, names))})")
         if self.loop.closed:
             return future
-        self._mailbox.receive(name, type, future)
+        scope = current_scope.get(self._root)
+        self._mailbox.receive(expected, future, scope, named=named)
         if due is not None and not future.done():
-            location = self._places.next("receive.timeout")
+            location = scope.next("receive.timeout")
             expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
-            bound(future, self._opened(self.timers.set(location, due, expired), expired), name)
+            bound(future, self._opened(self.timers.set(location, due, expired), expired), names)
         return future
+
+    def _taken(self, scope: Scope, seq: int) -> None:
+        if scope.path:
+            self.scoping.note(scope.path, seq)
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """See `Runtime`."""
@@ -122,6 +135,43 @@ class Requests(ABC):
             self._resolve(operation, early)
         return future
 
+    def encode(self, value: Any, what: str) -> str:
+        """See `Runtime`."""
+        return self._codec.encode(value, f"{what} of run {self.run_id!r}")
+
+    def effect(self, name: str, make: Callable[[str], Effect]) -> None:
+        """See `Runtime`. The attempt is left out of the key: what was sent is not sent again by another one."""
+        self._check_inside()
+        location = current_scope.get(self._root).next(f"~{name}")
+        effect = make(f"{self.run_id}:{self._origin.generation}:{location}")
+        if not self.loop.closed:
+            self.effects.append(effect)
+
+    def open_scope(self, name: str) -> Scope:
+        """See `Runtime`."""
+        self._check_inside()
+        return Scope(current_scope.get(self._root).next(name) + "/")
+
+    def mark(self, scope: Scope) -> Mark | None:
+        """See `Runtime`."""
+        return self.scoping.mark(scope.location)
+
+    def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        self._check_inside()
+        for operation in self._open.values():
+            if operation.location.startswith(tuple(drop)):
+                raise WorkflowError(
+                    f"{operation.kind} {operation.location!r} of run {self.run_id!r} is still under way though its part of the "
+                    "workflow is over; await it inside of that part"
+                )
+        future = self._watch(scope.location)
+        return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)
+
+    def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
+        """See `Runtime`."""
+        return self.scoping.finished_iterations(scope.path, upto)
+
     def _check_inside(self) -> None:
         if not self.loop.is_current:
             raise WorkflowError(
@@ -133,7 +183,7 @@ class Requests(ABC):
 
     def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
         """See `TimerSink`."""
-        handle.location = self._places.next("sleep" if is_sleep else "timer")
+        handle.location = current_scope.get(self._root).next("sleep" if is_sleep else "timer")
         if self.loop.closed:
             return
         due = min(when * 1e6, float(FAR - self._origin.started_at))
@@ -154,7 +204,7 @@ class Requests(ABC):
         return Watched(loop=self.loop, label=label, unawaited=None if self.loop.closed else self._unawaited)
 
     def _place(self, name: str) -> tuple[str, Watched[Any]]:
-        location = self._places.next(name)
+        location = current_scope.get(self._root).next(name)
         return location, self._watch(location)
 
     def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:

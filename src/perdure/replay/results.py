@@ -7,7 +7,7 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Record
-from perdure.replay.operations import ChildOperation, Operation, StepOperation
+from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
 
 
 class Results:
@@ -37,6 +37,9 @@ class Results:
         """A result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
         if isinstance(operation, StepOperation):
             returns = operation.request.spec.returns
+        elif isinstance(operation, ScopeOperation):
+            what = f"what {operation.location!r} of run {self._run_id!r} goes on with"
+            return self._codec.decode(operation.mark.value, operation.type, what)
         else:
             assert isinstance(operation, ChildOperation)
             returns = operation.call.returns

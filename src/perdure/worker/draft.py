@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from perdure.core.codec import Codec
+from perdure.core.effects import NewOutput, Trim
 from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
 from perdure.replay.operations import ChildOperation
+from perdure.workflow.runtime import Effect
+
+#: How many of the messages that a run has taken in, and of the lines of its trail, outlive a trimming of its history.
+REMEMBERED = 300
 
 
 class Draft:
@@ -16,10 +23,31 @@ class Draft:
         self.sends: list[NewMessage] = []
         #: Whether a record waits to be saved that is not an ephemeral step's.
         self.urgent = False
+        #: Whether there is something that has to leave soon.
+        self.filled = False
+        self._outputs: list[NewOutput] = []
+        self._listening: dict[str, bool] = {}
+        self._trim: Trim | None = None
+
+    def add(self, effects: Iterable[Effect]) -> None:
+        """What the workflow did without waiting for it."""
+        self.filled = True
+        for effect in effects:
+            if isinstance(effect, NewOutput):
+                self._outputs.append(effect)
+            elif isinstance(effect, NewMessage):
+                self.sends.append(effect)
+            else:
+                self._listening[effect.topic] = effect.on
+
+    def trim(self, records: tuple[tuple[int, int], ...], seen: int) -> None:
+        """What is not needed any more. It leaves with what comes next anyway."""
+        self._trim = Trim(records=records, inbox=max(0, seen - REMEMBERED), events=REMEMBERED)
 
     def start_child(self, operation: ChildOperation, parent: Run) -> None:
         """Create a run; its id follows from the parent's location, so asking twice creates one. Raises `EncodeError`."""
         options = operation.options
+        self.filled = True
         self.children[operation.child_id] = NewRun(
             id=operation.child_id,
             type=operation.call.type,
@@ -42,12 +70,16 @@ class Draft:
                     run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id
                 )
             )
+        self.filled = bool(self.children or self.sends or self._outputs or self._listening)
 
     def clear(self) -> None:
         """Forget what was gathered."""
         self.children.clear()
         self.sends.clear()
-        self.urgent = False
+        self._outputs.clear()
+        self._listening.clear()
+        self._trim = None
+        self.urgent = self.filled = False
 
     def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
         """The turn; the draft is empty afterwards."""
@@ -56,7 +88,7 @@ class Draft:
         for record in records:
             if record.inbox_seq > read:
                 read = record.inbox_seq
-        if not self.children and not self.sends:
+        if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
         turn = Turn(
             lease=lease,
@@ -64,6 +96,10 @@ class Draft:
             read=read,
             children=tuple(self.children.values()),
             sends=tuple(self.sends),
+            outputs=tuple(self._outputs),
+            subscribes=tuple(topic for topic, on in self._listening.items() if on),
+            unsubscribes=tuple(topic for topic, on in self._listening.items() if not on),
+            trim=self._trim,
             next=next,
         )
         self.clear()

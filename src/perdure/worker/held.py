@@ -26,15 +26,16 @@ from perdure.core.model import (
     Verdict,
 )
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, Operation, StepOperation
+from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.worker.alarm import Wakeup
 from perdure.worker.attempts import Attempt
+from perdure.worker.collecting import collect
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.guard import guarded
 from perdure.worker.moment import Moment
 from perdure.worker.policy import end_with, expired, next_wake, reason_to_wait, set_aside
-from perdure.worker.recording import record_failure, record_result, start_child
+from perdure.worker.recording import record_failure, record_result
 from perdure.worker.sealing import Seal
 from perdure.worker.stage import Stage
 from perdure.worker.taking import make_execution
@@ -112,6 +113,7 @@ class Held:
             # A child start rides in the turn of the record that led to it, so with any record durable they all are.
             fresh, known = self._execution.fresh, self._execution.known
             fresh[:known] = [operation for operation in fresh[:known] if not isinstance(operation, ChildOperation)]
+            del self._execution.effects[: self._execution.known_effects]
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
         self._collect(self._crew.moment().now)
@@ -212,7 +214,7 @@ class Held:
         execution = self._execution
         if self._forced is None:
             assert execution is not None
-            if execution.fresh or execution.dropped:
+            if execution.fresh or execution.dropped or execution.effects:
                 self._collect(now)
             if self._ready:
                 self._dispatch(moment)
@@ -224,28 +226,8 @@ class Held:
             self._arm(now)
 
     def _collect(self, now: int) -> None:
-        execution = self._execution
-        assert execution is not None
-        while execution.fresh or execution.dropped:
-            dropped, execution.dropped = execution.dropped, []
-            for operation in dropped:
-                self._give_up(operation)
-            fresh, execution.fresh = execution.fresh, []
-            for operation in fresh:
-                if not operation.open or execution.recall(operation, now):
-                    continue
-                if isinstance(operation, StepOperation):
-                    self._ready.append(operation)
-                elif isinstance(operation, ChildOperation):
-                    start_child(execution, self._draft, operation, self.run, self._crew, now)
-
-    def _give_up(self, operation: Operation) -> None:
-        if isinstance(operation, StepOperation):
-            attempt = self._attempts.pop(operation.location, None)
-            if attempt is not None:
-                attempt.cancel()
-        elif isinstance(operation, ChildOperation):
-            self._draft.stop_child(operation, self.run)
+        assert self._execution is not None
+        collect(self._execution, self._draft, self._ready, self._attempts, self.run, self._crew, now)
 
     def _dispatch(self, moment: Moment) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
@@ -280,7 +262,7 @@ class Held:
 
     def _must_write(self, now: int) -> bool:
         execution = self._execution
-        if self._forced is not None or self._draft.children or self._draft.sends:
+        if self._forced is not None or self._draft.filled:
             return True
         assert execution is not None
         if execution.outcome is not None:
@@ -309,6 +291,8 @@ class Held:
         self._verdict_next = self._next_state(moment.now)
         if self._execution is not None:
             records, self._execution.unsaved = tuple(self._execution.unsaved), []
+            if self._execution.scoping.trimmed:
+                self._draft.trim(self._execution.scoping.take_trimmed(), self.seen)
         self._committing = True
         if self._wakeup.timer is not None:
             self._wakeup.disarm()

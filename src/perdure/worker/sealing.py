@@ -71,7 +71,7 @@ class Seal:
         execution = held._execution
         if not self.wanted or held._forced is not None or execution is None or execution.outcome is not None:
             return False
-        if execution.unsaved or held._draft.children or held._draft.sends:
+        if execution.unsaved or held._draft.filled:
             return False
         self._holder = self._wanting.pop(0)
         held.stage = Stage.SEALED

@@ -21,7 +21,7 @@ from perdure.core.errors import InvalidName
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import FAR
 from perdure.core.retry import Retry
-from perdure.workflow.runtime import ChildOptions, Runtime, StepRequest, WorkflowRandom
+from perdure.workflow.runtime import ChildOptions, Expected, Runtime, StepRequest, WorkflowRandom
 from perdure.workflow.steps import NO_OPTIONS, StepOptions, make_options, spec_of
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ class Context:
         comes later stays for the next receive.
         """
         due = None if timeout is None else self._runtime.time + microseconds(timeout)
-        return cast("Operation[Any]", self._runtime.receive(check_name(name, "message name"), type, due))
+        expected = [Expected(check_name(name, "message name"), type)]
+        return cast("Operation[Any]", self._runtime.receive(expected, due, named=False))
 
     def call(
         self,

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.model import FAR
+from perdure.core.effects import NewOutput
+from perdure.core.model import FAR, NewMessage
+from perdure.workflow.scopes import Scope
 from perdure.workflow.steps import StepOptions, StepSpec
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
+
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 class StepRequest(Struct, frozen=True):
@@ -35,6 +41,41 @@ class ChildOptions(Struct, frozen=True, kw_only=True):
     queue: str | None = None
     priority: int | None = None
     deadline: int = FAR
+
+
+class Expected(Struct, frozen=True):
+    """A message that a workflow is ready to take: its name, and what its value is decoded to."""
+
+    name: str
+    type: Any
+
+
+class Received(Struct, Generic[T_co], frozen=True):
+    """A message, and which of those that were waited for it is."""
+
+    name: str
+    value: T_co
+
+
+class Mark(Struct, frozen=True):
+    """How far a scope has got."""
+
+    #: JSON of what it goes on with, or of what came out of it.
+    value: str
+    #: Iterations before this one are over.
+    upto: int = 0
+    ended: bool = False
+
+
+class Listening(Struct, frozen=True):
+    """The run wants broadcasts of a topic, or no longer wants them."""
+
+    topic: str
+    on: bool
+
+
+#: What a workflow does without waiting for it: durable with the record that led to it, and not repeated by replay.
+Effect = NewOutput | NewMessage | Listening
 
 
 class WorkflowRandom(random.Random):
@@ -66,8 +107,26 @@ class Runtime(Protocol):
     def sleep_until(self, due: int) -> asyncio.Future[None]:
         """Resolve at a time."""
 
-    def receive(self, name: str, type: Any, due: int | None) -> asyncio.Future[Any]:
-        """Resolve to the next message of that name, or raise `TimeoutError` at `due`."""
+    def receive(self, expected: Sequence[Expected], due: int | None, *, named: bool) -> asyncio.Future[Any]:
+        """Resolve to the next message of those names (as `Received` if `named`), or raise `TimeoutError` at `due`."""
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Start a child run; resolves to its decoded result."""
+
+    def encode(self, value: Any, what: str) -> str:
+        """A value as JSON. Raises `EncodeError`."""
+
+    def effect(self, name: str, make: Callable[[str], Effect]) -> None:
+        """Do something without waiting for it; `make` is given a key that is unique in the run and the same on replay."""
+
+    def open_scope(self, name: str) -> Scope:
+        """A new part of the workflow, with a place of its own in the current one."""
+
+    def mark(self, scope: Scope) -> Mark | None:
+        """How far the history says that a scope has got."""
+
+    def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
+        """Record how far a scope has got, and forget what is at the paths in `drop`; resolves to the mark's decoded value."""
+
+    def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
+        """Paths of those iterations before `upto` that still have records."""

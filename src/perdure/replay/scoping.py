@@ -1,0 +1,103 @@
+"""Scopes as the history has them: which records lie inside, how far each has got, and what may be forgotten.
+
+A record of a scope (`Kind.SCOPE`) says that the scope goes on from there. What lies inside and before may be trimmed then; what was
+kept all the same, for people to read, is passed over by replay. Records that are not inside stay, whenever they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.core.model import Kind, Record
+from perdure.workflow.runtime import Mark
+
+
+class Scoping:
+    """See the module. One for each execution."""
+
+    def __init__(self, earlier: Sequence[Record], history: Sequence[Record]) -> None:
+        #: By location, those of earlier attempts at the run among them.
+        self._marks: dict[str, tuple[int, Mark]] = {}
+        for records in (earlier, history):
+            self._marks.update((one.location, (one.seq, to_mark(one))) for one in records if one.kind is Kind.SCOPE)
+        #: Numbers of the records inside each scope, by its path.
+        self._inside: dict[str, list[int]] = {}
+        #: Numbers of records that the next turn is to delete.
+        self.trimmed: list[int] = []
+
+    def mark(self, location: str) -> Mark | None:
+        """How far the scope there has got."""
+        known = self._marks.get(location)
+        return None if known is None else known[1]
+
+    def reached(self, record: Record) -> None:
+        """A scope has got further."""
+        self._marks[record.location] = record.seq, to_mark(record)
+
+    def note(self, path: str, seq: int) -> None:
+        """A record lies inside a scope."""
+        self._inside.setdefault(path, []).append(seq)
+
+    def is_behind(self, record: Record) -> bool:
+        """Whether a record was kept for people to read: its scope has gone on since."""
+        path = record.location
+        while (cut := path.rfind("/~")) >= 0:
+            number = path[cut + 2 :].partition("/")[0]
+            path = path[:cut]
+            seq, mark = self._marks.get(path, (-1, None))
+            if mark is not None and record.seq < seq and int(number) < mark.upto:
+                return True
+        return False
+
+    def trim(self, location: str, paths: Sequence[str], unsaved: list[Record]) -> list[Record]:
+        """Forget what is at the paths, and the scope's earlier mark; what is left of the records that are not saved yet."""
+        doomed = {self._marks[location][0]} if location in self._marks else set[int]()
+        for prefix in paths:
+            for path in [path for path in self._inside if path.startswith(prefix)]:
+                doomed.update(self._inside.pop(path))
+            for place in [place for place in self._marks if place.startswith(prefix)]:
+                del self._marks[place]
+        if not doomed:
+            return unsaved
+        self.trimmed += doomed.difference([record.seq for record in unsaved])
+        return [record for record in unsaved if record.seq not in doomed]
+
+    def finished_iterations(self, path: str, upto: int) -> list[str]:
+        """The paths inside a loop's path that belong to iterations before `upto`."""
+        found: dict[str, None] = {}
+        for inner in self._inside:
+            if inner.startswith(path) and inner.startswith("~", len(path)):
+                number = inner[len(path) + 1 :].partition("/")[0]
+                if int(number) < upto:
+                    found[f"{path}~{number}/"] = None
+        return list(found)
+
+    def take_trimmed(self) -> tuple[tuple[int, int], ...]:
+        """What the next turn is to delete, as ranges; it is then somebody else's business."""
+        numbers, self.trimmed = sorted(self.trimmed), []
+        ranges: list[tuple[int, int]] = []
+        for number in numbers:
+            if ranges and number == ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], number)
+            else:
+                ranges.append((number, number))
+        return tuple(ranges)
+
+
+class _Stored(msgspec.Struct):
+    upto: int
+    ended: bool
+    value: msgspec.Raw
+
+
+def to_payload(mark: Mark) -> str:
+    """A mark as it is recorded."""
+    return f'{{"upto":{mark.upto},"ended":{"true" if mark.ended else "false"},"value":{mark.value}}}'
+
+
+def to_mark(record: Record) -> Mark:
+    """The mark that a record is of."""
+    stored = msgspec.json.decode(record.payload or "", type=_Stored)
+    return Mark(bytes(stored.value).decode(), stored.upto, stored.ended)
