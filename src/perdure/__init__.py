@@ -18,11 +18,13 @@ from perdure.core.errors import (
     InvalidDuration,
     InvalidId,
     InvalidName,
+    JoinError,
     LoopStuck,
     NeverAwaited,
     NotInWorkflow,
     PayloadTooLarge,
     PerdureError,
+    RaceError,
     RetryAfter,
     RunCancelled,
     RunExists,
@@ -44,17 +46,26 @@ from perdure.core.errors import (
 from perdure.core.failure import Failure
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status, WorkerInfo
 from perdure.core.retry import Retry
-from perdure.workflow.context import Context, Operation
+from perdure.workflow.channels import Asked, Channel, Question
+from perdure.workflow.context import Context
 from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import Call, Workflow, workflow
+from perdure.workflow.looping import Break, Continue
+from perdure.workflow.operation import Operation
+from perdure.workflow.parallel import Won
+from perdure.workflow.runtime import Received
 from perdure.workflow.steps import step
 
 __all__ = [
+    "Asked",
     "BadArguments",
     "Blocking",
     "BlockingHandle",
+    "Break",
     "Call",
+    "Channel",
     "Context",
+    "Continue",
     "DecodeError",
     "Diverged",
     "DuplicateName",
@@ -72,6 +83,7 @@ __all__ = [
     "InvalidDuration",
     "InvalidId",
     "InvalidName",
+    "JoinError",
     "Kind",
     "LoopStuck",
     "Message",
@@ -81,7 +93,10 @@ __all__ = [
     "Page",
     "PayloadTooLarge",
     "PerdureError",
+    "Question",
+    "RaceError",
     "Reason",
+    "Received",
     "Record",
     "Retry",
     "RetryAfter",
@@ -103,6 +118,7 @@ __all__ = [
     "StoreUnavailable",
     "UnknownWorkflow",
     "UsageError",
+    "Won",
     "WorkerInfo",
     "Workflow",
     "WorkflowError",

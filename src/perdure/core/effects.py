@@ -61,3 +61,6 @@ class Renew(Struct, frozen=True, gc=False):
     #: JSON, as in `NewRun`.
     input: str
     seen: int
+    #: Messages that the history had taken in and nobody received: name, payload, key. They are put into the inbox again, unread,
+    #: if it is not refused, and without a word in the audit trail.
+    carried: tuple[tuple[str, str, str], ...] = ()

@@ -11,6 +11,7 @@
         StepTimeout (also TimeoutError)
       RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
       Expired: a run past its deadline
+      JoinError, RaceError (also ExceptionGroup): branches of a workflow that failed
       StoreError
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
 
@@ -21,7 +22,8 @@ Messages say what happened, to which run, and what to do. What a program may wan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.core.failure import Failure
@@ -148,6 +150,31 @@ class RunCancelled(PerdureError):
 
 class Expired(PerdureError):
     """The run was not finished by its deadline."""
+
+
+class BranchesFailed(ExceptionGroup[Exception], PerdureError):
+    """Branches of a workflow failed; a group of their errors."""
+
+    #: The error of each branch that failed, by its name.
+    errors: Mapping[str, Exception] = {}
+
+    @classmethod
+    def of(cls, what: str, errors: Mapping[str, Exception], count: int) -> Any:
+        """The error for `what`, some or all of whose `count` branches failed."""
+        listed = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in errors.items())
+        made = cls(f"{len(errors)} of {count} branches of {what} failed: {listed}", list(errors.values()))
+        made.errors = dict(errors)
+        return made
+
+
+class JoinError(BranchesFailed):
+    """Not all branches of a join succeeded; `results` has what the others gave."""
+
+    results: Mapping[str, Any] = {}
+
+
+class RaceError(BranchesFailed):
+    """Every branch of a race failed."""
 
 
 class StoreError(PerdureError):

@@ -8,15 +8,16 @@ led to it are durable.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context as ContextVars
 from typing import Any
 
 from perdure.core.codec import Codec
-from perdure.core.errors import Diverged, LoopStuck
+from perdure.core.errors import Diverged, LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
-from perdure.core.model import Kind, Record
+from perdure.core.model import Kind, Message, Record
 from perdure.replay.divergence import Arguments, diverged, position
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask
@@ -184,6 +185,10 @@ class Execution(Requests):
         self.unsaved = self.scoping.trim(operation.location, operation.drop, self.unsaved)
         self.record(Kind.SCOPE, operation.location, to_payload(operation.mark), now)
 
+    def carry(self, message: Message) -> None:
+        """Keep a message that came when the workflow had decided to begin anew, behind those that came before."""
+        self._mailbox.arrive(message.name, self.next_seq + message.seq, message.payload or "null")
+
     def recall(self, operation: Operation, now: int) -> bool:
         """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
         record = None if self._memo is NOTHING else self._memo.recall(operation)
@@ -204,6 +209,13 @@ class Execution(Requests):
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """See `Runtime`. Not kept, so that a run that has ended is no knot for the garbage collector to untie."""
         return ReplayLog(self._logger, self)
+
+    def check_main(self, what: str) -> None:
+        """See `Runtime`."""
+        if asyncio.current_task(self.loop) is not self._main:
+            raise WorkflowError(
+                f"{what}() was called in a task of run {self.run_id!r}; call it in the workflow function"
+            )
 
     def evict(self) -> bool:
         """Let go of the run without a trace; False if some of its code would not end."""
@@ -283,7 +295,7 @@ class Execution(Requests):
             return
         if self.outcome is None and self._main is not None and self._main.done():
             forgotten = [watched.label for watched in self._unawaited.values()]
-            self._end(outcome_of(self._main, self._ending, forgotten, cancelled=self.cancel_requested))
+            self._end(outcome_of(self._main, self._ending, forgotten, stopped=self.cancel_requested))
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome

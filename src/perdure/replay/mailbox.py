@@ -75,6 +75,10 @@ class Mailbox:
             name for name, queue in self._receivers.items() if any(not receiver.future.done() for receiver in queue)
         ]
 
+    def has(self, name: str) -> bool:
+        """Whether a message of that name is there."""
+        return name in self._messages
+
     def unreceived(self) -> list[tuple[str, Letter]]:
         """What arrived and nobody took, in order."""
         letters = [(name, letter) for name, queue in self._messages.items() for letter in queue]

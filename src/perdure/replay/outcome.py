@@ -11,6 +11,8 @@ from perdure.core.codec import Codec
 from perdure.core.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
 from perdure.core.failure import Failure
 from perdure.core.model import Status
+from perdure.workflow.definition import Call
+from perdure.workflow.renewal import ContinuedAsNew
 
 
 class Outcome(Struct, frozen=True):
@@ -21,6 +23,8 @@ class Outcome(Struct, frozen=True):
     payload: str | None
     #: What it raised.
     error: BaseException | None = None
+    #: What it goes on with, if it begins anew; the status says nothing then.
+    renewed: Call[Any] | None = None
 
 
 class Ending(Struct, frozen=True):
@@ -32,23 +36,37 @@ class Ending(Struct, frozen=True):
     codec: Codec
 
 
-def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *, cancelled: bool) -> Outcome:
+def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *, stopped: bool) -> Outcome:
     """The outcome of a finished workflow. `forgotten` are operations that nothing awaited."""
     if main.cancelled():
         reason = _reason(main)
-        if not cancelled:
+        if not stopped:
             return failed(asyncio.CancelledError(*reason), ending.codec)
-        # An error of ours, because a parent gets it too, and a CancelledError would say that the parent is to stop.
-        because = f": {reason[0]}" if reason and reason[0] else ""
-        error = RunCancelled(f"run {ending.run_id!r} ({ending.type}) was cancelled{because}", run_id=ending.run_id)
-        return Outcome(Status.CANCELLED, Failure.of(error, ending.codec).to_json(), error)
+        return cancelled(ending.run_id, ending.type, str(reason[0]) if reason and reason[0] else "", ending.codec)
     raised = main.exception()
+    if isinstance(raised, ContinuedAsNew):
+        return _renewed(raised.call, ending)
     if raised is not None:
         return failed(raised, ending.codec)
     if forgotten:
         message = f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; await each operation, or gather them"
         return failed(NeverAwaited(message), ending.codec)
     return _completed(main.result(), ending)
+
+
+def cancelled(run_id: str, type: str, reason: str, codec: Codec) -> Outcome:
+    """The outcome of a run that was cancelled."""
+    # An error of ours, because a parent gets it too, and a CancelledError would say that the parent is to stop.
+    because = f": {reason}" if reason else ""
+    error = RunCancelled(f"run {run_id!r} ({type}) was cancelled{because}", run_id=run_id)
+    return Outcome(Status.CANCELLED, Failure.of(error, codec).to_json(), error)
+
+
+def _renewed(call: Call[Any], ending: Ending) -> Outcome:
+    try:
+        return Outcome(Status.PENDING, call.encode(ending.codec), renewed=call)
+    except PerdureError as error:
+        return failed(error, ending.codec)
 
 
 def failed(error: BaseException, codec: Codec) -> Outcome:

@@ -25,7 +25,7 @@ from perdure.replay.origin import Origin
 from perdure.replay.scoping import Scoping
 from perdure.replay.timers import Timers
 from perdure.workflow.definition import Call
-from perdure.workflow.runtime import ChildOptions, Effect, Expected, Mark, StepRequest, WorkflowRandom
+from perdure.workflow.runtime import ChildOptions, Effect, Expected, Listening, Mark, StepRequest, WorkflowRandom
 from perdure.workflow.scopes import Scope, current_scope
 
 
@@ -42,8 +42,12 @@ class Requests(ABC):
         #: What the workflow did without waiting for it since the worker last looked.
         self.effects: list[Effect] = []
         self.scoping = scoping
+        #: Of the broadcasts that it listens to.
+        self.topics: set[str] = set()
         self.loop = RunLoop(origin.run_id, self)
         self._origin = origin
+        #: What the ids of its children follow from: a new generation has children of its own.
+        self._parent = origin.run_id if origin.generation == 1 else f"{origin.run_id}~{origin.generation}"
         self._codec = codec
         self._memo = memo
         self._random: WorkflowRandom | None = None
@@ -73,6 +77,10 @@ class Requests(ABC):
     def awaited_messages(self) -> list[str]:
         """The names of the messages that the workflow waits for."""
         return self._mailbox.awaited_names()
+
+    def unreceived(self) -> list[tuple[str, int, str]]:
+        """Messages that arrived and nobody took: name, number of the record, payload."""
+        return [(name, seq, payload) for name, (seq, payload) in self._mailbox.unreceived()]
 
     # the workflow's side: Runtime
 
@@ -125,7 +133,7 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         location, future = self._place(call.type)
-        identity = options.id or child_id(self.run_id, self._memo.child_location(location))
+        identity = options.id or child_id(self._parent, self._memo.child_location(location))
         operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
         self._opened(operation, future)
         early = self._early_children.pop(location, None)
@@ -146,6 +154,17 @@ class Requests(ABC):
         effect = make(f"{self.run_id}:{self._origin.generation}:{location}")
         if not self.loop.closed:
             self.effects.append(effect)
+
+    def listen(self, listening: Listening) -> None:
+        """See `Runtime`."""
+        self._check_inside()
+        if listening.topic not in self.topics:
+            self.topics.add(listening.topic)
+            self.effect("listen", lambda _: listening)
+
+    def has_arrived(self, name: str) -> bool:
+        """See `Runtime`."""
+        return self._mailbox.has(name)
 
     def open_scope(self, name: str) -> Scope:
         """See `Runtime`."""

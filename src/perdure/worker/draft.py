@@ -28,17 +28,22 @@ class Draft:
         self._outputs: list[NewOutput] = []
         self._listening: dict[str, bool] = {}
         self._trim: Trim | None = None
+        self._read = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
         """What the workflow did without waiting for it."""
-        self.filled = True
         for effect in effects:
+            self.filled = True
             if isinstance(effect, NewOutput):
                 self._outputs.append(effect)
             elif isinstance(effect, NewMessage):
                 self.sends.append(effect)
             else:
                 self._listening[effect.topic] = effect.on
+
+    def took_in(self, entry: int) -> None:
+        """An entry of the inbox was taken in and left no record."""
+        self._read = entry
 
     def trim(self, records: tuple[tuple[int, int], ...], seen: int) -> None:
         """What is not needed any more. It leaves with what comes next anyway."""
@@ -84,7 +89,7 @@ class Draft:
     def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
         """The turn; the draft is empty afterwards."""
         self.urgent = False
-        read = 0
+        read, self._read = self._read, 0
         for record in records:
             if record.inbox_seq > read:
                 read = record.inbox_seq

@@ -153,6 +153,11 @@ class Held:
             elif message.kind is Kind.CANCEL:
                 # Too late for this attempt, which has its outcome; but no other is to follow.
                 self._execution.cancel_requested = True
+            elif message.kind is Kind.MESSAGE and message.seq > self.seen:
+                self._execution.carry(message)
+            if self._execution.outcome is not None and self._execution.outcome.renewed is not None:
+                self.seen = max(self.seen, message.seq)
+                self._draft.took_in(self.seen)
         self.settle(moment)
 
     def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> None:
@@ -304,7 +309,9 @@ class Held:
             return self._forced
         if outcome is not None and self._execution is not None:
             self._cancel_attempts()
-            return end_with(outcome, self._execution, self._draft, self.run, self._workflow.retry, self._crew, now)
+            return end_with(
+                outcome, self._execution, self._draft, self.run, self.seen, self._workflow.retry, self._crew, now
+            )
         if self._attempts:
             return None
         if self._may_park(now):

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from perdure.core.effects import Renew
 from perdure.core.errors import Diverged, Expired, Fatal, UsageError
 from perdure.core.failure import Failure
 from perdure.core.model import Again, Block, Finish, Kind, Next, Reason, Run, Status
 from perdure.core.retry import Retry, requested_delay
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.replay.outcome import Outcome
+from perdure.replay.outcome import Outcome, cancelled
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
+from perdure.workflow.runtime import Listening
 
 
 class Another(Struct, frozen=True):
@@ -71,7 +73,14 @@ def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: in
 
 
 def end_with(
-    outcome: Outcome, execution: Execution, draft: Draft, run: Run, policy: Retry | None, crew: Crew, now: int
+    outcome: Outcome,
+    execution: Execution,
+    draft: Draft,
+    run: Run,
+    seen: int,
+    policy: Retry | None,
+    crew: Crew,
+    now: int,
 ) -> Next:
     """What follows from a workflow's outcome: another attempt, or the end, for the children that nobody waits for too."""
     if outcome.status is Status.FAILED and not execution.cancel_requested:
@@ -80,6 +89,12 @@ def end_with(
             return again  # which takes its children up again
     for orphan in execution.orphans:
         draft.stop_child(orphan, run)
+    if outcome.renewed is not None and not execution.cancel_requested:
+        carried = [(name, payload, f"kept:{run.generation}:{seq}") for name, seq, payload in execution.unreceived()]
+        return Renew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried))
+    if outcome.renewed is not None:
+        outcome = cancelled(run.id, run.type, "", crew.codec)
+    draft.add(Listening(topic, False) for topic in execution.topics)
     return Finish(outcome.status, outcome.payload)
 
 

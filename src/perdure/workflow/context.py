@@ -6,11 +6,10 @@ or hand it to `asyncio.gather`, `wait`, a `TaskGroup`… as any other future.
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from msgspec import UNSET
@@ -21,8 +20,11 @@ from perdure.core.errors import InvalidName
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import FAR
 from perdure.core.retry import Retry
-from perdure.workflow.runtime import ChildOptions, Expected, Runtime, StepRequest, WorkflowRandom
-from perdure.workflow.steps import NO_OPTIONS, StepOptions, make_options, spec_of
+from perdure.workflow.branching import Branching
+from perdure.workflow.messaging import Messaging
+from perdure.workflow.operation import Operation
+from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
+from perdure.workflow.steps import NO_OPTIONS, make_options, spec_of
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
@@ -31,23 +33,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-if TYPE_CHECKING:
 
-    class Operation(asyncio.Future[R], Coroutine[Any, Any, R]):
-        """Something durable under way. Declared as a coroutine too, so that a `TaskGroup` takes it."""
-
-else:
-    Operation = asyncio.Future
-
-
-class Context:
+class Context(Messaging, Branching):
     """The durable side of a workflow, handed to it as its first argument."""
 
-    __slots__ = ("_options", "_runtime")
-
-    def __init__(self, runtime: Runtime, options: StepOptions = NO_OPTIONS) -> None:
-        self._runtime = runtime
-        self._options = options
+    __slots__ = ()
 
     @overload
     def step(self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...
@@ -116,22 +106,6 @@ class Context:
     def sleep_until(self, when: datetime.datetime) -> Operation[None]:
         """Wait until a moment (with a time zone)."""
         return cast("Operation[None]", self._runtime.sleep_until(instant(when, self._runtime.time)))
-
-    @overload
-    def receive(self, name: str, type: type[T], *, timeout: Duration | None = None) -> Operation[T]: ...
-
-    @overload
-    def receive(self, name: str, type: Any = ..., *, timeout: Duration | None = None) -> Operation[Any]: ...
-
-    def receive(self, name: str, type: Any = Any, *, timeout: Duration | None = None) -> Operation[Any]:
-        """Take the next message of that name from the run's mailbox, waiting for it if need be.
-
-        Messages wait too: none is lost because nobody was receiving. Raises `TimeoutError` after `timeout`; a message that
-        comes later stays for the next receive.
-        """
-        due = None if timeout is None else self._runtime.time + microseconds(timeout)
-        expected = [Expected(check_name(name, "message name"), type)]
-        return cast("Operation[Any]", self._runtime.receive(expected, due, named=False))
 
     def call(
         self,

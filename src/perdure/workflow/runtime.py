@@ -119,6 +119,15 @@ class Runtime(Protocol):
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """Do something without waiting for it; `make` is given a key that is unique in the run and the same on replay."""
 
+    def listen(self, listening: Listening) -> None:
+        """Want broadcasts of a topic from now on; said once."""
+
+    def has_arrived(self, name: str) -> bool:
+        """Whether a message of that name is there to be received."""
+
+    def check_main(self, what: str) -> None:
+        """Raise `WorkflowError` in any other task than that of the workflow function itself."""
+
     def open_scope(self, name: str) -> Scope:
         """A new part of the workflow, with a place of its own in the current one."""
 

@@ -47,8 +47,10 @@ current_scope: ContextVar[Scope] = ContextVar("perdure_scope")
 @contextmanager
 def inside(scope: Scope) -> Iterator[None]:
     """Let what is asked for in this block belong to the scope."""
-    before = current_scope.set(scope)
+    before = current_scope.get()
+    current_scope.set(scope)
     try:
         yield
     finally:
-        current_scope.reset(before)
+        # Not `reset`, which refuses where a run is ended from outside of its own context.
+        current_scope.set(before)

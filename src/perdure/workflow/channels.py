@@ -1,0 +1,92 @@
+"""Messages with types: what sender and receiver agree on.
+
+A `Channel` is a name and a type, shared by both sides. A `Question` has a type for the answer as well: whoever asks waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core.codec import Codec
+from perdure.core.ids import check_name
+from perdure.workflow.runtime import Expected
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
+A_contra = TypeVar("A_contra", contravariant=True)
+
+
+class Channel(Generic[T]):
+    """The name of a message and the type of its value: `approval = Channel("approval", bool)`."""
+
+    __slots__ = ("name", "type")
+
+    def __init__(self, name: str, type: type[T] | Any = Any) -> None:
+        self.name = check_name(name, "message name")
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"Channel({self.name!r}, {self.type!r})"
+
+
+class Question(Generic[Q, A]):
+    """The name of a question, its type and that of its answer: `quote = Question("quote", Order, int)`."""
+
+    __slots__ = ("answer", "name", "type")
+
+    def __init__(self, name: str, type: type[Q] | Any = Any, answer: type[A] | Any = Any) -> None:
+        self.name = check_name(name, "name of a question")
+        self.type = type
+        self.answer = answer
+
+    def __repr__(self) -> str:
+        return f"Question({self.name!r}, {self.type!r}, {self.answer!r})"
+
+
+class Asked(Generic[T, A_contra]):
+    """A question that has arrived: its `value`, and `reply` to answer it, once."""
+
+    __slots__ = ("_reply", "value")
+
+    def __init__(self, value: T, reply: Callable[[Any], None]) -> None:
+        self.value = value
+        self._reply = reply
+
+    def reply(self, answer: A_contra) -> None:
+        """Answer; whoever asked gets it once it is durable."""
+        self._reply(answer)
+
+
+class Envelope(Struct, Generic[T], frozen=True):
+    """A question as it travels."""
+
+    #: The key of the message: the answer is kept under it.
+    key: str
+    value: T
+
+
+def expected(channel: Channel[Any] | str, type: Any = Any) -> Expected:
+    """What a receive of that channel, or of that name, waits for."""
+    if isinstance(channel, Channel):
+        return Expected(channel.name, channel.type if type is Any else type)
+    return Expected(check_name(channel, "message name"), type)
+
+
+def topic(name: str, correlation: str) -> str:
+    """The name under which a broadcast reaches those who wait for that correlation value."""
+    return check_name(f"{name}@{correlation}", "message name with its correlation value")
+
+
+def question_name(name: str) -> str:
+    """The name that the message of a question has; no other message can have it."""
+    return f"{name}~ask"
+
+
+def envelop(key: str, value: object, codec: Codec, what: str) -> str:
+    """The payload of a question's message. Raises `EncodeError`."""
+    return f'{{"key":{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what)}}}'

@@ -1,0 +1,136 @@
+"""A loop that may go on for ever: its state is durable, and the history of what is over is let go.
+
+Every so many iterations the loop records its state; from there it goes on after a crash or a park, and what the iterations before
+left in the history is deleted. So the history stays as short as one such stretch, however long the loop runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec import Struct
+
+from perdure.core.errors import BadArguments, WorkflowError
+from perdure.workflow.runtime import Mark, Runtime
+from perdure.workflow.scopes import Scope, inside
+from perdure.workflow.signature import type_hints
+
+if TYPE_CHECKING:
+    from perdure.workflow.context import Context
+
+S = TypeVar("S")
+V = TypeVar("V")
+S_co = TypeVar("S_co", covariant=True)
+V_co = TypeVar("V_co", covariant=True)
+
+
+class Continue(Struct, Generic[S_co], frozen=True):
+    """Go on with the next iteration, with this state."""
+
+    state: S_co
+
+
+class Break(Struct, Generic[V_co], frozen=True):
+    """Leave the loop, with this value."""
+
+    value: V_co
+
+
+Body = Callable[["Context", S], Awaitable[Continue[S] | Break[V]]]
+
+
+def loop(
+    context: Context, runtime: Runtime, state: S, body: Body[S, V], name: str, commit_every: int, keep: int
+) -> asyncio.Task[V]:
+    """Call `body` with its own last state until it breaks."""
+    if commit_every < 1 or keep < 0:
+        raise BadArguments(f"{name}: commit_every={commit_every} must be at least 1, and keep={keep} at least 0")
+    scope = runtime.open_scope(name)
+    looping = _Loop(context, runtime, scope, body, commit_every, keep, type(state))
+    return asyncio.get_running_loop().create_task(looping.run(state))
+
+
+class _Loop(Generic[S, V]):
+    def __init__(
+        self,
+        context: Context,
+        runtime: Runtime,
+        scope: Scope,
+        body: Body[S, V],
+        commit_every: int,
+        keep: int,
+        kind: type[S],
+    ) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._scope = scope
+        self._body = body
+        self._commit_every = commit_every
+        self._keep = keep
+        self._state_type, self._value_type = _types_of(body, kind)
+
+    async def run(self, state: S) -> V:
+        number = 0
+        mark = self._runtime.mark(self._scope)
+        if mark is not None:
+            number = mark.upto
+            reached = await self._runtime.reach(
+                self._scope, mark, self._value_type if mark.ended else self._state_type, []
+            )
+            if mark.ended:
+                value: V = reached
+                return value
+            state = reached
+        while True:
+            with inside(self._scope.iteration(number)):
+                outcome = await self._body(self._context, state)
+            number += 1
+            if isinstance(outcome, Break):
+                return await self._end(number, outcome.value)
+            if not isinstance(outcome, Continue):
+                raise WorkflowError(
+                    f"the body of loop {self._scope.location!r} has to return Continue(state) or Break(value), not {outcome!r}"
+                )
+            state = outcome.state
+            if number % self._commit_every == 0:
+                state = await self._reach(number, state, self._state_type, ended=False)
+
+    async def _end(self, number: int, value: V) -> V:
+        if not self._runtime.finished_iterations(self._scope, number) and number <= self._commit_every:
+            return value  # nothing was recorded inside, so there is nothing to let go
+        ended: V = await self._reach(number, value, self._value_type, ended=True)
+        return ended
+
+    async def _reach(self, number: int, value: Any, type: Any, *, ended: bool) -> Any:
+        encoded = self._runtime.encode(value, f"state of loop {self._scope.location!r}")
+        over = self._runtime.finished_iterations(self._scope, number - self._keep)
+        return await self._runtime.reach(self._scope, Mark(encoded, number, ended), type, over)
+
+
+def _types_of(body: Callable[..., Any], kind: Any) -> tuple[Any, Any]:
+    """What state and value are decoded to: as the body declares them; a state without a declaration is of its first one's type."""
+    try:
+        hints = type_hints(body)
+    except BadArguments:
+        hints = {}
+    parameters = [name for name in inspect.signature(body).parameters if name in hints]
+    state = (
+        hints[parameters[-1]]
+        if parameters and getattr(hints[parameters[-1]], "__qualname__", "") != "Context"
+        else None
+    )
+    returned = hints.get("return")
+    value = None
+    for one in (returned, *typing.get_args(returned)):
+        arguments = typing.get_args(one)
+        if typing.get_origin(one) is Break and arguments:
+            value = arguments[0]
+        elif typing.get_origin(one) is Continue and arguments and state is None:
+            state = arguments[0]
+    return (kind if state is None or isinstance(state, TypeVar) else state), (
+        Any if value is None or isinstance(value, TypeVar) else value
+    )

@@ -1,0 +1,228 @@
+"""Named branches side by side: all of them, the first of them, or one for each item.
+
+Plain asyncio does the same; these give each branch a scope with a name, errors that say which branch it was, a winner that is
+recorded, and a bound on how much goes on at a time. A branch is an awaitable, or a function that is given the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from msgspec import Struct
+
+from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowError
+from perdure.core.ids import check_name
+from perdure.workflow.runtime import Mark, Runtime
+from perdure.workflow.scopes import Scope, current_scope
+
+if TYPE_CHECKING:
+    from perdure.workflow.context import Context
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+
+Branch = Awaitable[T] | Callable[["Context"], Awaitable[T]]
+
+
+class Won(Struct, Generic[T_co], frozen=True):
+    """Who won a race, and with what."""
+
+    winner: str
+    value: T_co
+
+
+def join(
+    context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str
+) -> asyncio.Task[dict[str, T]]:
+    """Run all branches to their end."""
+    scope = runtime.open_scope(name)
+    return asyncio.get_running_loop().create_task(_join(context, scope, checked(branches, name)))
+
+
+async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]]) -> dict[str, T]:
+    tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
+    await finish(list(tasks.values()))
+    errors = {name: error for name, task in tasks.items() if (error := error_of(task, name)) is not None}
+    results = {name: task.result() for name, task in tasks.items() if name not in errors}
+    if errors:
+        failed: JoinError = JoinError.of(repr(scope.location), errors, len(tasks))
+        failed.results = results
+        raise failed
+    return results
+
+
+def race(context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str) -> asyncio.Task[Won[T]]:
+    """Run branches until the first of them succeeds."""
+    scope = runtime.open_scope(name)
+    return asyncio.get_running_loop().create_task(_race(context, runtime, scope, checked(branches, name)))
+
+
+async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]]) -> Won[T]:
+    mark = runtime.mark(scope)
+    if mark is not None:
+        # The others have no history any more, and so are not run again.
+        winner = await _winner_of(runtime, scope, mark, branches)
+        return Won(winner, await _only(context, runtime, scope, mark, winner, branches))
+    tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
+    first = await _first(tasks)
+    if first is None:
+        errors = {name: error for name, task in tasks.items() if (error := error_of(task, name)) is not None}
+        raise RaceError.of(repr(scope.location), errors, len(tasks))
+    losers = [name for name in branches if name != first]
+    await end([tasks[name] for name in losers])
+    value = runtime.encode(first, f"winner of {scope.location!r}")
+    await runtime.reach(scope, Mark(value, ended=True), str, [scope.branch(name).path for name in losers])
+    return Won(first, tasks[first].result())
+
+
+async def _winner_of(runtime: Runtime, scope: Scope, mark: Mark, branches: Mapping[str, Branch[T]]) -> str:
+    winner: str = mark.value.strip('"')
+    if winner not in branches:
+        raise WorkflowError(f"{scope.location!r} was won by {winner!r}, which is not among its branches any more")
+    return winner
+
+
+async def _only(
+    context: Context, runtime: Runtime, scope: Scope, mark: Mark, winner: str, branches: Mapping[str, Branch[T]]
+) -> T:
+    for name, branch in branches.items():
+        if name != winner:
+            drop(branch)
+    task = _begin(context, scope.branch(winner), branches[winner])
+    await finish([task])
+    await runtime.reach(scope, mark, str, [])
+    return task.result()
+
+
+async def _first(tasks: Mapping[str, asyncio.Task[Any]]) -> str | None:
+    pending: set[asyncio.Task[Any]] = set(tasks.values())
+    while pending:
+        try:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await end(list(tasks.values()))
+            raise
+        for name, task in tasks.items():
+            if task.done() and error_of(task, name) is None:
+                return name
+    return None
+
+
+def each(
+    context: Context, runtime: Runtime, function: Callable[..., Any], items: Iterable[T], limit: int | None, name: str
+) -> asyncio.Task[list[Any]]:
+    """Call a function for every item, at most `limit` at a time."""
+    if limit is not None and limit < 1:
+        raise BadArguments(f"{name}: limit={limit} lets nothing happen; give a number from 1, or None")
+    scope = runtime.open_scope(name)
+    listed = list(items)
+    call = _with_context(context, function) if takes_context(function) else lambda item: context.step(function, item)
+    return asyncio.get_running_loop().create_task(_each(context, scope, call, listed, limit or len(listed)))
+
+
+async def _each(
+    context: Context, scope: Scope, call: Callable[[T], Awaitable[R]], items: Sequence[T], limit: int
+) -> list[R]:
+    results: list[R | None] = [None] * len(items)
+    left = iter(enumerate(items))
+
+    async def work() -> None:
+        for number, item in left:
+            current_scope.set(scope.iteration(number))
+            results[number] = await call(item)
+
+    tasks = [_begin(context, scope, work()) for _ in range(min(limit, len(items)))]
+    while not all(task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:
+            await end(tasks)
+            raise
+        failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+        if failed:
+            await end(tasks)
+            failed[0].result()
+    return cast("list[R]", results)
+
+
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Whether a function's first parameter is declared to be the context."""
+    try:
+        first = next(iter(inspect.signature(function, eval_str=True).parameters.values()), None)
+    except (ValueError, NameError, TypeError):
+        return False
+    # Not imported here: the context is what this serves.
+    return first is not None and getattr(first.annotation, "__qualname__", "") == "Context"
+
+
+def _with_context(context: Context, function: Callable[..., Any]) -> Callable[[T], Any]:
+    return lambda item: function(context, item)
+
+
+def checked(branches: Mapping[str, Branch[T]], what: str) -> Mapping[str, Branch[T]]:
+    """The branches, each under a name that can be part of a location."""
+    if not branches:
+        raise BadArguments(f"{what}: there are no branches; give at least one")
+    for name, branch in branches.items():
+        check_name(name, "branch name")
+        if not callable(branch) and not inspect.isawaitable(branch):
+            raise BadArguments(
+                f"{what}: branch {name!r} is neither an awaitable nor a function of the context: {branch!r}"
+            )
+    return dict(branches)
+
+
+def _begin(context: Context, scope: Scope, branch: Branch[T]) -> asyncio.Task[T]:
+    async def run() -> T:
+        return await (branch if inspect.isawaitable(branch) else branch(context))
+
+    surroundings = contextvars.copy_context()
+    surroundings.run(current_scope.set, scope)
+    return asyncio.get_running_loop().create_task(run(), context=surroundings)
+
+
+def error_of(task: asyncio.Task[Any], name: str) -> Exception | None:
+    """Why a branch failed; None if it did not."""
+    if task.cancelled():
+        return WorkflowError(f"branch {name!r} was cancelled from within")
+    error = task.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error
+
+
+async def finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for all to end; if that is cancelled, they are."""
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        await end(tasks)
+        raise
+
+
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until their cleanup is over."""
+    for task in tasks:
+        task.cancel()
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            for task in pending:
+                task.cancel()
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+
+
+def drop(branch: Branch[Any]) -> None:
+    """Let go of a branch that is not run."""
+    if inspect.iscoroutine(branch):
+        branch.close()
+    elif isinstance(branch, asyncio.Future):
+        branch.cancel()
