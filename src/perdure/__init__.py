@@ -52,7 +52,7 @@ from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import Call, Workflow, workflow
 from perdure.workflow.looping import Break, Continue
 from perdure.workflow.operation import Operation
-from perdure.workflow.parallel import Won
+from perdure.workflow.parallel import Branch, Won
 from perdure.workflow.runtime import Received
 from perdure.workflow.steps import step
 
@@ -61,6 +61,7 @@ __all__ = [
     "BadArguments",
     "Blocking",
     "BlockingHandle",
+    "Branch",
     "Break",
     "Call",
     "Channel",

@@ -15,7 +15,7 @@ from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Kind, Record, Status
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, Operation, StepOperation, TimerOperation
+from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Outcome
 from perdure.workflow.context import Context
@@ -62,6 +62,9 @@ class Driver:
     ) -> None:
         self.history = list(history)
         self.positions: list[list[str]] = []
+        #: What the history held each time, and what happened in between.
+        self.stages: list[tuple[Record, ...]] = []
+        self.happened: list[Record] = []
         self._remake: Callable[[Sequence[Record]], Driver] = lambda records: Driver(
             function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
             returns=returns, errors=errors,
@@ -150,6 +153,7 @@ class Driver:
 
     def feed(self, record: Record) -> None:
         """What that record says happened."""
+        self.happened.append(record)
         self.execution.record(
             record.kind, record.location, record.payload, record.at, failed=record.failed, digest=record.digest,
             attempts=record.attempts, retry_at=record.retry_at,
@@ -158,13 +162,19 @@ class Driver:
 
     def _record(self, kind: Kind, location: str, payload: str | None, after: float, **fields: Any) -> None:
         now = self.execution.time + round(after * SECOND)
+        self.happened.append(Record(seq=0, kind=kind, location=location, payload=payload, at=now, **fields))
         self.execution.record(kind, location, payload, now, **fields)
         self._save()
 
     def _save(self) -> None:
+        while scopes := [each for each in self.execution.open_operations() if isinstance(each, ScopeOperation)]:
+            self.execution.reached(scopes[0], self.execution.time)
         self.history.extend(self.execution.unsaved)
-        self.execution.unsaved.clear()
+        self.execution.unsaved = []
+        for first, last in self.execution.scoping.take_trimmed():
+            self.history = [record for record in self.history if not first <= record.seq <= last]
         self.positions.append(self.position)
+        self.stages.append(tuple(self.history))
 
     # how it ended
 
@@ -199,14 +209,13 @@ class Driver:
     def settled(self) -> Driver:
         """Replay, cut at every record and fed the rest, gives the same; see the module."""
         assert self._before == 0, "this run was itself taken up in the middle"
-        records = self.history
-        for cut in range(len(records) + 1):
-            other = self.again(records[:cut])
-            assert other.position == self.positions[cut], f"taken up after {cut} records"
-            for record in records[cut:]:
+        for cut, stage in enumerate(self.stages):
+            other = self.again(stage)
+            assert other.position == self.positions[cut], f"taken up after {cut} happenings"
+            for record in self.happened[cut:]:
                 other.feed(record)
-            assert other.position == self.position, f"taken up after {cut} records, and gone on"
-            assert other.history == records
+            assert other.position == self.position, f"taken up after {cut} happenings, and gone on"
+            assert other.history == self.history
             if other.outcome is None:
                 assert other.execution.evict()
         return self

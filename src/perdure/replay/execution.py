@@ -182,7 +182,7 @@ class Execution(Requests):
 
     def reached(self, operation: ScopeOperation, now: int) -> None:
         """A scope has got so far: record that, and forget what lies before."""
-        self.unsaved = self.scoping.trim(operation.location, operation.drop, self.unsaved)
+        self.unsaved = self.scoping.trim(operation.location, operation.mark.upto, operation.drop, self.unsaved)
         self.record(Kind.SCOPE, operation.location, to_payload(operation.mark), now)
 
     def carry(self, message: Message) -> None:

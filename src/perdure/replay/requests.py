@@ -127,7 +127,7 @@ class Requests(ABC):
 
     def _taken(self, scope: Scope, seq: int) -> None:
         if scope.path:
-            self.scoping.note(scope.path, seq)
+            self.scoping.received(scope.path, seq)
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """See `Runtime`."""

@@ -6,7 +6,7 @@ kept all the same, for people to read, is passed over by replay. Records that ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -24,6 +24,8 @@ class Scoping:
             self._marks.update((one.location, (one.seq, to_mark(one))) for one in records if one.kind is Kind.SCOPE)
         #: Numbers of the records inside each scope, by its path.
         self._inside: dict[str, list[int]] = {}
+        #: And of the messages that were received there, whose records do not say where they went.
+        self._letters: dict[str, list[int]] = {}
         #: Numbers of records that the next turn is to delete.
         self.trimmed: list[int] = []
 
@@ -40,6 +42,10 @@ class Scoping:
         """A record lies inside a scope."""
         self._inside.setdefault(path, []).append(seq)
 
+    def received(self, path: str, seq: int) -> None:
+        """A message was received inside a scope."""
+        self._letters.setdefault(path, []).append(seq)
+
     def is_behind(self, record: Record) -> bool:
         """Whether a record was kept for people to read: its scope has gone on since."""
         path = record.location
@@ -51,28 +57,26 @@ class Scoping:
                 return True
         return False
 
-    def trim(self, location: str, paths: Sequence[str], unsaved: list[Record]) -> list[Record]:
-        """Forget what is at the paths, and the scope's earlier mark; what is left of the records that are not saved yet."""
+    def trim(self, location: str, upto: int, paths: Sequence[str], unsaved: list[Record]) -> list[Record]:
+        """Forget what is at the paths, and the scope's earlier mark; what is left of the records that are not saved yet.
+
+        Messages received in any iteration before `upto` are always forgotten: replay would deliver them again.
+        """
         doomed = {self._marks[location][0]} if location in self._marks else set[int]()
         for prefix in paths:
-            for path in [path for path in self._inside if path.startswith(prefix)]:
-                doomed.update(self._inside.pop(path))
+            doomed.update(*_pop_below(self._inside, prefix), *_pop_below(self._letters, prefix))
             for place in [place for place in self._marks if place.startswith(prefix)]:
                 del self._marks[place]
+        for prefix in _iterations(self._letters, f"{location}/", upto):
+            doomed.update(*_pop_below(self._letters, prefix))
         if not doomed:
             return unsaved
         self.trimmed += doomed.difference([record.seq for record in unsaved])
         return [record for record in unsaved if record.seq not in doomed]
 
     def finished_iterations(self, path: str, upto: int) -> list[str]:
-        """The paths inside a loop's path that belong to iterations before `upto`."""
-        found: dict[str, None] = {}
-        for inner in self._inside:
-            if inner.startswith(path) and inner.startswith("~", len(path)):
-                number = inner[len(path) + 1 :].partition("/")[0]
-                if int(number) < upto:
-                    found[f"{path}~{number}/"] = None
-        return list(found)
+        """The paths of a loop's iterations before `upto` that have records."""
+        return list(dict.fromkeys([*_iterations(self._inside, path, upto), *_iterations(self._letters, path, upto)]))
 
     def take_trimmed(self) -> tuple[tuple[int, int], ...]:
         """What the next turn is to delete, as ranges; it is then somebody else's business."""
@@ -84,6 +88,20 @@ class Scoping:
             else:
                 ranges.append((number, number))
         return tuple(ranges)
+
+
+def _pop_below(numbers: dict[str, list[int]], prefix: str) -> list[list[int]]:
+    return [numbers.pop(path) for path in [path for path in numbers if path.startswith(prefix)]]
+
+
+def _iterations(numbers: Iterable[str], path: str, upto: int) -> list[str]:
+    found: dict[str, None] = {}
+    for inner in numbers:
+        if inner.startswith(path) and inner.startswith("~", len(path)):
+            number = inner[len(path) + 1 :].partition("/")[0]
+            if int(number) < upto:
+                found[f"{path}~{number}/"] = None
+    return list(found)
 
 
 class _Stored(msgspec.Struct):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -66,7 +67,7 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
     mark = runtime.mark(scope)
     if mark is not None:
         # The others have no history any more, and so are not run again.
-        winner = await _winner_of(runtime, scope, mark, branches)
+        winner = _winner_of(scope, mark, branches)
         return Won(winner, await _only(context, runtime, scope, mark, winner, branches))
     tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
     first = await _first(tasks)
@@ -80,8 +81,8 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
     return Won(first, tasks[first].result())
 
 
-async def _winner_of(runtime: Runtime, scope: Scope, mark: Mark, branches: Mapping[str, Branch[T]]) -> str:
-    winner: str = mark.value.strip('"')
+def _winner_of(scope: Scope, mark: Mark, branches: Mapping[str, Branch[T]]) -> str:
+    winner: str = json.loads(mark.value)
     if winner not in branches:
         raise WorkflowError(f"{scope.location!r} was won by {winner!r}, which is not among its branches any more")
     return winner
@@ -90,11 +91,18 @@ async def _winner_of(runtime: Runtime, scope: Scope, mark: Mark, branches: Mappi
 async def _only(
     context: Context, runtime: Runtime, scope: Scope, mark: Mark, winner: str, branches: Mapping[str, Branch[T]]
 ) -> T:
-    for name, branch in branches.items():
-        if name != winner:
-            drop(branch)
+    others = [branch for name, branch in branches.items() if name != winner]
+    under_way = [branch for branch in others if isinstance(branch, asyncio.Future)]
+    for future in under_way:
+        # It was asked for outside of the race, so that its records are there; as the first time, somebody waits for it.
+        future.add_done_callback(lambda _: None)
+    for branch in others:
+        if inspect.iscoroutine(branch):
+            branch.close()
     task = _begin(context, scope.branch(winner), branches[winner])
     await finish([task])
+    for future in under_way:
+        future.cancel()
     await runtime.reach(scope, mark, str, [])
     return task.result()
 
@@ -218,11 +226,3 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()
-
-
-def drop(branch: Branch[Any]) -> None:
-    """Let go of a branch that is not run."""
-    if inspect.iscoroutine(branch):
-        branch.close()
-    elif isinstance(branch, asyncio.Future):
-        branch.cancel()

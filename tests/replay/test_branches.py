@@ -1,0 +1,234 @@
+"""Joins, races and maps: branches in scopes of their own, and each replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import Branch, Context, JoinError, RaceError
+from perdure.core.errors import BadArguments, InvalidName
+from tests.replay.driver import Driver, named, work
+
+
+async def two_steps(ctx: Context, key: str) -> str:
+    first = await named(ctx, "first", key)
+    return f"{first}+{await named(ctx, 'second', key)}"
+
+
+def test_a_join_gives_the_results_of_all_branches_by_name() -> None:
+    async def flow(ctx: Context) -> Any:
+        return await ctx.join({"a": two_steps(ctx, "a"), "b": lambda inner: two_steps(inner, "b")}, name="fan")
+
+    run = Driver(flow)
+    assert run.open == ["fan/a/first", "fan/b/first"]
+    run.complete("fan/b/first", "B")
+    run.complete("fan/a/first", "A")
+    run.complete("fan/a/second", "1")
+    run.complete("fan/b/second", "2")
+    assert run.settled().result == {"a": "A+1", "b": "B+2"}
+
+
+def test_a_branch_counts_its_own_calls_whatever_goes_on_beside_it() -> None:
+    async def branch(ctx: Context) -> list[Any]:
+        return [await named(ctx, "work", 1), await named(ctx, "work", 2)]
+
+    async def flow(ctx: Context) -> Any:
+        return await asyncio.gather(ctx.join({"a": branch, "b": branch}), named(ctx, "work", 0))
+
+    run = Driver(flow)
+    assert run.open == ["work", "join/a/work", "join/b/work"]
+    run.complete("join/a/work", 1)
+    assert run.open == ["work", "join/b/work", "join/a/work#2"]
+
+
+def test_sleeps_and_timeouts_of_asyncio_belong_to_the_branch_that_sets_them() -> None:
+    async def branch(ctx: Context) -> str:
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            return "late"
+        return "early"
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.join({"a": branch})
+
+    run = Driver(flow)
+    assert sorted(run.open) == ["join/a/sleep", "join/a/timer"]
+    assert run.fire() == "join/a/timer"
+    assert run.settled().result == {"a": "late"}
+
+
+def test_a_join_waits_for_all_branches_and_names_every_error() -> None:
+    async def flow(ctx: Context) -> Any:
+        try:
+            await ctx.join({"a": named(ctx, "a"), "b": named(ctx, "b"), "c": named(ctx, "c")})
+        except JoinError as error:
+            return [str(error), {key: repr(one) for key, one in error.errors.items()}, dict(error.results)]
+        return None
+
+    run = Driver(flow)
+    run.fail("a", ValueError("no"))
+    run.fail("c", KeyError("k"))
+    assert run.open == ["b"]
+    run.complete("b", 7)
+    message, errors, results = run.settled().result
+    assert "2 of 3 branches of 'join' failed: a: ValueError: no" in message
+    assert (errors, results) == ({"a": "ValueError('no')", "c": "KeyError('k')"}, {"b": 7})
+
+
+def test_a_cancelled_join_cancels_its_branches_and_waits_for_their_cleanup() -> None:
+    async def careful(ctx: Context) -> None:
+        try:
+            await named(ctx, "work")
+        finally:
+            await named(ctx, "cleanup")
+
+    async def flow(ctx: Context) -> Any:
+        try:
+            async with asyncio.timeout(1):
+                await ctx.join({"a": careful, "b": named(ctx, "b")})
+        except TimeoutError:
+            return "cleaned up"
+        return "done"
+
+    run = Driver(flow)
+    run.fire()
+    assert run.open == ["join/a/cleanup"]
+    run.complete("join/a/cleanup")
+    assert run.settled().result == "cleaned up"
+
+
+def test_a_race_gives_the_first_that_succeeds_and_cancels_the_others() -> None:
+    async def flow(ctx: Context) -> Any:
+        won = await ctx.race({"a": lambda c: two_steps(c, "a"), "b": lambda c: two_steps(c, "b")}, name="fast")
+        return [won.winner, won.value, await named(ctx, "after")]
+
+    run = Driver(flow)
+    run.complete("fast/a/first", "A")
+    run.complete("fast/b/first", "B")
+    run.complete("fast/b/second", "2")
+    assert run.open == ["after"]
+    run.complete("after", "z")
+    assert run.settled().result == ["b", "B+2", "z"]
+
+
+def test_the_losers_of_a_race_leave_no_history_and_are_not_run_again() -> None:
+    begun: list[str] = []
+
+    async def branch(ctx: Context, key: str) -> str:
+        begun.append(key)
+        return await two_steps(ctx, key)
+
+    async def flow(ctx: Context) -> Any:
+        branches: dict[str, Branch[str]] = {"a": lambda c: branch(c, "a"), "b": branch(ctx, "b")}
+        won = await ctx.race(branches)
+        return [won.winner, await named(ctx, "after")]
+
+    run = Driver(flow)
+    run.complete("race/a/first", "A")
+    run.complete("race/b/first", "B")
+    run.complete("race/a/second", "1")
+    assert [record.location for record in run.history] == ["race/a/first", "race/a/second", "race"]
+    begun.clear()
+    other = run.again()
+    assert (begun, other.open) == (["a"], ["after"])
+    other.complete("after", 1)
+    assert other.result == ["a", 1]
+
+
+def test_a_branch_of_a_race_that_fails_leaves_the_win_to_another() -> None:
+    async def flow(ctx: Context) -> Any:
+        won = await ctx.race({"a": named(ctx, "a"), "b": named(ctx, "b")})
+        return [won.winner, won.value]
+
+    run = Driver(flow)
+    run.fail("a", ValueError("no"))
+    run.complete("b", 1)
+    assert run.settled().result == ["b", 1]
+
+
+def test_a_race_that_nobody_wins_raises_the_errors_of_all() -> None:
+    async def flow(ctx: Context) -> Any:
+        try:
+            await ctx.race({"a": named(ctx, "a"), "b": named(ctx, "b")})
+        except RaceError as error:
+            return sorted(error.errors)
+        return None
+
+    run = Driver(flow)
+    run.fail("b", ValueError("no"))
+    run.fail("a", ValueError("no"))
+    assert run.settled().result == ["a", "b"]
+
+
+def test_records_beside_a_race_stay_when_it_is_over() -> None:
+    async def flow(ctx: Context) -> Any:
+        beside = asyncio.ensure_future(two_steps(ctx, "beside"))
+        won = await ctx.race({"a": lambda c: two_steps(c, "a"), "b": lambda c: two_steps(c, "b")})
+        return [won.winner, await beside]
+
+    run = Driver(flow)
+    run.complete("race/b/first", 1)
+    run.complete("first", "x")
+    run.complete("race/b/second", 2)
+    run.complete("second", "y")
+    assert run.settled().result == ["b", "x+y"]
+    assert [record.location for record in run.history] == ["race/b/first", "first", "race/b/second", "race", "second"]
+
+
+def test_a_map_runs_a_step_for_each_item_and_keeps_their_order() -> None:
+    async def flow(ctx: Context) -> Any:
+        return await ctx.map(work, ["x", "y", "z"], limit=2)
+
+    run = Driver(flow)
+    assert run.open == ["map/~0/work", "map/~1/work"]
+    run.complete("map/~1/work", "Y")
+    assert run.open == ["map/~0/work", "map/~2/work"]
+    run.complete("map/~2/work", "Z")
+    run.complete("map/~0/work", "X")
+    assert run.settled().result == ["X", "Y", "Z"]
+
+
+def test_a_map_over_a_function_of_the_context_runs_parts_of_the_workflow() -> None:
+    async def part(ctx: Context, item: str) -> str:
+        return await two_steps(ctx, item)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.map(part, ["x"], name="parts")
+
+    run = Driver(flow)
+    run.complete("parts/~0/first", "1")
+    run.complete("parts/~0/second", "2")
+    assert run.settled().result == ["1+2"]
+
+
+def test_the_first_error_of_a_map_cancels_the_rest() -> None:
+    async def flow(ctx: Context) -> Any:
+        try:
+            await ctx.map(work, range(5), limit=3)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    run = Driver(flow)
+    run.complete("map/~0/work", 0)
+    run.fail("map/~3/work", ValueError("third"))
+    assert run.settled().result == "third"
+
+
+def test_a_map_over_nothing_is_over_at_once() -> None:
+    async def flow(ctx: Context) -> Any:
+        return await ctx.map(work, [])
+
+    assert Driver(flow).settled().result == []
+
+
+@pytest.mark.parametrize("branches", [{}, {"a/b": None}, {"a": 7}])
+def test_branches_that_make_no_sense_are_refused(branches: Any) -> None:
+    async def flow(ctx: Context) -> Any:
+        await ctx.join(branches)
+
+    assert isinstance(Driver(flow).error, BadArguments | InvalidName)

@@ -1,0 +1,192 @@
+"""Loops whose history is let go behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from perdure import Break, Context, Continue
+from perdure.core.errors import BadArguments, WorkflowError
+from tests.replay.driver import Driver, named
+
+
+@dataclass
+class Cursor:
+    page: int
+    total: int = 0
+
+
+async def turn_pages(ctx: Context, cursor: Cursor) -> Continue[Cursor] | Break[int]:
+    found = await named(ctx, "fetch", cursor.page)
+    if found == 0:
+        return Break(cursor.total)
+    return Continue(Cursor(cursor.page + 1, cursor.total + found))
+
+
+async def paging(ctx: Context, commit_every: int, keep: int = 0) -> Any:
+    total = await ctx.loop(Cursor(0), turn_pages, name="pages", commit_every=commit_every, keep=keep)
+    return [total, await named(ctx, "after")]
+
+
+def locations(run: Driver) -> list[str]:
+    return [record.location for record in run.history]
+
+
+def test_a_loop_goes_on_with_the_state_that_its_body_gives_until_it_breaks() -> None:
+    run = Driver(paging, 2)
+    for page, found in enumerate([5, 6, 7, 0]):
+        run.complete(f"pages/~{page}/fetch", found)
+    run.complete("after", "z")
+    assert run.settled().result == [18, "z"]
+
+
+def test_the_history_of_iterations_that_are_over_is_let_go() -> None:
+    run = Driver(paging, 2)
+    for page in range(4):
+        run.complete(f"pages/~{page}/fetch", 1)
+    assert locations(run) == ["pages"]
+    run.complete("pages/~4/fetch", 1)
+    assert locations(run) == ["pages", "pages/~4/fetch"]
+    other = run.again()
+    assert other.open == ["pages/~5/fetch"]
+    other.complete("pages/~5/fetch", 0)
+    assert locations(other) == ["pages"]
+    assert other.again().open == ["after"]
+
+
+def test_the_last_iterations_may_be_kept_for_people_to_read() -> None:
+    run = Driver(paging, 2, 3)
+    for page in range(8):
+        run.complete(f"pages/~{page}/fetch", 1)
+    assert locations(run) == ["pages/~5/fetch", "pages/~6/fetch", "pages/~7/fetch", "pages"]
+    assert run.again().open == ["pages/~8/fetch"]
+    run.complete("pages/~8/fetch", 0)
+    run.complete("after", 0)
+    assert run.settled().result == [8, 0]
+
+
+def test_what_runs_beside_a_loop_keeps_its_records() -> None:
+    async def beside(ctx: Context) -> list[Any]:
+        return [await named(ctx, "tick", number) for number in range(3)]
+
+    async def flow(ctx: Context) -> Any:
+        task = asyncio.ensure_future(beside(ctx))
+        total = await ctx.loop(Cursor(0), turn_pages, commit_every=1)
+        return [total, await task]
+
+    run = Driver(flow)
+    run.complete("tick", "a")
+    run.complete("loop/~0/fetch", 1)
+    run.complete("tick#2", "b")
+    run.complete("loop/~1/fetch", 1)
+    run.complete("loop/~2/fetch", 0)
+    run.complete("tick#3", "c")
+    assert run.settled().result == [2, ["a", "b", "c"]]
+    assert locations(run) == ["tick", "tick#2", "loop", "tick#3"]
+
+
+def test_messages_that_a_finished_iteration_received_are_let_go_with_it() -> None:
+    async def body(ctx: Context, total: int) -> Continue[int] | Break[int]:
+        number = await ctx.receive("number", int)
+        return Break(total) if number < 0 else Continue(total + number)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=2, keep=2)
+
+    run = Driver(flow)
+    for number in range(1, 6):
+        run.message("number", number)
+    assert [(record.location, record.payload) for record in run.history if record.kind == "message"] == [
+        ("number", "5")
+    ]
+    run.message("number", -1)
+    assert run.settled().result == 15
+
+
+def test_a_message_that_nobody_has_received_outlives_the_iterations() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[list[str]]:
+        if count == 4:
+            return Break([await ctx.receive("other", str)])
+        await ctx.receive("number")
+        return Continue(count + 1)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1)
+
+    run = Driver(flow)
+    run.message("other", "kept")
+    for number in range(4):
+        run.message("number", number)
+    assert run.settled().result == ["kept"]
+
+
+def test_loops_within_loops_let_go_of_their_own() -> None:
+    async def inner(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        await named(ctx, "work", count)
+        return Break(count) if count == 2 else Continue(count + 1)
+
+    async def outer(ctx: Context, total: int) -> Continue[int] | Break[int]:
+        total += await ctx.loop(0, inner, name="inner", commit_every=1)
+        return Break(total) if total >= 6 else Continue(total)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, outer, name="outer", commit_every=2)
+
+    run = Driver(flow)
+    for big in range(3):
+        for small in range(3):
+            run.complete(f"outer/~{big}/inner/~{small}/work")
+    assert run.settled().result == 6
+    assert locations(run) == ["outer"]
+
+
+def test_a_state_comes_back_as_the_body_declares_it() -> None:
+    seen: list[Any] = []
+
+    async def body(ctx: Context, state: dict[str, Cursor]) -> Continue[dict[str, Cursor]] | Break[Cursor]:
+        seen.append(state)
+        await named(ctx, "work")
+        return Break(state["a"]) if state["a"].page == 2 else Continue({"a": Cursor(state["a"].page + 1)})
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop({"a": Cursor(0)}, body, commit_every=1)
+
+    run = Driver(flow)
+    run.complete("loop/~0/work")
+    run.complete("loop/~1/work")
+    seen.clear()
+    run.again()
+    assert seen == [{"a": Cursor(2)}]
+
+
+def test_what_an_iteration_began_has_to_end_within_it() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nobody holds it is the point
+        await named(ctx, "work")
+        return Continue(count + 1)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1)
+
+    run = Driver(flow)
+    run.complete("loop/~0/work")
+    assert isinstance(run.error, WorkflowError)
+    assert "'loop/~0/forgotten' of run 'run-1' is still under way" in str(run.error)
+
+
+def test_a_body_that_returns_neither_is_told_so() -> None:
+    async def body(ctx: Context, count: int) -> Any:
+        return count
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body)
+
+    assert "Continue(state) or Break(value), not 0" in str(Driver(flow).error)
+
+
+def test_a_loop_that_would_never_record_its_state_is_refused() -> None:
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, turn_pages, commit_every=0)  # type: ignore[arg-type] # refused before the body is called
+
+    assert isinstance(Driver(flow).error, BadArguments)
