@@ -51,7 +51,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     finished: int = 1_000_000
     sleeping: int = 100_000
     foreign: int = 100_000
-    slots: int = 100
+    slots: int = 300
     raw_commits: int = 200
     raw_batches: int = 5
 

@@ -1,8 +1,8 @@
 """What the database does by itself, with the same durability, payload and disk: the yardstick beside every result.
 
 One open connection; a prepared one-row INSERT and commit, and batches of 1,000 rows. On a server, commits per second are those
-of 100 connections together, each committing one row at a time. A sample is taken before each round of a workload, so both see
-the same machine; the medians of the samples are reported.
+of 100 connections together, each committing one row at a time, once all of them have done so a few times. A sample is taken
+before each round of a workload, so both see the same machine; the medians of the samples are reported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl
 
 BATCH = 1000
 _RAW_TABLE = "CREATE TABLE {} (run_id TEXT, seq BIGINT, at BIGINT, payload TEXT, PRIMARY KEY (run_id, seq))"
-#: Connections to a server that commit side by side.
+#: Connections to a server that commit side by side, and how many commits each makes before they are counted.
 CONNECTIONS = 100
+WARM_UP = 5
 
 
 class Raw(Struct, frozen=True):
@@ -157,15 +158,17 @@ class RawServer(RawDatabase):
 
     async def _sample(self) -> Raw:
         connections = [await self._connect() for _ in range(CONNECTIONS)]
-        times = [await self._commit_one(connections[0]) for _ in range(self._commits)]
+        each = max(1, self._commits // 4)
+        await asyncio.gather(*(self._commit_several(connection, WARM_UP) for connection in connections))
         begun = time.perf_counter()
-        await asyncio.gather(*(self._commit_many(connection) for connection in connections))
+        await asyncio.gather(*(self._commit_several(connection, each) for connection in connections))
         together = time.perf_counter() - begun
+        times = [await self._commit_one(connections[0]) for _ in range(self._commits)]
         batch_times = [await self._commit_batch(connections[0]) for _ in range(self._batches)]
         for connection in connections:
             await self._disconnect(connection)
         return Raw(
-            commits_per_s=CONNECTIONS * max(1, self._commits // 10) / together,
+            commits_per_s=CONNECTIONS * each / together,
             commit_p50_ms=statistics.median(times) * 1e3,
             batch_rows_per_s=BATCH * len(batch_times) / sum(batch_times),
         )
@@ -176,8 +179,8 @@ class RawServer(RawDatabase):
         await self._insert(connection, row)
         return time.perf_counter() - begun
 
-    async def _commit_many(self, connection: Any) -> None:
-        for _ in range(max(1, self._commits // 10)):
+    async def _commit_several(self, connection: Any, count: int) -> None:
+        for _ in range(count):
             await self._commit_one(connection)
 
     async def _commit_batch(self, connection: Any) -> float:

@@ -22,7 +22,7 @@ from perdure.store.url import shown
 
 @click.command("worker")
 @with_target
-@click.option("--slots", type=int, default=100, show_default=True, help="Runs worked on at the same time.")
+@click.option("--slots", type=int, default=300, show_default=True, help="Runs worked on at the same time.")
 @click.option("--queue", "queues", multiple=True, default=("default",), show_default=True, help="A queue to take from.")
 @click.option("--lease", default="15s", show_default=True, help="Without a sign of life for so long, others take over.")
 @click.option("--grace", default="10s", show_default=True, help="How long steps may go on once asked to stop.")

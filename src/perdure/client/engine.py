@@ -125,7 +125,7 @@ class Engine:
     def worker(
         self,
         *,
-        slots: int = 100,
+        slots: int = 300,
         queues: str | Sequence[str] = ("default",),
         lease: Duration = 15.0,
         grace: Duration = 10.0,

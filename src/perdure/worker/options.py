@@ -15,7 +15,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """A worker's settings, durations in seconds."""
 
     #: Runs worked on at the same time. Runs that wait take none.
-    slots: int = 100
+    slots: int = 300
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     #: Without a heartbeat for this long, a worker is declared dead and its runs go to others.
     lease: float = 15.0
@@ -40,7 +40,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     def of(
         cls,
         *,
-        slots: int = 100,
+        slots: int = 300,
         queues: tuple[str, ...] | list[str] = (DEFAULT_QUEUE,),
         lease: Duration = 15.0,
         grace: Duration = 10.0,
