@@ -44,7 +44,8 @@ from perdure.core.errors import (
     WorkflowError,
 )
 from perdure.core.failure import Failure
-from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status, WorkerInfo
+from perdure.core.fleet import WorkerInfo
+from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
 from perdure.core.retry import Retry
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.context import Context

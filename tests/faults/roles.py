@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from perdure import Call, Engine, EngineClosed, Handle, RunFinished, Status
-from perdure.core.model import WorkerStatus
+from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, labour

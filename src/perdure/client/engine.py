@@ -31,6 +31,7 @@ from perdure.core.errors import (
     UsageError,
 )
 from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.fleet import WorkerInfo
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import (
     Event,
@@ -44,7 +45,6 @@ from perdure.core.model import (
     RunFilter,
     SendOutcome,
     Status,
-    WorkerInfo,
 )
 from perdure.core.retry import Retry
 from perdure.core.system import System

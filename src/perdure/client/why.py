@@ -6,7 +6,8 @@ import datetime
 from collections.abc import Sequence
 
 from perdure.core.failure import Failure
-from perdure.core.model import FAR, Reason, Record, Run, Status, WorkerInfo, WorkerStatus
+from perdure.core.fleet import WorkerInfo, WorkerStatus
+from perdure.core.model import FAR, Reason, Record, Run, Status
 
 
 def explain(run: Run, workers: Sequence[WorkerInfo], history: Sequence[Record], now: int) -> str:

@@ -330,40 +330,6 @@ class SendOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class WorkerStatus(StrEnum):
-    """Where a worker stands."""
-
-    ALIVE = "alive"
-    STOPPED = "stopped"
-    DEAD = "dead"
-
-
-class WorkerInfo(Struct, frozen=True, kw_only=True):
-    """A worker's one row. `id` is new for every life of a worker."""
-
-    id: str
-    host: str
-    pid: int
-    queues: tuple[str, ...]
-    types: tuple[str, ...]
-    slots: int
-    #: In microseconds.
-    lease: int
-    started_at: int = 0
-    heartbeat_at: int = 0
-    status: WorkerStatus = WorkerStatus.ALIVE
-
-
-class Swept(Struct, frozen=True, kw_only=True):
-    """What a sweep did."""
-
-    dead_workers: tuple[str, ...]
-    released: int
-    expired: int
-    #: There was more than one batch's worth; sweep again soon.
-    more: bool
-
-
 class Event(Struct, frozen=True, kw_only=True):
     """A line of the audit trail, for people; never read by replay."""
 

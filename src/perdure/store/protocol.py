@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -31,10 +32,8 @@ from perdure.core.model import (
     Run,
     RunFilter,
     SendOutcome,
-    Swept,
     Turn,
     Verdict,
-    WorkerInfo,
 )
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from perdure.core.errors import StoreUnavailable
+from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -27,10 +28,8 @@ from perdure.core.model import (
     Run,
     RunFilter,
     SendOutcome,
-    Swept,
     Turn,
     Verdict,
-    WorkerInfo,
 )
 from perdure.core.system import System
 from perdure.store.borrowed.deed import Deed

@@ -12,7 +12,8 @@ import msgspec
 
 from perdure.core.errors import StoreCorrupt
 from perdure.core.failure import Failure
-from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status, WorkerInfo, WorkerStatus
+from perdure.core.fleet import WorkerInfo, WorkerStatus
+from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
 from perdure.store.dialect import Row
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.errors import StoreError
-from perdure.core.model import Kind, NewMessage, SendOutcome, Swept, Turn, Verdict, WorkerInfo
+from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
 from perdure.core.system import System
 from perdure.store import workers
 from perdure.store.clock import ServerClock

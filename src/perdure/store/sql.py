@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
 from perdure.core.errors import EngineClosed, SchemaMismatch
+from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -31,10 +32,8 @@ from perdure.core.model import (
     Run,
     RunFilter,
     SendOutcome,
-    Swept,
     Turn,
     Verdict,
-    WorkerInfo,
 )
 from perdure.core.system import System
 from perdure.store import migrations, reads, workers

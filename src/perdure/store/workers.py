@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.core.errors import Expired
-from perdure.core.model import FAR, Lease, Status, Swept, WorkerInfo
+from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.model import FAR, Lease, Status
 from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
 from perdure.store.outcome import finish

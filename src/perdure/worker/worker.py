@@ -16,8 +16,9 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import StoreError
 from perdure.core.failure import ErrorTypes
+from perdure.core.fleet import WorkerInfo
 from perdure.core.ids import uuid7
-from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record, WorkerInfo
+from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.system import System
 from perdure.replay.loop import outside
 from perdure.store.protocol import Store

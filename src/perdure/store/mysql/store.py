@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from perdure.core.errors import StoreError
+from perdure.core.fleet import WorkerInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -20,7 +21,6 @@ from perdure.core.model import (
     NewRun,
     Turn,
     Verdict,
-    WorkerInfo,
 )
 from perdure.core.system import System
 from perdure.store import workers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model import FAR, Again, Finish, Reason, Release, Status, WorkerStatus
+from perdure.core.fleet import WorkerStatus
+from perdure.core.model import FAR, Again, Finish, Reason, Release, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

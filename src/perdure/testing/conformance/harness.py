@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from perdure.core.fleet import WorkerInfo
 from perdure.core.model import (
     FAR,
     Claimed,
@@ -24,7 +25,6 @@ from perdure.core.model import (
     Record,
     Turn,
     Verdict,
-    WorkerInfo,
 )
 from perdure.host import Host
 from perdure.store import Store

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from perdure.core.errors import Expired
 from perdure.core.failure import Failure
-from perdure.core.model import Block, Kind, Reason, Status, Verdict, WorkerStatus
+from perdure.core.fleet import WorkerStatus
+from perdure.core.model import Block, Kind, Reason, Status, Verdict
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
