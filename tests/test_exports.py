@@ -54,12 +54,14 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
     assert inspect.getdoc(value)
     if inspect.isclass(value) and value.__module__.startswith("perdure"):
         assert "__doc__" in vars(value)
-        silent = [member for member in _members(value) if _is_silent(vars(value).get(member))]
+        silent = [member for member in _members(value) if _is_silent(inspect.getattr_static(value, member, None))]
         assert silent == []
 
 
 def _members(cls: type) -> list[str]:
-    return [name for name in vars(cls) if not name.startswith("_") and _is_member(cls, name)]
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("perdure")]
+    names = {name: None for base in ours for name in vars(base)}
+    return [name for name in names if not name.startswith("_") and _is_member(cls, name)]
 
 
 def _is_member(cls: type, name: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.blocking import Blocking
+from perdure.client.control import Control
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
@@ -58,7 +59,7 @@ from perdure.workflow.definition import Call, Workflow
 R = TypeVar("R")
 
 
-class Engine:
+class Engine(Control):
     """A database and the workflows that run on it."""
 
     def __init__(
@@ -292,21 +293,6 @@ class Engine:
             raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
         if outcome is SendOutcome.FINISHED:
             raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
-
-    async def cancel(self, run_id: str, reason: str = "") -> bool:
-        """Ask a run to stop: its workflow gets a `CancelledError` and may clean up. False if it had finished already."""
-        self._codec.encode(reason, "the reason of a cancellation")
-        key = self._system.entropy(16).hex()
-        outcome = await (await self._opened()).cancel(check_id(run_id), reason, key, self._actor)
-        if outcome is SendOutcome.UNKNOWN:
-            raise RunNotFound(f"there is no run {run_id!r} to cancel")
-        return outcome is not SendOutcome.FINISHED
-
-    async def unblock(self, run_id: str) -> bool:
-        """Let a blocked run go on; False if it is not blocked."""
-        await self._run(run_id)
-        reasons = (Reason.DIVERGED, Reason.UNDECODABLE, Reason.POISON)
-        return await (await self._opened()).unblock([run_id], (), reasons, self._actor) > 0
 
     # for handles and workers
 
