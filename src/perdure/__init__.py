@@ -7,6 +7,7 @@ from perdure.client.working import EngineWorker
 from perdure.core.duration import Duration
 from perdure.core.errors import (
     BadArguments,
+    ChildLimit,
     DecodeError,
     Diverged,
     DuplicateName,
@@ -48,6 +49,7 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
 from perdure.core.retry import Retry
 from perdure.workflow.channels import Asked, Channel, Question
+from perdure.workflow.children import Child
 from perdure.workflow.context import Context
 from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import Call, Workflow, workflow
@@ -66,6 +68,8 @@ __all__ = [
     "Break",
     "Call",
     "Channel",
+    "Child",
+    "ChildLimit",
     "Context",
     "Continue",
     "DecodeError",

@@ -134,6 +134,8 @@ class Engine(Control):
         resident: int = 2000,
         poison_after: int = 5,
         stall_limit: Duration = 60.0,
+        child_depth: int = 100,
+        open_children: int = 10_000,
     ) -> EngineWorker:
         """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`."""
         if not self.workflows:
@@ -147,6 +149,8 @@ class Engine(Control):
             resident=resident,
             poison_after=poison_after,
             stall_limit=stall_limit,
+            child_depth=child_depth,
+            open_children=open_children,
         )
         return EngineWorker(self, options)
 

@@ -6,7 +6,7 @@
         EncodeError   DecodeError   PayloadTooLarge
         RunExists   RunNotFound   RunFinished   EngineClosed
       WorkflowError: the workflow's code is at fault
-        NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged
+        NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
       StepFailed: a step's or child's error whose class is not known here
         StepTimeout (also TimeoutError)
       RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
@@ -116,6 +116,10 @@ class LoopStuck(WorkflowError):
 
 class Diverged(WorkflowError):
     """The code does not follow the recorded history; the message shows the difference."""
+
+
+class ChildLimit(WorkflowError):
+    """A run would have too many children under way, or too many ancestors; the child was not started."""
 
 
 class StepFailed(PerdureError):

@@ -48,6 +48,7 @@ class Reason(StrEnum):
     MESSAGE = "message"
     CHILD = "child"
     RETRY = "retry"
+    PAUSED = "paused"
     DIVERGED = "diverged"
     POISON = "poison"
     UNDECODABLE = "undecodable"
@@ -65,6 +66,12 @@ class Kind(StrEnum):
     SCOPE = "scope"
     #: One attempt of a step failed and another will follow. It resolves nothing; it keeps the count and the error.
     ATTEMPT = "attempt"
+    #: Somebody changed when a sleep ends; its payload is the new time.
+    WAKE = "wake"
+    #: Only in inboxes: what the worker that holds the run is told, and the workflow never sees.
+    PAUSE = "pause"
+    RESUME = "resume"
+    EVICT = "evict"
 
 
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):
@@ -81,6 +88,8 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     idempotency_key: str | None = None
     parent_id: str | None = None
     parent_location: str | None = None
+    #: Of a child of a child: how many ancestors it may have, or it is not created and its parent told why. 0: any number.
+    max_depth: int = 0
     #: Made anew for every request to create; tells a repeated request from a second one.
     write_id: str
 
@@ -156,7 +165,7 @@ class NewMessage(Struct, frozen=True, kw_only=True, gc=False):
     """Something for the inbox of a run."""
 
     run_id: str
-    #: MESSAGE, CHILD or CANCEL.
+    #: MESSAGE, CHILD, CANCEL, or what only workers are told.
     kind: Kind = Kind.MESSAGE
     #: The message's name; for a child its location in the parent.
     name: str = ""
@@ -213,6 +222,9 @@ class Again(Struct, frozen=True, gc=False):
 
 class Release(Struct, frozen=True, gc=False):
     """Hand the run back unfinished; any worker may take it at once. Raises the token."""
+
+    #: The worker that the others are to leave it to for a moment.
+    home: str | None = None
 
 
 class Block(Struct, frozen=True, gc=False):
@@ -300,6 +312,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     suspects: bool
     #: The database's time at the claim.
     now: int
+    #: What is paused: `type:` or `queue:` and the name of one.
+    paused: tuple[str, ...] = ()
 
 
 class Loaded(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import Diverged, LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
+from perdure.core.family import OnClose
 from perdure.core.model import Kind, Message, Record
 from perdure.replay.divergence import Arguments, diverged, position
 from perdure.replay.eviction import end_tasks
@@ -64,6 +65,8 @@ class Execution(Requests):
         #: Digests of arguments that are not what the history has; not a divergence by itself.
         self.warnings: list[str] = []
         self.cancel_requested = False
+        #: What the workflow ended with, while it still waits for children; see `OnClose.WAIT`.
+        self._closing: Outcome | None = None
         #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
         self.known = 0
         self.known_effects = 0
@@ -236,12 +239,23 @@ class Execution(Requests):
         if kind is _MESSAGE:
             self._mailbox.arrive(record.location, record.seq, record.payload or "null")
         elif kind is _CANCEL:
-            self.cancel_requested = True
-            assert self._main is not None
-            self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+            self._cancel(record)
         else:
             self._complete(record)
-        self._drain()
+        if self._closing is None:
+            self._drain()
+        else:
+            self._end(self._closing)
+
+    def _cancel(self, record: Record) -> None:
+        again, self.cancel_requested = self.cancel_requested, True
+        if self._closing is not None:
+            self._stop_children()
+            return
+        assert self._main is not None
+        # Once is enough: what cleans up is left in peace, unless it has said by `uncancel` that it is done with that.
+        if not again or not self._main.cancelling():
+            self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
 
     def _apply_attempt(self, record: Record) -> None:
         operation = self._open.get(record.location)
@@ -280,6 +294,8 @@ class Execution(Requests):
         return diverged(self.run_id, record, found)
 
     def _resolve(self, operation: Operation, record: Record) -> None:
+        if self._closing is not None:
+            return
         if isinstance(operation, TimerOperation) and operation.handle is not None:
             self.loop.fire(operation.handle)
             return
@@ -298,12 +314,34 @@ class Execution(Requests):
             self._end(outcome_of(self._main, self._ending, forgotten, stopped=self.cancel_requested))
 
     def _end(self, outcome: Outcome) -> None:
+        children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
+        if any(child.options.on_close is OnClose.WAIT for child in children):
+            if self._closing is None:
+                self._begin_to_close(outcome)
+            return
         self.outcome = outcome
-        self.orphans = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
+        self.orphans = [child for child in children if child.options.on_close is OnClose.CANCEL]
         for operation in self._open.values():
             operation.open = False
         self._open.clear()
         self._let_go()
+
+    def _begin_to_close(self, outcome: Outcome) -> None:
+        """The workflow has ended, the run has not: all that is left of it are its children."""
+        self._closing = outcome
+        others = [operation for operation in self._open.values() if not isinstance(operation, ChildOperation)]
+        for operation in others:
+            self._close(operation)
+        self._mailbox.close()
+        if not self.replaying:
+            self.dropped += others
+        self._let_go()
+        if self.cancel_requested:
+            self._stop_children()
+
+    def _stop_children(self) -> None:
+        if not self.replaying:
+            self.dropped += [one for one in self._open.values() if isinstance(one, ChildOperation) and one.bound]
 
     def _let_go(self) -> bool:
         ended = end_tasks(self.loop)

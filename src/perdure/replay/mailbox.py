@@ -84,6 +84,10 @@ class Mailbox:
         letters = [(name, letter) for name, queue in self._messages.items() for letter in queue]
         return sorted(letters, key=lambda entry: entry[1])
 
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._receivers.clear()
+
     def _pop(self, name: str) -> Letter:
         queue = self._messages[name]
         letter = queue.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from perdure.core.family import OnClose
 from perdure.core.model import FAR, Kind
 from perdure.replay.futures import Watched
 
@@ -73,7 +74,7 @@ class TimerOperation(Operation):
 class ChildOperation(Operation):
     """A child run whose result is awaited."""
 
-    __slots__ = ("call", "child_id", "options")
+    __slots__ = ("bound", "call", "child_id", "options", "siblings")
     kind = Kind.CHILD
 
     def __init__(
@@ -83,6 +84,10 @@ class ChildOperation(Operation):
         self.call = call
         self.child_id = child_id
         self.options = options
+        #: Whether it does not outlive its parent.
+        self.bound = options.on_close is not OnClose.ABANDON
+        #: Children of the run that were under way when it was asked for.
+        self.siblings = 0
 
 
 class ScopeOperation(Operation):

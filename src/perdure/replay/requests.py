@@ -14,7 +14,7 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id
-from perdure.core.model import FAR, Record
+from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun, Record
 from perdure.replay.functions import Functions
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunLoop, RunTimerHandle
@@ -25,7 +25,16 @@ from perdure.replay.origin import Origin
 from perdure.replay.scoping import Scoping
 from perdure.replay.timers import Timers
 from perdure.workflow.definition import Call
-from perdure.workflow.runtime import ChildOptions, Effect, Expected, Listening, Mark, StepRequest, WorkflowRandom
+from perdure.workflow.runtime import (
+    ChildOptions,
+    Effect,
+    Expected,
+    Listening,
+    Mark,
+    Spawned,
+    StepRequest,
+    WorkflowRandom,
+)
 from perdure.workflow.scopes import Scope, current_scope
 
 
@@ -52,6 +61,7 @@ class Requests(ABC):
         self._memo = memo
         self._random: WorkflowRandom | None = None
         self._open: dict[str, Operation] = {}
+        self._open_children = 0
         self._closed_children: set[str] = set()
         self._early_children: dict[str, Record] = {}
         self._root = Scope()
@@ -133,15 +143,50 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         location, future = self._place(call.type)
+        self._begin_child(call, options, location, future)
+        return future
+
+    def spawn(self, call: Call[Any], options: ChildOptions) -> Spawned:
+        """See `Runtime`."""
+        self._check_inside()
+        location = current_scope.get(self._root).next(call.type)
+        # Nobody has to wait for it, so it is not among those that were forgotten.
+        future: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
+        return Spawned(self._begin_child(call, options, location, future).child_id, location, future)
+
+    def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
+        """See `Runtime`."""
+        self._check_inside()
+        location = current_scope.get(self._root).next(call.type)
+        new = NewRun(
+            id=options.id or child_id(self._parent, location),
+            type=call.type,
+            input=call.encode(self._codec),
+            queue=options.queue or DEFAULT_QUEUE,
+            priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
+            wake_at=wake_at,
+            deadline=options.deadline,
+            write_id=f"{self.run_id}:{self._origin.generation}:{location}",
+        )
+        if not self.loop.closed:
+            self.effects.append(new)
+        return new.id
+
+    def _begin_child(
+        self, call: Call[Any], options: ChildOptions, location: str, future: Watched[Any]
+    ) -> ChildOperation:
         identity = options.id or child_id(self._parent, self._memo.child_location(location))
         operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
         self._opened(operation, future)
+        operation.siblings = self._open_children
+        if operation.location in self._open:
+            self._open_children += 1
         early = self._early_children.pop(location, None)
         if early is not None and not self.loop.closed:
             self.fresh.remove(operation)
             self._close(operation)
             self._resolve(operation, early)
-        return future
+        return operation
 
     def encode(self, value: Any, what: str) -> str:
         """See `Runtime`."""
@@ -238,6 +283,8 @@ class Requests(ABC):
     def _close(self, operation: Operation) -> None:
         del self._open[operation.location]
         operation.open = False
+        if isinstance(operation, ChildOperation):
+            self._open_children -= 1
 
     def abandoned(self, operation: Operation) -> None:
         """See `Watcher`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.errors import RunExists
+from perdure.core.errors import ChildLimit, RunExists
 from perdure.core.model import FINISHED, Kind, NewMessage, NewRun, Status
 from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
@@ -33,8 +33,26 @@ WHERE p.id = :parent
 """
 
 
+_ANCESTORS = """
+WITH RECURSIVE line (id, length) AS (
+  SELECT parent_id, 1 FROM perdure_runs WHERE id = :run_id
+  UNION ALL
+  SELECT r.parent_id, line.length + 1
+  FROM line
+  JOIN perdure_runs r ON r.id = line.id
+  WHERE line.length < :limit
+)
+SELECT COUNT(*)
+FROM line
+WHERE id IS NOT NULL
+"""
+
+
 async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun]) -> None:
     """Create them, or find that they are there."""
+    children, refusals = await within_limits(tx, parent, children)
+    for word in refusals:
+        await deliver(tx, word)
     for child in children:
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
             tx.note(child.id, "created", to_json({"type": child.type}))
@@ -43,8 +61,34 @@ async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun
             await deliver(tx, await adopt(tx, parent, child))
 
 
+async def within_limits(
+    tx: Transaction, parent: str, children: Sequence[NewRun]
+) -> tuple[Sequence[NewRun], list[NewMessage]]:
+    """Those of the children whose line of ancestors is not too long, and what to tell the parent about the others."""
+    limits = {child.max_depth for child in children} - {0}
+    if not limits:
+        return children, []
+    [(ancestors,)] = await tx.fetch(_ANCESTORS, {"run_id": parent, "limit": max(limits)})
+    refusals = [
+        _word(parent, child, failure(ChildLimit, _too_deep(parent, child)), True, f"limit:{child.write_id}")
+        for child in children
+        if child.max_depth and ancestors >= child.max_depth
+    ]
+    refused = {word.name for word in refusals}
+    return [child for child in children if child.parent_location not in refused], refusals
+
+
+def _too_deep(parent: str, child: NewRun) -> str:
+    return (
+        f"run {parent!r} starts {child.type!r} as yet another level of children; the limit is {child.max_depth}. A chain without "
+        "end is for ctx.start or a loop; else raise the worker's child_depth"
+    )
+
+
 async def adopt(tx: Transaction, parent: str, child: NewRun) -> NewMessage | None:
     """What to tell a parent whose child, or somebody else's run of that id, is there already."""
+    if child.parent_id is None:
+        return None
     rows = await tx.fetch(_EXISTING, {"id": child.id})
     if not rows or rows[0][:2] != (parent, child.parent_location):
         text = (

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from perdure.core.model import Again, Block, Finish, Kind, NewRun, Park, Release, Turn, Verdict
-from perdure.store.children import adopt
+from perdure.core.model import Again, Block, Finish, Kind, NewMessage, NewRun, Park, Release, Turn, Verdict
+from perdure.store.children import adopt, within_limits
 from perdure.store.dialect import Row, Transaction
 from perdure.store.ledger import Draft, Ledger
 from perdure.store.protocol import Change
@@ -145,7 +145,10 @@ class Wave(ABC, Generic[X]):
         wanted: dict[str, tuple[str, NewRun]] = {}
         again: list[tuple[str, NewRun]] = []
         for turn in live.values():
-            for child in turn.children:
+            children, refusals = await within_limits(self._tx, turn.lease.run_id, turn.children)
+            for refusal in refusals:
+                await self._tell(ledger, refusal)
+            for child in children:
                 if child.id in wanted:
                     again.append((turn.lease.run_id, child))
                 else:
@@ -160,8 +163,12 @@ class Wave(ABC, Generic[X]):
                 self._tx.stir(Change.READY)
             else:
                 word = await adopt(self._tx, parent, child)
-                if word is not None and not await self._known([(word.run_id, word.key)]):
-                    ledger.put(word)
+                if word is not None:
+                    await self._tell(ledger, word)
+
+    async def _tell(self, ledger: Ledger, word: NewMessage) -> None:
+        if not await self._known([(word.run_id, word.key)]):
+            ledger.put(word)
 
     async def _stopped(self, ledger: Ledger, live: dict[int, Turn]) -> set[str]:
         read = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, Again)}

@@ -65,6 +65,8 @@ class WorkerSettings(TypedDict, total=False):
     resident: int
     poison_after: int
     stall_limit: Duration
+    child_depth: int
+    open_children: int
 
 
 class Environment:

@@ -6,9 +6,9 @@ from perdure.core.model import Run
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
 from perdure.worker.attempts import Attempt
+from perdure.worker.children import start_child
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
-from perdure.worker.recording import start_child
 
 
 def collect(

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from perdure.core.codec import Codec
 from perdure.core.effects import NewOutput, Trim
+from perdure.core.family import ABANDONED
 from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
 from perdure.replay.operations import ChildOperation
+from perdure.workflow.children import cancel_key
 from perdure.workflow.runtime import Effect
 
 #: How many of the messages that a run has taken in, and of the lines of its trail, outlive a trimming of its history.
@@ -38,6 +40,8 @@ class Draft:
                 self._outputs.append(effect)
             elif isinstance(effect, NewMessage):
                 self.sends.append(effect)
+            elif isinstance(effect, NewRun):
+                self.children[effect.id] = effect
             else:
                 self._listening[effect.topic] = effect.on
 
@@ -49,7 +53,7 @@ class Draft:
         """What is not needed any more. It leaves with what comes next anyway."""
         self._trim = Trim(records=records, inbox=max(0, seen - REMEMBERED), events=REMEMBERED)
 
-    def start_child(self, operation: ChildOperation, parent: Run) -> None:
+    def start_child(self, operation: ChildOperation, parent: Run, max_depth: int) -> None:
         """Create a run; its id follows from the parent's location, so asking twice creates one. Raises `EncodeError`."""
         options = operation.options
         self.filled = True
@@ -62,14 +66,15 @@ class Draft:
             deadline=min(options.deadline, parent.deadline),
             parent_id=parent.id,
             parent_location=operation.location,
-            write_id=f"{parent.id}:{operation.location}:{parent.attempt}",
+            max_depth=max_depth if parent.parent_id is not None else 0,
+            write_id=f"{'' if operation.bound else ABANDONED}{parent.id}:{parent.generation}:{operation.location}:{parent.attempt}",
         )
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
         """Tell a child that its result is not wanted any more, or do not start it in the first place."""
         if self.children.pop(operation.child_id, None) is None:
             reason = self._codec.encode(f"its parent {parent.id!r} no longer waits for it", "reason")
-            key = f"cancel:{parent.id}:{operation.location}"
+            key = cancel_key(parent.id, operation.location)
             self.sends.append(
                 NewMessage(
                     run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id

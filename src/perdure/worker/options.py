@@ -33,6 +33,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     affinity: float = 0.02
     #: Threads that steps have abandoned (a timeout, a cancellation) after which no more runs are claimed.
     abandoned_threads: int = 50
+    #: Ancestors that a run may have, and children that it may have under way.
+    child_depth: int = 100
+    open_children: int = 10_000
     #: A loop blocked for this long stops the heartbeat.
     stall_limit: float = 60.0
 
@@ -48,12 +51,16 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         resident: int = 2000,
         poison_after: int = 5,
         stall_limit: Duration = 60.0,
+        child_depth: int = 100,
+        open_children: int = 10_000,
     ) -> WorkerOptions:
         """Validated settings, from what a user writes."""
         if slots < 1:
             raise UsageError(f"a worker needs at least one slot, not {slots}")
         if resident < 0 or poison_after < 1:
             raise UsageError("resident must be 0 or more, poison_after 1 or more")
+        if child_depth < 1 or open_children < 1:
+            raise UsageError("child_depth and open_children must be 1 or more")
         if not queues:
             raise UsageError("a worker needs at least one queue")
         if seconds(lease) < 0.1:
@@ -67,4 +74,6 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             resident=resident,
             poison_after=poison_after,
             stall_limit=seconds(stall_limit),
+            child_depth=child_depth,
+            open_children=open_children,
         )

@@ -8,10 +8,8 @@ from perdure.core.errors import PerdureError
 from perdure.core.failure import Failure
 from perdure.core.model import Kind, Run
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
-from perdure.worker.draft import Draft
 from perdure.worker.moment import Moment
 from perdure.worker.policy import after_failed_attempt
 
@@ -53,13 +51,3 @@ def record_failure(
         digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
     )  # fmt: skip
     return True
-
-
-def start_child(execution: Execution, draft: Draft, operation: ChildOperation, run: Run, crew: Crew, now: int) -> None:
-    """Have a child started by the run's next turn, or record at once that it cannot be."""
-    try:
-        draft.start_child(operation, run)
-    except PerdureError as error:
-        draft.urgent = True
-        failure = Failure.of(error, crew.codec).to_json()
-        execution.record(Kind.CHILD, operation.location, failure, now, failed=True)

@@ -9,32 +9,29 @@ from __future__ import annotations
 import datetime
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from perdure.core.duration import Duration, instant, microseconds
 from perdure.core.errors import InvalidName
-from perdure.core.ids import check_id, check_name
-from perdure.core.model import FAR
 from perdure.core.retry import Retry
 from perdure.workflow.branching import Branching
+from perdure.workflow.children import Starting
 from perdure.workflow.messaging import Messaging
 from perdure.workflow.operation import Operation
-from perdure.workflow.runtime import ChildOptions, StepRequest, WorkflowRandom
+from perdure.workflow.runtime import StepRequest, WorkflowRandom
+from perdure.workflow.shielding import shielded
 from perdure.workflow.steps import NO_OPTIONS, make_options, spec_of
-
-if TYPE_CHECKING:
-    from perdure.workflow.definition import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Context(Messaging, Branching):
+class Context(Messaging, Branching, Starting):
     """The durable side of a workflow, handed to it as its first argument."""
 
     __slots__ = ()
@@ -107,26 +104,12 @@ class Context(Messaging, Branching):
         """Wait until a moment (with a time zone)."""
         return cast("Operation[None]", self._runtime.sleep_until(instant(when, self._runtime.time)))
 
-    def call(
-        self,
-        call: Call[R],
-        *,
-        id: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        deadline: Duration | datetime.datetime | None = None,
-    ) -> Operation[R]:
-        """Start another workflow as a child run and wait for its result; its error is raised here.
+    def shield(self, awaitable: Awaitable[R]) -> Coroutine[Any, Any, R]:
+        """Protect a part: neither a timeout around it nor the cancellation of the run interrupts it.
 
-        Giving up the wait (a timeout, a cancellation) cancels the child.
+        `await ctx.shield(ctx.step(...))` waits to the end of the step; what was to interrupt it is raised then.
         """
-        options = ChildOptions(
-            id=None if id is None else check_id(id, "child id"),
-            queue=None if queue is None else check_name(queue, "queue"),
-            priority=priority,
-            deadline=FAR if deadline is None else instant(deadline, self._runtime.time),
-        )
-        return cast("Operation[R]", self._runtime.call(call, options))
+        return shielded(awaitable)
 
     def now(self) -> datetime.datetime:
         """The workflow's time: that of the last thing that happened to it; the same on replay."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from msgspec import Struct
 
 from perdure.core.effects import NewOutput
-from perdure.core.model import FAR, NewMessage
+from perdure.core.family import OnClose
+from perdure.core.model import FAR, NewMessage, NewRun
 from perdure.workflow.scopes import Scope
 from perdure.workflow.steps import StepOptions, StepSpec
 
@@ -41,6 +42,17 @@ class ChildOptions(Struct, frozen=True, kw_only=True):
     queue: str | None = None
     priority: int | None = None
     deadline: int = FAR
+    on_close: OnClose = OnClose.CANCEL
+
+
+class Spawned(Struct, frozen=True):
+    """A child run that was started."""
+
+    id: str
+    #: Where the parent started it.
+    location: str
+    #: Resolves to its decoded result. Whoever gives up waiting for it leaves it as it is.
+    ended: asyncio.Future[Any]
 
 
 class Expected(Struct, frozen=True):
@@ -75,7 +87,7 @@ class Listening(Struct, frozen=True):
 
 
 #: What a workflow does without waiting for it: durable with the record that led to it, and not repeated by replay.
-Effect = NewOutput | NewMessage | Listening
+Effect = NewOutput | NewMessage | NewRun | Listening
 
 
 class WorkflowRandom(random.Random):
@@ -112,6 +124,12 @@ class Runtime(Protocol):
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Start a child run; resolves to its decoded result."""
+
+    def spawn(self, call: Call[Any], options: ChildOptions) -> Spawned:
+        """Start a child run without waiting for it."""
+
+    def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
+        """Start a run that is nobody's child; its id. Raises `EncodeError`."""
 
     def encode(self, value: Any, what: str) -> str:
         """A value as JSON. Raises `EncodeError`."""
