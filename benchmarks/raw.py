@@ -241,7 +241,7 @@ class RawMysql(RawServer):
         self._run(self._execute(f"CREATE TABLE {self._table} ({columns}) ENGINE = InnoDB"))
 
     async def _drop(self) -> None:
-        names = ("raw", "runs", "history", "messages", "events", "workers", "migrations")
+        names = ("raw", "runs", "history", "messages", "events", "outputs", "topics", "workers", "migrations")
         prefixes = (self._url.prefix, f"{self._url.prefix}alone_")
         await self._execute(*(f"DROP TABLE IF EXISTS {prefix}{name}" for prefix in prefixes for name in names))
 

@@ -13,7 +13,7 @@ from perdure.store import Retrying, SqlStore, open_store
 from tests.helpers import eventually
 
 #: What a run's own rows are; workers come and go without changing them.
-TABLES = ("runs", "history", "messages", "events", "workers")
+TABLES = ("runs", "history", "messages", "events", "outputs", "topics", "workers")
 
 Dump = dict[str, list[tuple[Any, ...]]]
 

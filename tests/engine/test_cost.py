@@ -108,7 +108,7 @@ async def test_a_run_leaves_one_row_a_step_and_three_lines_in_the_audit_trail(st
         runs = await engine.start_many([acting() for _ in range(20)])
         await asyncio.gather(*(run.result("20s") for run in runs))
     rows = {table: len(content) for table, content in (await stage.dump()).items()}
-    assert rows == {"runs": 20, "history": 200, "messages": 0, "events": 60, "workers": 1}
+    assert rows == {"runs": 20, "history": 200, "messages": 0, "events": 60, "outputs": 0, "topics": 0, "workers": 1}
 
 
 async def test_the_last_step_and_the_outcome_are_one_transaction() -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
 from perdure.core.model import (
     Again,
     Block,
@@ -243,6 +244,7 @@ NEXT = {
     "again_now": Again(START, "{}"),
     "release": Release(),
     "block": Block(Reason.DIVERGED, "{}"),
+    "renew": Renew(TYPE, "[]", 0),
 }
 
 
@@ -286,6 +288,25 @@ async def commit_what_was_read(store: Store, system: ManualSystem) -> Ask:
     await store.send([a_message("r1", "k1"), a_message("r1", "k2")], ACTOR)
     record = a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1)
     return committing(Turn(lease=lease, records=(record,), read=1))
+
+
+@operation
+async def commit_what_others_read_and_nobody_needs(store: Store, system: ManualSystem) -> Ask:
+    lease = await held(store)
+    await commit(store, lease, *(a_record(seq) for seq in range(4)), subscribes=("left@1",))
+    turn = Turn(
+        lease=lease,
+        records=(a_record(4, "loop", kind=Kind.SCOPE),),
+        outputs=(
+            NewOutput(kind=OutputKind.STREAM, name="tokens", payload="1", key="a"),
+            NewOutput(kind=OutputKind.STATE, name="phase", payload="1", key="phase"),
+            NewOutput(kind=OutputKind.REPLY, name="k1", payload="1", key="b"),
+        ),
+        subscribes=("news@1",),
+        unsubscribes=("left@1",),
+        trim=Trim(records=((0, 3),), inbox=1, events=1),
+    )
+    return committing(turn)
 
 
 @operation

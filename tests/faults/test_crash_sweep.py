@@ -29,7 +29,20 @@ AT_ONCE = 4
 KILLED = -9
 TRIES = 8
 
-LOOKING = {"get", "get_many", "list", "history", "inbox", "events", "workers", "holdings", "load", "marked", "recorded"}
+LOOKING = {
+    "get",
+    "get_many",
+    "list",
+    "history",
+    "inbox",
+    "events",
+    "outputs",
+    "workers",
+    "holdings",
+    "load",
+    "marked",
+    "recorded",
+}
 READING = LOOKING | {"open", "close", "changed", "now"}
 POINTS = [f"{verb}.{point}" for verb in MUTATING_VERBS for point in ("enter", "begun", "written", "committed")] + [
     "step.returned",

@@ -49,6 +49,8 @@ LEFT_BEHIND = {
     "history": "SELECT * FROM perdure_history ORDER BY run_id, seq",
     "messages": "SELECT * FROM perdure_messages ORDER BY run_id, seq",
     "events": "SELECT run_id, at, kind, actor, data FROM perdure_events ORDER BY run_id, id",
+    "outputs": "SELECT * FROM perdure_outputs ORDER BY run_id, kind, name, position",
+    "topics": "SELECT * FROM perdure_topics ORDER BY topic, run_id",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
 }
 

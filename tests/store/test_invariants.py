@@ -26,12 +26,24 @@ INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('do
 INSERT INTO perdure_history (run_id, seq, token, kind, location, at, inbox_seq) VALUES ('done', 1, 2, 'message', 'm', 2, 1);
 INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 2, 2, 'step', 'b', 2);
 INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 1, 'message', 'k1', 1, 1);
+INSERT INTO perdure_runs (id, type, status, reason, wake_at, started_at, inbox_seq, inbox_read, token)
+VALUES ('loop', 't', 'waiting', 'message', {FAR}, 1, 9, 9, 4);
+INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('loop', 3, 3, 'step', 'beside', 2),
+  ('loop', 8, 4, 'scope', 'loop', 3), ('loop', 9, 4, 'step', 'loop/~5/x', 3);
+INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('loop', 9, 'message', 'k9', 1, 1);
+INSERT INTO perdure_runs (id, type, generation, inbox_seq, inbox_read) VALUES ('anew', 't', 2, 2, 1);
+INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at) VALUES ('anew', 2, 'message', 'k2', 1);
+INSERT INTO perdure_events (run_id, at, kind) VALUES ('anew', 1, 'created'), ('anew', 2, 'continued');
+INSERT INTO perdure_outputs (run_id, kind, name, position, payload, at, output_key) VALUES
+  ('anew', 'state', 'phase', 0, '1', 1, NULL), ('anew', 'stream', 'tokens', 0, '1', 1, 'a'),
+  ('anew', 'stream', 'tokens', 1, '1', 1, 'b'), ('anew', 'reply', 'k2', 0, '1', 1, 'c');
+INSERT INTO perdure_topics (topic, run_id) VALUES ('news@1', 'loop'), ('news@1', 'done');
 INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
 """
 
 #: What is done to the sound database, and a word of the complaint.
 DAMAGE = {
-    "DELETE FROM perdure_history WHERE seq = 0": "holes",
+    "DELETE FROM perdure_history WHERE seq = 0 AND run_id = 'done'": "no holes but below",
     "UPDATE perdure_history SET location = 'a' WHERE seq = 2": "one result",
     "UPDATE perdure_history SET token = 1 WHERE seq = 2": "former owner",
     "UPDATE perdure_history SET token = 3 WHERE seq = 2": "never had",
@@ -64,6 +76,13 @@ DAMAGE = {
     "UPDATE perdure_history SET inbox_seq = 0, kind = 'step' WHERE seq = 1": "in the history once",
     "UPDATE perdure_history SET kind = 'cancel' WHERE seq = 1": "as what it was",
     "UPDATE perdure_history SET inbox_seq = 7 WHERE seq = 2": "had been sent",
+    """INSERT INTO perdure_history (run_id, seq, token, kind, location, at) VALUES ('done', 5, 2, 'scope', 'loop', 3),
+       ('done', 7, 2, 'step', 'c', 3)""": "no holes but below",
+    "INSERT INTO perdure_topics (topic, run_id) VALUES ('news@1', 'ghost')": "belong to a run",
+    "DELETE FROM perdure_messages": "all that its counter says",
+    "DELETE FROM perdure_outputs WHERE position = 0 AND kind = 'stream'": "positions of a stream",
+    "UPDATE perdure_outputs SET position = 1 WHERE kind = 'state'": "is there once",
+    "UPDATE perdure_outputs SET output_key = NULL WHERE kind = 'reply'": "key of its own",
     """INSERT INTO perdure_messages (run_id, seq, kind, message_key, sent_at, consumed) VALUES ('done', 2, 'step', 'k2', 1, 1);
        UPDATE perdure_runs SET inbox_seq = 2, inbox_read = 2 WHERE id = 'done';
        UPDATE perdure_history SET inbox_seq = 2 WHERE seq = 0""": "in the order",
@@ -84,13 +103,13 @@ def database() -> Iterator[sqlite3.Connection]:
 def test_a_sound_database_breaks_no_promise(database: sqlite3.Connection) -> None:
     known = Known(
         starts=frozenset({"done", "live"}),
-        sends=frozenset({("done", "k1")}),
-        effects=(("done", "a"), ("done", "b"), ("done", "b")),
+        sends=frozenset({("done", "k1"), ("loop", "k1")}),
+        effects=(("done", "a"), ("done", "b"), ("done", "b"), ("loop", "beside"), ("loop", "loop/~5/x")),
         repeats=1,
-        results={("done", "a"): None},
+        results={("done", "a"): None, ("loop", "loop/~1/x"): "1"},
         planned={"done": 1, "asleep": 1, "child": 9},
-        settled=frozenset({"live", "asleep", "child", "aside"}),
-        counted={"completed": 1, "failed": 1, "running": 1, "waiting": 1, "pending": 1, "blocked": 1, "cancelled": 0},
+        settled=frozenset({"live", "asleep", "child", "aside", "loop", "anew"}),
+        counted={"completed": 1, "failed": 1, "running": 1, "waiting": 2, "pending": 2, "blocked": 1, "cancelled": 0},
     )
     assert scan(database.execute, known) == []
 
@@ -113,9 +132,12 @@ def test_every_rule_is_broken_by_some_damage() -> None:
         (Known(results={("done", "a"): "7"}), "was '7' and is None"),
         (Known(planned={"done": 2}), "begun at 1, although not before 2"),
         (Known(planned={"lost": 2}), "start was acknowledged"),
-        (Known(settled=frozenset({"live", "asleep", "aside"})), "'child': nothing holds it up, and it is pending"),
+        (
+            Known(settled=frozenset({"live", "asleep", "aside", "loop", "anew"})),
+            "'child': nothing holds it up, and it is pending",
+        ),
         (Known(counted={"completed": 2, "failed": 1}), "2 completed runs were counted, and there are 1"),
-        (Known(counted={"completed": 1, "failed": 1}), "0 pending runs were counted, and there are 1"),
+        (Known(counted={"completed": 1, "failed": 1}), "0 pending runs were counted, and there are 2"),
         (Known(counted={"lost": 1}), "1 lost runs were counted, and there are 0"),
         (Known(effects=(("done", "a"),)), "never executed"),
         (Known(effects=(("done", "a"), ("done", "b"), ("done", "b"))), "too many"),

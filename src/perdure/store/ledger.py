@@ -7,10 +7,11 @@ cancellation) are folded into one draft here, in the order of the turns, and wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from perdure.core.effects import Renew
 from perdure.core.errors import RunCancelled
 from perdure.core.model import (
     FINISHED,
@@ -49,6 +50,7 @@ class Draft:
         self.token: int
         self.nonce: str
         self.inbox_seq: int
+        self.started_at: int
         (
             self.id, self.status, self.token, self.nonce, self.inbox_seq, self.inbox_read, self.marked, self.started_at,
             self.attempt, self.generation, self.wake_at, self.reason, self.deadline, self.finished_at, self.parent_id,
@@ -191,6 +193,22 @@ class Ledger:
         else:
             draft.become(Status.WAITING.value, park.reason.value)
         draft.wake_at = wake_at
+        return True
+
+    def renew(self, draft: Draft, renew: Renew, sends: Sequence[NewMessage]) -> bool:
+        """Begin anew, if the inbox has not grown past what was seen; with these messages to itself."""
+        if draft.inbox_seq != renew.seen:
+            return False
+        draft.become(Status.PENDING.value)
+        draft.token += 1
+        draft.attempt = 1
+        draft.started_at = 0
+        draft.wake_at = self._tx.now
+        draft.fail(None)
+        self._tx.note(draft.id, "continued", to_json({"generation": draft.generation + 1}))
+        self._tx.stir(Change.READY)
+        for message in sends:
+            self.send(message)
         return True
 
     def _end(self, draft: Draft, outcome: Finish) -> None:

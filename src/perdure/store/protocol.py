@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.core.effects import Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
     Claimed,
@@ -51,7 +52,9 @@ class Change(IntFlag):
     FINISHED = 2
     #: A running run was written to from outside.
     MARKED = 4
-    ALL = 7
+    #: A run showed something: a state, an item of a stream, a reply.
+    OUTPUT = 8
+    ALL = 15
 
 
 #: Called after such a commit of this process, from any thread.
@@ -116,6 +119,11 @@ class Store(Protocol):
 
     async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run, in order."""
+
+    async def outputs(
+        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+    ) -> builtins.list[Output]:
+        """What a run shows, past a position (-1: from the first); of all names if None, in the order of names."""
 
     # from outside
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from perdure.core.errors import InvalidCursor, StoreCorrupt
-from perdure.core.model import Event, Loaded, Message, Page, Record, Run, RunFilter, Status
+from perdure.core.model import Event, Kind, Loaded, Message, Page, Record, Run, RunFilter, Status
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
 from perdure.store.runs import CHUNK
@@ -122,8 +122,13 @@ async def load(tx: Transaction, run_ids: Sequence[str]) -> list[Loaded]:
 
 
 def check_whole(run_id: str, records: Sequence[Record]) -> None:
-    """Raise `StoreCorrupt` for a history with holes."""
-    if records and records[-1].seq != len(records) - 1:
+    """Raise `StoreCorrupt` for a history with holes; what lies before the last mark of a scope may have been trimmed."""
+    if not records or records[-1].seq == len(records) - 1:
+        return
+    marks = (place for place in range(len(records) - 1, -1, -1) if records[place].kind is Kind.SCOPE)
+    mark = next(marks, 0)
+    whole = records[mark].kind is Kind.SCOPE and records[-1].seq - records[mark].seq == len(records) - 1 - mark
+    if not whole:
         raise StoreCorrupt(
             f"The history of run {run_id!r} has {len(records)} records, but the last one has the number {records[-1].seq}: "
             "some are missing. Restore them from a backup, or cancel the run."

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
+from perdure.core.effects import Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
@@ -104,6 +105,12 @@ class Retrying:
     async def events(self, run_id: str) -> builtins.list[Event]:
         """As the store."""
         return await self._again(lambda: self._store.events(run_id))
+
+    async def outputs(
+        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+    ) -> builtins.list[Output]:
+        """As the store."""
+        return await self._again(lambda: self._store.outputs(run_id, kind, name, after, limit))
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """As the store."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from perdure.core.effects import Output, OutputKind
 from perdure.core.errors import StoreCorrupt
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
@@ -22,6 +23,7 @@ T = TypeVar("T")
 RUN = ", ".join(Run.__struct_fields__)
 RECORD = ", ".join(Record.__struct_fields__)
 MESSAGE = "run_id, seq, kind, name, payload, failed, message_key, sent_at"
+OUTPUT = ", ".join(Output.__struct_fields__)
 EVENT = "id, run_id, at, kind, actor, data"
 WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status"
 
@@ -79,6 +81,20 @@ def to_message(row: Row) -> Message:
         failed=bool(failed),
         key=key,
         sent_at=sent_at,
+    )
+
+
+def to_output(row: Row) -> Output:
+    """A row of `OUTPUT`."""
+    run_id, kind, name, position, payload, failed, at = row
+    return Output(
+        run_id=run_id,
+        kind=OutputKind(kind),
+        name=name,
+        position=position,
+        payload=payload,
+        failed=bool(failed),
+        at=at,
     )
 
 

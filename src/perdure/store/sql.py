@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
+from perdure.core.effects import Output, OutputKind
 from perdure.core.errors import EngineClosed, SchemaMismatch
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
@@ -43,6 +44,7 @@ from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.dialect import Dialect, Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
+from perdure.store.outputs import outputs
 from perdure.store.protocol import Change, Listener
 from perdure.store.runs import create, unblock
 
@@ -168,6 +170,12 @@ class SqlStore(ABC):
     async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run."""
         return await self._read("events", lambda tx: reads.events(tx, run_id))
+
+    async def outputs(
+        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+    ) -> builtins.list[Output]:
+        """What a run shows, past a position."""
+        return await self._read("outputs", lambda tx: outputs(tx, run_id, kind, name, after, limit))
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes, wake who waits and mark who runs."""

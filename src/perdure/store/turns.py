@@ -15,8 +15,8 @@ from perdure.store.dialect import Row
 
 _KINDS = {kind: kind.value for kind in Kind}
 
-#: Status, token and nonce of a run.
-State = tuple[str, int, str]
+#: Status, token, nonce and time of the beginning of a run.
+State = tuple[str, int, str, int]
 
 
 class Standing(Enum):
@@ -47,7 +47,7 @@ def waves(turns: Sequence[Turn]) -> Iterator[list[int]]:
 def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> Standing:
     """How the turn stands, by the run's state and by what is there at the numbers of its records. Raises `StoreCorrupt`."""
     lease = turn.lease
-    live = state == (Status.RUNNING.value, lease.token, lease.nonce)
+    live = state is not None and state[:3] == (Status.RUNNING.value, lease.token, lease.nonce)
     if turn.records:
         there = [record for record in turn.records if record.seq in written]
         same = all(written[record.seq] == record_row(turn, record) for record in there)
@@ -58,6 +58,9 @@ def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> 
             )
         if live:
             return Standing.LIVE
+        if isinstance(turn.next, Renew):
+            # They went with the rest of the history.
+            return Standing.DONE if state is not None and _is_there(turn, state) else Standing.LOST
         return Standing.DONE if same and len(there) == len(turn.records) else Standing.LOST
     if live:
         return Standing.LIVE
@@ -85,7 +88,7 @@ def record_row(turn: Turn, record: Record) -> Row:
 
 
 def _is_there(turn: Turn, state: State) -> bool:
-    status, token, nonce = state
+    status, token, nonce, started_at = state
     if nonce != turn.lease.nonce:
         return False
     raised = token - turn.lease.token
@@ -94,8 +97,11 @@ def _is_there(turn: Turn, state: State) -> bool:
             return raised == 0 and status == wanted
         case Park() | Again():
             return raised == 0 and status in (Status.WAITING, Status.PENDING)
-        case Release() | Renew():
+        case Release():
             return raised == 1 and status == Status.PENDING
+        case Renew():
+            # One that was only given back has begun.
+            return raised == 1 and status == Status.PENDING and started_at == 0
         case Block():
             return raised == 0 and status == Status.BLOCKED
         case None:

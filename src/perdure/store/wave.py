@@ -10,11 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from perdure.core.effects import Renew
 from perdure.core.model import Again, Block, Finish, Kind, NewMessage, NewRun, Park, Release, Turn, Verdict
 from perdure.store.children import adopt, within_limits
 from perdure.store.dialect import Row, Transaction
+from perdure.store.extras import has_extras, write_extras
 from perdure.store.ledger import Draft, Ledger
 from perdure.store.protocol import Change
+from perdure.store.renewal import renew, sends_at_once, sends_to_itself
 from perdure.store.rows import to_json
 from perdure.store.turns import Standing, record_row, standing_of
 
@@ -87,15 +90,24 @@ class Wave(ABC, Generic[X]):
             draft = ledger.drafts[turn.lease.run_id]
             if turn.read:
                 ledger.read(draft.id, turn.read)
-            for message in turn.sends:
+            for message in sends_at_once(turn):
                 ledger.send(message)
             _leave(ledger, draft, turn, stopped)
+        renewed: dict[str, Renew] = {}
         # Last of all, so that a run whose children finish in the same batch finds its inbox grown.
         for index, turn in live.items():
             draft = ledger.drafts[turn.lease.run_id]
             if isinstance(turn.next, Park) and not ledger.park(draft, turn.next):
                 self._verdicts[index] = Verdict.AWAKE
+            elif isinstance(turn.next, Renew):
+                if ledger.renew(draft, turn.next, sends_to_itself(turn)):
+                    renewed[draft.id] = turn.next
+                else:
+                    self._verdicts[index] = Verdict.AWAKE
         await self._write(ledger)
+        await renew(self._tx, renewed)
+        if beyond := [turn for turn in live.values() if has_extras(turn)]:
+            await write_extras(self._tx, beyond)
 
     async def _lock(self) -> dict[str, Draft]:
         """The rows that the turns touch; turns one of whose rows somebody else holds are taken out."""
@@ -131,7 +143,7 @@ class Wave(ABC, Generic[X]):
         live: dict[int, Turn] = {}
         for index, turn in self._wave.items():
             draft = drafts.get(turn.lease.run_id)
-            state = None if draft is None else (draft.status, draft.token, draft.nonce)
+            state = None if draft is None else (draft.status, draft.token, draft.nonce, draft.started_at)
             there = written.get(turn.lease.run_id, {})
             standing = standing_of(turn, state, there)
             if standing is Standing.LIVE:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perdure.core.model import Finish, Park, Status, Turn
+from perdure.store.extras import has_extras
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
@@ -67,7 +68,7 @@ def is_simple(turns: Sequence[Turn]) -> bool:
 
 
 def _stays_at_home(turn: Turn) -> bool:
-    if turn.children or turn.sends:
+    if turn.children or turn.sends or has_extras(turn):
         return False
     if isinstance(turn.next, Finish):
         # The usual id of a child has a slash. One that has none is found out by the fence, which costs a round trip more.

@@ -13,6 +13,7 @@ from itertools import product
 from typing import NamedTuple
 
 from perdure.core.model import Finish, Kind, Next, Park, Record, Turn
+from perdure.store.extras import has_extras
 from perdure.store.postgres.history import HISTORY
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts
 from perdure.store.postgres.transaction import PostgresTransaction
@@ -153,7 +154,7 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     """Whether one statement can write them."""
     kinds: set[type[object]] = set()
     for turn in turns:
-        if turn.children or turn.sends:
+        if turn.children or turn.sends or has_extras(turn):
             return False
         kinds.add(type(turn.next))
     kinds.discard(type(None))

@@ -78,6 +78,8 @@ class Statements:
         text = _PARAMETER.sub(lambda match: f"given_{match[1]}", sql)
         if text.lstrip().startswith("INSERT"):
             return self._render(_VALUES.sub(lambda match: f"SELECT {match[1]} {source}", text))
+        if text.lstrip().startswith("DELETE"):
+            source = source.replace("FROM", "USING", 1)
         return self._render(text.replace("WHERE ", f"{source}\nWHERE ", 1))
 
     async def types(self, connection: Connection, sql: str) -> list[str]:

@@ -2,19 +2,22 @@
 
 Records go in first, all of them in one statement, each guarded by the lease of its turn; when as many rows were written as
 were sent, every turn holds its lease and nothing needs to be read. Otherwise each turn is looked at: its lease is gone, or it
-was written before and only its answer was lost. Then everything that reaches other runs, and the outcomes; parks come last,
-so that a run whose children finish in the same batch finds its inbox grown. Two turns of one run are two batches in one
-transaction.
+was written before and only its answer was lost. Then everything that reaches other runs, and the outcomes; parks and renewals
+come last, so that a run whose children finish in the same batch finds its inbox grown. Two turns of one run are two batches in
+one transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perdure.core.effects import Renew
 from perdure.core.model import Again, Block, Finish, Park, Record, Release, Turn, Verdict
 from perdure.store.children import start_children
 from perdure.store.dialect import Row
+from perdure.store.extras import has_extras, write_extras
 from perdure.store.messages import send
+from perdure.store.renewal import sends_at_once, sends_to_itself
 from perdure.store.sqlite import states
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.turns import Standing, record_row, standing_of, waves
@@ -34,7 +37,7 @@ WHERE run_id = ? AND seq >= ? AND seq <= ?
 """
 
 _STATE = """
-SELECT status, token, nonce
+SELECT status, token, nonce, started_at
 FROM perdure_runs
 WHERE id = ?
 """
@@ -51,6 +54,9 @@ SET consumed = 1, payload = NULL
 WHERE run_id = ? AND seq <= ? AND consumed = 0
 """
 
+#: What comes last.
+_RESTS = (Park, Renew)
+
 
 async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
     """Write the turns; one verdict each."""
@@ -63,8 +69,9 @@ async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
 async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[Verdict]) -> None:
     rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
     doubtful = await tx.execute_many(RECORD, rows) != len(rows)
-    parks: list[tuple[int, Park]] = []
+    rests: list[tuple[int, Park | Renew]] = []
     finished: dict[str, Finish] = {}
+    beyond: list[Turn] = []
     for index in wave:
         turn = turns[index]
         if (doubtful if turn.records else _reaches_out(turn)) and (
@@ -75,21 +82,26 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
         if turn.read or turn.children or turn.sends:
             await _reach_out(tx, turn)
         if turn.next is None:
-            continue
-        if isinstance(turn.next, Park):
-            parks.append((index, turn.next))
+            pass
+        elif isinstance(turn.next, _RESTS):
+            rests.append((index, turn.next))
         elif not await _leave(tx, turn):
             verdicts[index] = Verdict.APPLIED if await _stand(tx, turn) is Standing.DONE else Verdict.LOST
+            continue
         elif isinstance(turn.next, Finish):
             finished[turn.lease.run_id] = turn.next
+        if has_extras(turn):
+            beyond.append(turn)
     if finished:
         await states.tell_parents(tx, finished)
-    for index, park in parks:
-        verdicts[index] = await _park(tx, turns[index], park)
+    for index, rest in rests:
+        verdicts[index] = await _rest(tx, turns[index], rest)
+    if beyond:
+        await write_extras(tx, beyond)
 
 
 def _reaches_out(turn: Turn) -> bool:
-    return bool(turn.read or turn.children or turn.sends) or turn.next is None
+    return bool(turn.read or turn.children or turn.sends) or turn.next is None or has_extras(turn)
 
 
 async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
@@ -100,7 +112,7 @@ async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
     if turn.children:
         await start_children(tx, run_id, turn.children)
     if turn.sends:
-        await send(tx, turn.sends)
+        await send(tx, sends_at_once(turn))
 
 
 async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
@@ -117,8 +129,12 @@ async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
             return True
 
 
-async def _park(tx: SqliteTransaction, turn: Turn, park: Park) -> Verdict:
-    if await states.park(tx, turn.lease, park):
+async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | Renew) -> Verdict:
+    if isinstance(rest, Renew):
+        if await states.renew(tx, turn.lease, rest):
+            await send(tx, sends_to_itself(turn))
+            return Verdict.APPLIED
+    elif await states.park(tx, turn.lease, rest):
         return Verdict.APPLIED
     match await _stand(tx, turn):
         case Standing.LIVE:
@@ -131,7 +147,7 @@ async def _park(tx: SqliteTransaction, turn: Turn, park: Park) -> Verdict:
 
 async def _stand(tx: SqliteTransaction, turn: Turn) -> Standing:
     rows = await tx.fetch(_STATE, (turn.lease.run_id,))
-    state = (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+    state = (rows[0][0], rows[0][1], rows[0][2], rows[0][3]) if rows else None
     return standing_of(turn, state, await _written(tx, turn) if turn.records else {})
 
 

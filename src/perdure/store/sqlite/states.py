@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perdure.core.effects import Renew
 from perdure.core.model import Again, Block, Finish, Lease, Park, Status
 from perdure.store.messages import deliver
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
+from perdure.store.renewal import renew as begin_anew
 from perdure.store.rows import to_json
 from perdure.store.sqlite.connection import SqliteTransaction
 
@@ -62,6 +64,14 @@ _RELEASE = f"""
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, token = token + 1, wake_at = :now, worker = NULL, home = NULL, marked = 0, claims = 0
 WHERE {_LEASE}
+"""
+
+_RENEW = f"""
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, token = token + 1, attempt = 1, started_at = 0, wake_at = :now, error = NULL,
+    worker = NULL, marked = 0, claims = 0
+WHERE {_LEASE} AND inbox_seq = :seen
+RETURNING generation
 """
 
 _BLOCK = f"""
@@ -120,6 +130,17 @@ async def release(tx: SqliteTransaction, lease: Lease) -> bool:
     if await tx.execute(_RELEASE, {"now": tx.now, **_proof(lease)}) != 1:
         return False
     tx.note(lease.run_id, "released", to_json({"token": lease.token + 1}))
+    tx.stir(Change.READY)
+    return True
+
+
+async def renew(tx: SqliteTransaction, lease: Lease, renew: Renew) -> bool:
+    """Begin anew; also refused when the inbox grew past what was seen."""
+    rows = await tx.fetch(_RENEW, {"seen": renew.seen, "now": tx.now, **_proof(lease)})
+    if not rows:
+        return False
+    await begin_anew(tx, {lease.run_id: renew})
+    tx.note(lease.run_id, "continued", to_json({"generation": rows[0][0] + 1}))
     tx.stir(Change.READY)
     return True
 

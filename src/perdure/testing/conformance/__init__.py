@@ -11,7 +11,9 @@ from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Re
 from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
 from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
 from perdure.testing.conformance.migrations import Migrations
+from perdure.testing.conformance.outputs import Outputs, Trimming
 from perdure.testing.conformance.reads import Listing, Loading, Watching
+from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
 from perdure.testing.conformance.turns import Fencing, Turns
 from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
@@ -35,14 +37,17 @@ __all__ = [
     "ManualSystem",
     "Migrations",
     "Order",
+    "Outputs",
     "Parking",
     "PlainSql",
     "Points",
+    "Renewal",
     "Repeating",
     "Runs",
     "Suspects",
     "Sweeping",
     "Timers",
+    "Trimming",
     "Turns",
     "Unshared",
     "Watching",

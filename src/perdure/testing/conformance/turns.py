@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
 from perdure.core.errors import StoreCorrupt
 from perdure.core.model import (
     Again,
@@ -24,6 +25,7 @@ from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
     START,
+    TYPE,
     Harness,
     a_child,
     a_message,
@@ -195,6 +197,13 @@ PATHS: dict[str, Callable[[Lease], Turn]] = {
     "again": lambda lease: Turn(lease=lease, next=Again(START, "{}")),
     "release": lambda lease: Turn(lease=lease, next=Release()),
     "block": lambda lease: Turn(lease=lease, next=Block(Reason.UNDECODABLE, "{}")),
+    "extras": lambda lease: Turn(
+        lease=lease,
+        outputs=(NewOutput(kind=OutputKind.STREAM, name="tokens", payload="1", key="a"),),
+        subscribes=("news@1",),
+        trim=Trim(records=((0, 9),), inbox=9, events=1),
+    ),
+    "renew": lambda lease: Turn(lease=lease, next=Renew(TYPE, "[]", 1)),
     "everything": lambda lease: Turn(
         lease=lease,
         records=(a_record(9, kind=Kind.MESSAGE, inbox_seq=1),),
