@@ -7,7 +7,7 @@ cancellation) are folded into one draft here, in the order of the turns, and wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -31,6 +31,7 @@ from perdure.core.model import (
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
+from perdure.store.renewal import carried
 from perdure.store.rows import failure, to_json
 
 #: What a draft needs to know of a row, in the order of `Draft`'s parameters.
@@ -195,10 +196,12 @@ class Ledger:
         draft.wake_at = wake_at
         return True
 
-    def renew(self, draft: Draft, renew: Renew, sends: Sequence[NewMessage]) -> bool:
-        """Begin anew, if the inbox has not grown past what was seen; with these messages to itself."""
+    def renew(self, draft: Draft, renew: Renew, read: int) -> bool:
+        """Begin anew, if the inbox has not grown past what was seen; with what was carried over unread in it."""
         if draft.inbox_seq != renew.seen:
             return False
+        if read:
+            self.read(draft.id, read)
         draft.become(Status.PENDING.value)
         draft.token += 1
         draft.attempt = 1
@@ -207,8 +210,8 @@ class Ledger:
         draft.fail(None)
         self._tx.note(draft.id, "continued", to_json({"generation": draft.generation + 1}))
         self._tx.stir(Change.READY)
-        for message in sends:
-            self.send(message)
+        for message in carried(draft.id, renew):
+            self.put(message)
         return True
 
     def _end(self, draft: Draft, outcome: Finish) -> None:

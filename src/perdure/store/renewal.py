@@ -1,7 +1,8 @@
 """Beginning anew: a run goes on under its id as a new generation, with another input and an empty history.
 
-What it shows to others stays. The state that it goes into is written as any other; this is the rest. What the turn sends to
-its own run belongs to the renewal: it is for the new generation, and is not sent where the renewal is refused.
+What it shows to others stays. The state that it goes into is written as any other; this is the rest. Messages that the old
+generation took in and did not receive are carried over into the inbox of the new one. Where the renewal is refused they are
+not, and what was taken in without a record stays unread, so that no crash loses it.
 """
 
 from __future__ import annotations
@@ -32,13 +33,21 @@ async def renew(tx: Transaction, renewed: Mapping[str, Renew]) -> None:
         await tx.execute_many(_FORGET, [{"run_id": id} for id in renewed])
 
 
-def sends_at_once(turn: Turn) -> tuple[NewMessage, ...]:
-    """What the turn sends whatever becomes of its renewal."""
+def read_at_once(turn: Turn) -> int:
+    """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried."""
     if not isinstance(turn.next, Renew):
-        return turn.sends
-    return tuple(message for message in turn.sends if message.run_id != turn.lease.run_id)
+        return turn.read
+    return max((record.inbox_seq for record in turn.records), default=0)
 
 
-def sends_to_itself(turn: Turn) -> tuple[NewMessage, ...]:
-    """What the turn sends to the new generation of its run."""
-    return tuple(message for message in turn.sends if message.run_id == turn.lease.run_id)
+def carried(run_id: str, renew: Renew) -> list[NewMessage]:
+    """What is put into the inbox of the new generation."""
+    return [NewMessage(run_id=run_id, name=name, payload=payload, key=key) for name, payload, key in renew.carried]
+
+
+def keys_of(turn: Turn) -> list[tuple[str, str]]:
+    """By run, the keys of every message that the turn may put into an inbox, but for words to parents."""
+    keys = [(message.run_id, message.key) for message in turn.sends]
+    if isinstance(turn.next, Renew):
+        keys += [(turn.lease.run_id, key) for _, _, key in turn.next.carried]
+    return keys

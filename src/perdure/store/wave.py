@@ -17,7 +17,7 @@ from perdure.store.dialect import Row, Transaction
 from perdure.store.extras import has_extras, write_extras
 from perdure.store.ledger import Draft, Ledger
 from perdure.store.protocol import Change
-from perdure.store.renewal import renew, sends_at_once, sends_to_itself
+from perdure.store.renewal import keys_of, read_at_once, renew
 from perdure.store.rows import to_json
 from perdure.store.turns import Standing, record_row, standing_of
 
@@ -82,15 +82,15 @@ class Wave(ABC, Generic[X]):
         """Lock, decide, write."""
         drafts = await self._lock()
         live = await self._stand(drafts)
-        keys = [(message.run_id, message.key) for turn in live.values() for message in turn.sends]
+        keys = [key for turn in live.values() for key in keys_of(turn)]
         ledger = Ledger(self._tx, iter(drafts.values()), await self._known(keys) if keys else set())
         await self._start_children(ledger, live)
         stopped = await self._stopped(ledger, live)
         for turn in live.values():
             draft = ledger.drafts[turn.lease.run_id]
-            if turn.read:
-                ledger.read(draft.id, turn.read)
-            for message in sends_at_once(turn):
+            if read := read_at_once(turn):
+                ledger.read(draft.id, read)
+            for message in turn.sends:
                 ledger.send(message)
             _leave(ledger, draft, turn, stopped)
         renewed: dict[str, Renew] = {}
@@ -100,7 +100,7 @@ class Wave(ABC, Generic[X]):
             if isinstance(turn.next, Park) and not ledger.park(draft, turn.next):
                 self._verdicts[index] = Verdict.AWAKE
             elif isinstance(turn.next, Renew):
-                if ledger.renew(draft, turn.next, sends_to_itself(turn)):
+                if ledger.renew(draft, turn.next, turn.read):
                     renewed[draft.id] = turn.next
                 else:
                     self._verdicts[index] = Verdict.AWAKE

@@ -16,6 +16,7 @@ from perdure.store.ledger import COLUMNS, Draft, Ledger
 from perdure.store.mysql.creating import NEW_RUNS, rows_of
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.renewal import keys_of
 from perdure.store.turns import waves
 from perdure.store.wave import Wave, Written
 
@@ -87,7 +88,7 @@ class _Wave(Wave[MysqlTransaction]):
         turns = self._wave.values()
         if self._doubtful and any(turn.records for turn in turns):
             questions["written"] = self._tx.text(_WRITTEN, spans=_spans(turns))
-        if keys := [(message.run_id, message.key) for turn in turns for message in turn.sends]:
+        if keys := [key for turn in turns for key in keys_of(turn)]:
             questions["known"] = self._tx.text(_KNOWN, keys=_keys(keys))
         if new := [child.id for turn in turns for child in turn.children]:
             questions["there"] = self._tx.text(_THERE, ids=listed(new))

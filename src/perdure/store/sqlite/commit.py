@@ -16,8 +16,8 @@ from perdure.core.model import Again, Block, Finish, Park, Record, Release, Turn
 from perdure.store.children import start_children
 from perdure.store.dialect import Row
 from perdure.store.extras import has_extras, write_extras
-from perdure.store.messages import send
-from perdure.store.renewal import sends_at_once, sends_to_itself
+from perdure.store.messages import deliver, send
+from perdure.store.renewal import carried, read_at_once
 from perdure.store.sqlite import states
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.turns import Standing, record_row, standing_of, waves
@@ -106,13 +106,13 @@ def _reaches_out(turn: Turn) -> bool:
 
 async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
     run_id = turn.lease.run_id
-    if turn.read:
-        await tx.execute(_READ, (turn.read, turn.read, run_id))
-        await tx.execute(_CONSUME, (run_id, turn.read))
+    if read := read_at_once(turn):
+        await tx.execute(_READ, (read, read, run_id))
+        await tx.execute(_CONSUME, (run_id, read))
     if turn.children:
         await start_children(tx, run_id, turn.children)
     if turn.sends:
-        await send(tx, sends_at_once(turn))
+        await send(tx, turn.sends)
 
 
 async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
@@ -131,8 +131,10 @@ async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
 
 async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | Renew) -> Verdict:
     if isinstance(rest, Renew):
-        if await states.renew(tx, turn.lease, rest):
-            await send(tx, sends_to_itself(turn))
+        if await states.renew(tx, turn.lease, rest, turn.read):
+            await tx.execute(_CONSUME, (turn.lease.run_id, turn.read))
+            for message in carried(turn.lease.run_id, rest):
+                await deliver(tx, message)
             return Verdict.APPLIED
     elif await states.park(tx, turn.lease, rest):
         return Verdict.APPLIED

@@ -69,7 +69,7 @@ WHERE {_LEASE}
 _RENEW = f"""
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, token = token + 1, attempt = 1, started_at = 0, wake_at = :now, error = NULL,
-    worker = NULL, marked = 0, claims = 0
+    inbox_read = MAX(inbox_read, :read), worker = NULL, marked = 0, claims = 0
 WHERE {_LEASE} AND inbox_seq = :seen
 RETURNING generation
 """
@@ -134,9 +134,9 @@ async def release(tx: SqliteTransaction, lease: Lease) -> bool:
     return True
 
 
-async def renew(tx: SqliteTransaction, lease: Lease, renew: Renew) -> bool:
-    """Begin anew; also refused when the inbox grew past what was seen."""
-    rows = await tx.fetch(_RENEW, {"seen": renew.seen, "now": tx.now, **_proof(lease)})
+async def renew(tx: SqliteTransaction, lease: Lease, renew: Renew, read: int) -> bool:
+    """Begin anew, having read the inbox up to an entry; also refused when the inbox grew past what was seen."""
+    rows = await tx.fetch(_RENEW, {"seen": renew.seen, "read": read, "now": tx.now, **_proof(lease)})
     if not rows:
         return False
     await begin_anew(tx, {lease.run_id: renew})

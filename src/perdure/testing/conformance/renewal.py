@@ -71,15 +71,17 @@ class Renewal:
     async def test_it_is_refused_when_something_came_in(self, store: Store) -> None:
         await store.create([a_run("other")], ACTOR)
         lease = await held(store)
-        await store.send([a_message()], ACTOR)
-        sends = (a_message("r1", "own"), a_message("other"))
-        verdict = await commit(store, lease, a_record(0), sends=sends, next=Renew(OTHER_TYPE, "{}", 0))
+        await store.send([a_message(key=key) for key in ("a", "b", "c")], ACTOR)
+        # One entry was taken in with a record, the next without one, and of the third nobody knew.
+        record = a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1)
+        renew = Renew(OTHER_TYPE, "{}", 2, (("news", '"b"', "kept:1:2"),))
+        verdict = await commit(store, lease, record, read=2, sends=(a_message("other"),), next=renew)
         assert verdict is Verdict.AWAKE
         [run] = await store.get_many(["r1"])
         assert (run.status, run.type, run.generation, run.token) == (Status.RUNNING, TYPE, 1, lease.token)
         assert len(await store.history("r1")) == len(await store.inbox("other", 0)) == 1
-        # What was meant for the next generation waits for it.
-        assert [message.key for message in await store.inbox("r1", 0)] == ["k1"]
+        # What has no record is still to be read, should the worker die now.
+        assert [message.key for message in await store.inbox("r1", 0)] == ["b", "c"]
 
     async def test_a_child_that_ends_in_the_same_batch_comes_first(self, store: Store) -> None:
         lease = await held(store, "parent")
@@ -91,23 +93,29 @@ class Renewal:
         ]
         assert await store.commit(turns, ACTOR) == [Verdict.AWAKE, Verdict.APPLIED]
 
-    async def test_messages_that_nobody_received_are_handed_on(self, store: Store) -> None:
+    async def test_messages_that_nobody_received_are_carried_over(self, store: Store) -> None:
         lease = await held(store)
         await store.send([a_message(key="a"), a_message(key="b")], ACTOR)
-        records = [a_record(seq, "news", kind=Kind.MESSAGE, inbox_seq=seq + 1) for seq in range(2)]
-        sends = (a_message("r1", "again:b", payload='"b"'), a_message("r1", "again:c", payload='"c"'))
-        verdict = await commit(store, lease, *records, read=2, sends=sends, next=Renew(TYPE, "{}", 2))
-        assert verdict is Verdict.APPLIED
+        record = a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1)
+        renew = Renew(TYPE, "{}", 2, (("news", '"a"', "kept:1:1"), ("other", '"b"', "kept:1:2")))
+        assert await commit(store, lease, record, read=2, next=renew) is Verdict.APPLIED
         [run] = await store.get_many(["r1"])
         assert (run.status, run.inbox_seq, run.inbox_read) == (Status.PENDING, 4, 2)
         second = await lease_of(store, nonce="second")
         [loaded] = await store.load(["r1"])
-        assert [(one.seq, one.payload) for one in loaded.inbox] == [(3, '"b"'), (4, '"c"')]
+        found = [(one.seq, one.kind, one.name, one.payload) for one in loaded.inbox]
+        assert found == [(3, Kind.MESSAGE, "news", '"a"'), (4, Kind.MESSAGE, "other", '"b"')]
+        assert [event.kind for event in await store.events("r1")][-2:] == ["continued", "claimed"]
         taken = [a_record(seq, "news", kind=Kind.MESSAGE, inbox_seq=seq + 3) for seq in range(2)]
-        trim = Trim(inbox=4, events=2)
-        sent = (a_message("r1", "again:2:c"),)
-        await commit(store, second, *taken, read=4, sends=sent, trim=trim, next=Renew(TYPE, "{}", 4))
-        assert [(one.seq, one.key) for one in await store.inbox("r1", 0)] == [(5, "again:2:c")]
+        again = Renew(TYPE, "{}", 4, (("other", '"b"', "kept:2:4"),))
+        await commit(store, second, *taken, read=4, trim=Trim(inbox=4, events=2), next=again)
+        assert [(one.seq, one.key) for one in await store.inbox("r1", 0)] == [(5, "kept:2:4")]
+
+    async def test_a_message_to_itself_comes_first(self, store: Store) -> None:
+        lease = await held(store)
+        verdict = await commit(store, lease, sends=(a_message(),), next=Renew(TYPE, "{}", 0))
+        assert verdict is Verdict.AWAKE
+        assert [message.key for message in await store.inbox("r1", 0)] == ["k1"]
 
     @pytest.mark.parametrize("records", [0, 2])
     async def test_a_lost_verdict_is_given_again(self, store: Store, harness: Harness, records: int) -> None:
@@ -115,9 +123,8 @@ class Renewal:
         turn = Turn(
             lease=lease,
             records=tuple(a_record(seq) for seq in range(records)),
-            sends=(a_message("r1", "own"),),
             trim=Trim(events=1),
-            next=Renew(TYPE, '{"n":2}', 0),
+            next=Renew(TYPE, '{"n":2}', 0, (("news", "1", "kept:1:1"),)),
         )
         assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
         before = await snapshot(harness)
@@ -127,7 +134,7 @@ class Renewal:
     async def test_a_refusal_that_was_lost_is_given_again(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
-        turn = Turn(lease=lease, records=(a_record(0),), sends=(a_message("r1", "own"),), next=Renew(TYPE, "{}", 0))
+        turn = Turn(lease=lease, records=(a_record(0),), next=Renew(TYPE, "{}", 0, (("news", "1", "k"),)))
         assert await store.commit([turn], ACTOR) == [Verdict.AWAKE]
         before = await snapshot(harness)
         assert await store.commit([turn], ACTOR) == [Verdict.AWAKE]
