@@ -33,7 +33,7 @@ async def joined(ctx: Context, keys: list[str]) -> dict[str, str]:
 
 @workflow("branches.race.v1")
 async def raced(ctx: Context) -> list[str]:
-    branches: dict[str, Branch[str]] = {key: lambda ctx, key=key: wait_for_word(ctx, key) for key in ("left", "right")}
+    branches: dict[str, Branch[str]] = {key: wait_for_word(ctx, key) for key in ("left", "right")}
     won = await ctx.race(branches)
     return [won.winner, won.value, await ctx.receive("after", str)]
 

@@ -6,7 +6,7 @@ A `Channel` is a name and a type, shared by both sides. A `Question` has a type 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +26,13 @@ class Channel(Generic[T]):
 
     __slots__ = ("name", "type")
 
-    def __init__(self, name: str, type: type[T] | Any = Any) -> None:
+    @overload
+    def __init__(self, name: str, type: type[T]) -> None: ...
+
+    @overload
+    def __init__(self: Channel[Any], name: str, type: Any = ...) -> None: ...
+
+    def __init__(self, name: str, type: Any = Any) -> None:
         self.name = check_name(name, "message name")
         self.type = type
 
@@ -39,7 +45,13 @@ class Question(Generic[Q, A]):
 
     __slots__ = ("answer", "name", "type")
 
-    def __init__(self, name: str, type: type[Q] | Any = Any, answer: type[A] | Any = Any) -> None:
+    @overload
+    def __init__(self, name: str, type: type[Q], answer: type[A]) -> None: ...
+
+    @overload
+    def __init__(self: Question[Any, Any], name: str, type: Any = ..., answer: Any = ...) -> None: ...
+
+    def __init__(self, name: str, type: Any = Any, answer: Any = Any) -> None:
         self.name = check_name(name, "name of a question")
         self.type = type
         self.answer = answer
