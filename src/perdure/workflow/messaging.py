@@ -59,12 +59,28 @@ class Messaging(Facet):
             self._runtime.listen(Listening(wanted.name, True))
         return cast("Operation[Any]", self._runtime.receive([wanted], self._due(timeout), named=False))
 
-    def receive_any(self, *channels: Channel[T], timeout: Duration | None = None) -> Operation[Received[T]]:
+    @overload
+    def receive_any(
+        self, first: Channel[T], second: Channel[Q], /, *, timeout: Duration | None = None
+    ) -> Operation[Received[T | Q]]: ...
+
+    @overload
+    def receive_any(
+        self, first: Channel[T], second: Channel[Q], third: Channel[A], /, *, timeout: Duration | None = None
+    ) -> Operation[Received[T | Q | A]]: ...
+
+    @overload
+    def receive_any(self, *channels: Channel[T], timeout: Duration | None = None) -> Operation[Received[T]]: ...
+
+    @overload
+    def receive_any(self, *channels: Channel[Any], timeout: Duration | None = None) -> Operation[Received[Any]]: ...
+
+    def receive_any(self, *channels: Channel[Any], timeout: Duration | None = None) -> Operation[Received[Any]]:
         """Take the next message of any of these channels, in the order in which they arrived."""
         if not channels:
             raise BadArguments("receive_any() needs at least one channel to wait for")
         wanted = [expected(channel) for channel in channels]
-        return cast("Operation[Received[T]]", self._runtime.receive(wanted, self._due(timeout), named=True))
+        return cast("Operation[Received[Any]]", self._runtime.receive(wanted, self._due(timeout), named=True))
 
     async def receive_many(
         self, channel: Channel[T] | str, type: type[T] | Any = Any, *, limit: int, timeout: Duration | None = None
