@@ -109,8 +109,13 @@ class Messaging(Facet):
 
     @overload
     async def receive_question(
-        self, question: str, type: type[T] | Any = ..., *, timeout: Duration | None = None
+        self, question: str, type: type[T], *, timeout: Duration | None = None
     ) -> Asked[T, Any]: ...
+
+    @overload
+    async def receive_question(
+        self, question: str, type: Any = ..., *, timeout: Duration | None = None
+    ) -> Asked[Any, Any]: ...
 
     async def receive_question(
         self, question: Question[Any, Any] | str, type: Any = Any, *, timeout: Duration | None = None

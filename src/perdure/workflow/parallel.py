@@ -168,7 +168,7 @@ def takes_context(function: Callable[..., Any]) -> bool:
     return first is not None and getattr(first.annotation, "__qualname__", "") == "Context"
 
 
-def _with_context(context: Context, function: Callable[..., Any]) -> Callable[[T], Any]:
+def _with_context(context: Context, function: Callable[..., Any]) -> Callable[[object], Any]:
     return lambda item: function(context, item)
 
 

@@ -6,7 +6,7 @@ its place there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -45,7 +45,7 @@ current_scope: ContextVar[Scope] = ContextVar("perdure_scope")
 
 
 @contextmanager
-def inside(scope: Scope) -> Iterator[None]:
+def inside(scope: Scope) -> Generator[None]:
     """Let what is asked for in this block belong to the scope."""
     before = current_scope.get()
     current_scope.set(scope)
