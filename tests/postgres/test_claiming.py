@@ -14,7 +14,9 @@ from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
 
-RUNS = 20_000 if os.environ.get("PERDURE_PROVE") else 4_000
+PROVE = bool(os.environ.get("PERDURE_PROVE"))
+RUNS = 20_000 if PROVE else 4_000
+DUE = 100_000 if PROVE else 2_000
 
 
 async def test_many_claimers_take_each_run_once_and_all_of_them(store: PostgresStore, url: str) -> None:
@@ -25,7 +27,7 @@ async def test_many_claimers_take_each_run_once_and_all_of_them(store: PostgresS
 
 
 async def test_timers_that_are_due_at_one_instant_are_all_taken(store: PostgresStore) -> None:
-    assert await taken_of_timers(store, 2000) == 2000
+    assert await taken_of_timers(store, DUE) == DUE
 
 
 async def test_an_idle_claim_is_one_statement(store: PostgresStore) -> None:
