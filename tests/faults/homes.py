@@ -36,7 +36,7 @@ class Home(Protocol):
         """A way to query what is committed at one moment, under a name that was not used before; None before there are tables."""
 
     async def is_locked(self) -> bool:
-        """Whether somebody is in the middle of a transaction."""
+        """Whether somebody is in the middle of a transaction, with something locked, which no limit of the database's ends."""
 
     async def remove(self) -> None:
         """Leave nothing behind."""
@@ -109,7 +109,7 @@ class PostgresHome:
 
     async def is_locked(self) -> bool:
         async with self._connected() as connection:
-            return bool(await connection.fetchval(_HOLDS_LOCKS, self._schema))
+            return bool(await connection.fetchval(_HOLDS_ROWS, self._schema))
 
     async def remove(self) -> None:
         async with self._connected() as connection:
@@ -127,16 +127,16 @@ class PostgresHome:
             await connection.close()
 
 
-#: A session whose client stands between the preparation of a statement and its execution counts as active, and no timeout of the
-#: server's ends it before PostgreSQL 17: whoever waits for its rows waits until its process goes on or is gone.
-_HOLDS_LOCKS = """
+#: Locking a row takes the number of a transaction. A session that waits for its client and does not count as idle has prepared a
+#: statement and not executed it.
+_HOLDS_ROWS = """
 SELECT COUNT(*)
 FROM pg_stat_activity a
+JOIN pg_locks t ON t.pid = a.pid AND t.locktype = 'transactionid' AND t.granted
 JOIN pg_locks l ON l.pid = a.pid
 JOIN pg_class c ON c.oid = l.relation
 JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = $1
-  AND (a.state LIKE 'idle in transaction%' OR a.state = 'active' AND a.wait_event = 'ClientRead')
+WHERE n.nspname = $1 AND a.state = 'active' AND a.wait_event = 'ClientRead'
 """
 
 
@@ -177,18 +177,10 @@ class MysqlHome:
             await connection.ensure_closed()
 
     async def is_locked(self) -> bool:
-        return bool(await execute(self._dsn, [_HOLDS_ROWS.format(self._name)]))
+        return False
 
     async def remove(self) -> None:
         await execute(self._dsn, [f"DROP DATABASE IF EXISTS {self._name}"])
-
-
-_HOLDS_ROWS = """
-SELECT 1
-FROM information_schema.innodb_trx t
-JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
-WHERE p.db = '{}' AND p.command = 'Sleep'
-"""
 
 
 class Homes:

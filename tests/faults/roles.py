@@ -18,6 +18,7 @@ from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, labour
 from tests.faults.deeds import deeds, echo
+from tests.faults.prepared import pass_after_preparing
 from tests.faults.watched import watch
 
 LEASE = 0.6
@@ -184,6 +185,8 @@ async def ask_for_one_more(directory: Path, world: World) -> None:
 
 async def work(directory: Path, world: World, *, url: str = "", **options: Any) -> None:
     """Work until told to stop, writing down every answer of the store."""
+    if (url or url_in(directory)).startswith("postgresql"):
+        pass_after_preparing(world)
     async with engine_in(directory, world, watched=True, url=url) as engine:
         await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
 

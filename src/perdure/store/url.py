@@ -54,6 +54,8 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
     pool: int = 10
     #: What the driver is given for a connection that listens; None: nobody does.
     listen: str | None = None
+    #: What the user wants sessions to be called.
+    called: str = ""
 
     @property
     def tables(self) -> str:
@@ -121,6 +123,7 @@ def _postgres(url: str) -> PostgresUrl:
         schema=schema,
         prefix=_prefix(ours.get("prefix", DEFAULT_PREFIX)),
         pool=_pool(ours.get("pool", "10")),
+        called=options.get("application_name", ""),
     )
 
 

@@ -90,8 +90,10 @@ class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes wit
         return f"perdure_{prefix}_{self.unique}_{super()._get_unique_id('')}"
 
 
-async def connect(dsn: str, name: str, patience: Patience, *, prepares: bool, lent: bool = False) -> Connection:
-    """A new session, of a name that no other one has. Statements that are not to be prepared are examined anew each time.
+async def connect(
+    dsn: str, unique: str, patience: Patience, *, called: str, prepares: bool, lent: bool = False
+) -> Connection:
+    """A new session, `called` so on the server. Statements that are not to be prepared are examined anew each time.
 
     So are those on one that is to be lent to the user's functions; they may take their time.
     """
@@ -103,9 +105,9 @@ async def connect(dsn: str, name: str, patience: Patience, *, prepares: bool, le
         statement_cache_size=_CACHED_STATEMENTS if prepares and not lent else 0,
         max_cached_statement_lifetime=0,
         max_cacheable_statement_size=0,
-        server_settings={"application_name": "perdure"},
+        server_settings={"application_name": called},
     )
-    session.unique = name
+    session.unique = unique
     return cast("Connection", session)
 
 

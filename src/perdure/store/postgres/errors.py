@@ -27,6 +27,11 @@ def is_pooled(error: BaseException) -> bool:
     return _state(error) in _POOLED
 
 
+def is_refused(error: BaseException) -> bool:
+    """Whether the role has no right to do that."""
+    return _state(error) == _NO_RIGHT
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether another connection may succeed: this one broke or was pooled, the server restarts, is full, or changed its role."""
     state = _state(error)

@@ -16,7 +16,9 @@ from perdure.core.system import System
 from perdure.store.patience import Patience
 from perdure.store.postgres import errors
 from perdure.store.postgres.driver import Connection, connect, say_goodbye
+from perdure.store.postgres.sessions import session_name
 from perdure.store.protocol import Change, Listener
+from perdure.store.url import PostgresUrl
 
 _log = logging.getLogger("perdure.store")
 
@@ -32,14 +34,15 @@ _LAST_WORDS = 2.0
 
 
 class Notices:
-    """The hints of one store; without a DSN there are none."""
+    """The hints of one store; without somewhere to listen there are none."""
 
-    def __init__(self, dsn: str | None, tables: str, system: System, hear: Listener) -> None:
-        self._dsn = dsn
+    def __init__(self, url: PostgresUrl, system: System, hear: Listener) -> None:
+        self._dsn = url.listen
+        self._called = session_name(url.called)
         self._system = system
         self._hear = hear
         # Of a fixed length, as names of channels are short and those of schemas need not be.
-        self._channel = f"perdure_{hashlib.sha256(tables.encode()).hexdigest()[:20]}"
+        self._channel = f"perdure_{hashlib.sha256(url.tables.encode()).hexdigest()[:20]}"
         #: What tells our own hints from those of others.
         self._name = system.entropy(8).hex()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,7 +103,7 @@ class Notices:
     async def _run(self, dsn: str) -> None:
         while True:
             try:
-                connection = await connect(dsn, self._name, Patience(), prepares=False)
+                connection = await connect(dsn, self._name, Patience(), called=self._called, prepares=False)
                 try:
                     await self._talk(connection)
                 finally:

@@ -38,6 +38,7 @@ from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
 from perdure.store.postgres.notify import Notices
 from perdure.store.postgres.ready import claim_ready
+from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.simple import commit_simply, is_simple
 from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
@@ -88,7 +89,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         self._statements = Statements(url.tables)
         self._lent = Pools(system, lambda: self._open_connection(lent=True), say_goodbye, url.pool)
         self._prepares = True
-        self._notices = Notices(url.listen, url.tables, system, self._tell)
+        self._notices = Notices(url, system, self._tell)
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed."""
@@ -197,8 +198,10 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             self._notices.say(stirred)
 
     async def _open_connection(self, *, lent: bool = False) -> Connection:
-        name = self._system.entropy(8).hex()
-        connection = await connect(self._url.dsn, name, self._patience, prepares=self._prepares, lent=lent)
+        unique, called = self._system.entropy(8).hex(), session_name(self._url.called)
+        connection = await connect(
+            self._url.dsn, unique, self._patience, called=called, prepares=self._prepares, lent=lent
+        )
         trace = self._trace
         if trace is not None:
             connection.add_query_logger(lambda logged: trace(logged.query))
@@ -258,6 +261,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         [(now, anything)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
         self._clock.answered(asked, now)
         return bool(anything)
+
+    async def _end_abandoned(self) -> None:
+        await self._read("sweep", end_abandoned)
 
     async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         await connection.execute(_BEGIN_SNAPSHOT)

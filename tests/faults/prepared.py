@@ -1,0 +1,30 @@
+"""A crash point more, on PostgreSQL: between the preparation of a statement and its execution, in a transaction.
+
+The server waits there for its client and counts the session as active, so that none of the limits ends it that a store sets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.core.system import System
+
+PREPARED = "statement.prepared"
+
+
+def pass_after_preparing(world: System) -> None:
+    """From now on, this process passes the point."""
+    from perdure.store.postgres.driver import _Session
+
+    inner = _Session._get_statement
+    known: set[Any] = set()
+
+    async def get_statement(session: Any, *args: Any, **options: Any) -> Any:
+        statement = await inner(session, *args, **options)
+        if statement not in known:
+            known.add(statement)
+            if session.is_in_transaction():
+                world.crash_point(PREPARED)
+        return statement
+
+    _Session._get_statement = get_statement

@@ -1,0 +1,162 @@
+"""What a worker that has come to a stand has locked is freed by whoever finds it overdue; nobody else loses a session."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from perdure.core.errors import StoreUnavailable
+from perdure.host import Host
+from perdure.store import open_store
+from perdure.store.postgres.sessions import session_name
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids, lease_of
+from tests.helpers import eventually
+from tests.servers.schemas import postgres_dsn
+
+asyncpg = pytest.importorskip("asyncpg")
+
+HOST, PID = "node-1.shop.example", 4711
+ITS_NAME = "shop perdure:4711@node-1"
+
+
+@asynccontextmanager
+async def a_session(url: str, name: str = ITS_NAME, *, run: str = "r1") -> AsyncIterator[Any]:
+    """One that has locked a run and stands between the preparation of a statement and its execution."""
+    schema = url.rpartition("schema=")[2].partition("&")[0]
+    session = await asyncpg.connect(postgres_dsn(), server_settings={"application_name": name, "search_path": schema})
+    try:
+        await session.execute("BEGIN")
+        await session.execute(f"SELECT 1 FROM perdure_runs WHERE id = '{run}' FOR UPDATE")
+        await session._get_statement("SELECT $1::text", None)
+        yield session
+    finally:
+        session.terminate()
+
+
+async def overdue(store: PostgresStore) -> None:
+    """A run of a worker that was not heard of for longer than its lease, and one of nobody."""
+    await store.create([a_run("r1")], ACTOR)
+    await store.register(a_worker(host=HOST, pid=PID))
+    await lease_of(store, "r1")
+    await store.create([a_run("r2")], ACTOR)
+    await store.query("UPDATE perdure_workers SET heartbeat_at = 0")
+
+
+async def test_runs_that_a_standing_worker_has_locked_are_given_to_others(store: PostgresStore, url: str) -> None:
+    await overdue(store)
+    async with a_session(url) as session:
+        assert (await store.sweep(10)).released == 1
+        await eventually(session.is_closed)
+    await store.register(a_worker("w2"))
+    assert set(await claim_ids(store, "w2", limit=2)) == {"r1", "r2"}
+
+
+async def test_a_run_that_it_only_looked_at_is_free_again(store: PostgresStore, url: str) -> None:
+    await overdue(store)
+    async with a_session(url, run="r2"):
+        await store.sweep(10)
+        await store.register(a_worker("w2"))
+        found: set[str] = set()
+
+        async def all_of_them() -> bool:
+            found.update(await claim_ids(store, "w2"))
+            return found == {"r1", "r2"}
+
+        await eventually(all_of_them)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["shop", "perdure", "perdure:471@node-1", "perdure:4711@node-2", "perdure:4711@node-11", session_name(), ""],
+)
+async def test_sessions_of_others_stay(store: PostgresStore, url: str, name: str) -> None:
+    await overdue(store)
+    async with a_session(url, name, run="r2") as session:
+        assert (await store.sweep(10)).released == 1
+        assert not session.is_closed()
+
+
+async def test_so_do_those_of_its_own_that_hold_nothing(store: PostgresStore, url: str) -> None:
+    await overdue(store)
+    async with a_session(url) as session:
+        await session.execute("ROLLBACK")
+        assert (await store.sweep(10)).released == 1
+        assert await session.fetchval("SELECT 1") == 1
+
+
+async def test_a_worker_in_time_keeps_its_sessions(store: PostgresStore, url: str) -> None:
+    await overdue(store)
+    await store.register(a_worker("w2", host="node-2", pid=1))
+    await store.query("UPDATE perdure_workers SET heartbeat_at = started_at, lease = 3600000000 WHERE id = 'w2'")
+    async with a_session(url, "perdure:1@node-2", run="r2") as session:
+        assert (await store.sweep(10)).dead_workers == ("w1",)
+        assert not session.is_closed()
+
+
+async def test_without_the_right_to_end_it_a_sweep_says_so_and_goes_on(
+    store: PostgresStore, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rights on functions are those of a database, so this takes one of its own."""
+    name = f"apart_{uuid.uuid4().hex}"
+    await store.query(f"CREATE DATABASE {name}")
+    await store.query(f"CREATE ROLE {name} LOGIN")
+    dsn = postgres_dsn().rpartition("/")[0] + f"/{name}"
+    admin = await asyncpg.connect(dsn)
+    await admin.execute(
+        f"REVOKE EXECUTE ON FUNCTION pg_terminate_backend FROM public; CREATE SCHEMA {name} AUTHORIZATION {name}"
+    )
+    other = open_store(dsn.replace("postgres@", f"{name}@") + f"?schema={name}", Host())
+    assert isinstance(other, PostgresStore)
+    async with AsyncExitStack() as stack:
+        await other.open()
+        stack.push_async_callback(other.close)
+        await overdue(other)
+        assert (await other.sweep(10)).released == 1
+    assert "may not call pg_terminate_backend" in caplog.text
+    await admin.close()
+    await store.query(f"DROP DATABASE {name}")
+    await store.query(f"DROP ROLE {name}")
+
+
+async def test_what_another_role_has_locked_stays_locked_and_no_sweep_hangs(store: PostgresStore, url: str) -> None:
+    role = f"clerk_{uuid.uuid4().hex}"
+    schema = url.rpartition("schema=")[2]
+    await overdue(store)
+    await store.query(f"CREATE ROLE {role} LOGIN")
+    await store.query(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+    await store.query(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    clerk = open_store(url.replace("postgres@", f"{role}@"), Host(), migrate=False)
+    await clerk.open()
+    await clerk.register(a_worker("w2", lease=1_000_000))
+    async with a_session(url) as session:
+        with pytest.raises(StoreUnavailable):
+            await clerk.sweep(10)
+        assert not session.is_closed()
+    # The clerk's own lease is over by now as well.
+    assert "w1" in (await clerk.sweep(10)).dead_workers
+    await clerk.close()
+    await store.query(f"DROP OWNED BY {role}")
+    await store.query(f"DROP ROLE {role}")
+
+
+async def test_the_name_of_a_session_says_whose_it_is_and_keeps_what_the_user_calls_it(url: str) -> None:
+    process = f"perdure:{os.getpid()}@{socket.gethostname().partition('.')[0][-32:]}"
+    for given, name in [("", process), ("&application_name=billing+jobs", f"billing jobs {process}")]:
+        store = open_store(f"{url}{given}", Host())
+        assert isinstance(store, PostgresStore)
+        await store.open()
+        assert await store.query("SELECT current_setting('application_name')") == [(name,)]
+        await store.close()
+
+
+def test_a_name_that_is_too_long_for_the_server_loses_what_matters_least() -> None:
+    assert session_name("x" * 100).endswith(f" {session_name()}")
+    assert len(session_name("x" * 100)) == 63
+    assert session_name("Bücher").startswith("B?cher perdure:")
