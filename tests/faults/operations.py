@@ -104,6 +104,14 @@ async def send_to_many(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def broadcast(store: Store, system: ManualSystem) -> Ask:
+    for name in ("r1", "r2", "r3"):
+        next = Finish(Status.COMPLETED, "1") if name == "r2" else a_park() if name == "r3" else None
+        await commit(store, await held(store, name), subscribes=("news@1",), next=next)
+    return lambda store: store.broadcast("news@1", "1", "b1", None, 10, ACTOR)
+
+
+@operation
 async def cancel_before_it_started(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store, "parent"), children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
     return lambda store: store.cancel("r1", "enough", "c1", ACTOR)

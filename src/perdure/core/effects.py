@@ -43,6 +43,15 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     at: int
 
 
+class Broadcasted(Struct, frozen=True, gc=False):
+    """What became of one chunk of a broadcast."""
+
+    #: How many runs have it, those included that had it before.
+    sent: int
+    #: Where to go on; None: everybody was reached.
+    cursor: str | None
+
+
 class Trim(Struct, frozen=True, kw_only=True, gc=False):
     """What a run no longer needs."""
 

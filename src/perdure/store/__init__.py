@@ -33,6 +33,7 @@ MUTATING_VERBS = (
     "migrate",
     "create",
     "send",
+    "broadcast",
     "cancel",
     "unblock",
     "register",

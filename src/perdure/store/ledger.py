@@ -107,23 +107,25 @@ class Ledger:
         draft.touched = True
         self.consumed.append((run_id, upto))
 
-    def send(self, message: NewMessage) -> None:
+    def send(self, message: NewMessage) -> SendOutcome:
         """What a run sends to another one."""
         draft = self.drafts.get(message.run_id)
         if draft is None:
-            return
+            return SendOutcome.UNKNOWN
         started, status = draft.started_at, draft.status
-        if self.put(message) is not SendOutcome.ACCEPTED:
-            return
+        outcome = self.put(message)
+        if outcome is not SendOutcome.ACCEPTED:
+            return outcome
         if message.kind is not Kind.CANCEL:
             self._tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
-            return
+            return outcome
         self._tx.note(message.run_id, "cancel_requested", f'{{"reason":{message.payload or "null"}}}')
         if status == Status.BLOCKED or (started == 0 and draft.attempt == 1 and status != Status.RUNNING):
             reason = msgspec.json.decode(message.payload or "null")
             because = f": {reason}" if reason else ""
             text = f"run {draft.id!r} was cancelled before it could go on{because}"
             self._end(draft, Finish(Status.CANCELLED, failure(RunCancelled, text)))
+        return outcome
 
     def put(self, message: NewMessage) -> SendOutcome:
         """An entry for an inbox, with its wake-up."""

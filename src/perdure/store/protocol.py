@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
-from perdure.core.effects import Output, OutputKind
+from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
     Claimed,
@@ -129,6 +129,14 @@ class Store(Protocol):
 
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes, wake who waits and mark who runs; one transaction."""
+
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """Send a message, named as the topic, to the next so many runs past a run id that listen to it; one transaction.
+
+        None of them gets it twice under one key, so that the whole of it may be repeated.
+        """
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Ask a run to stop. One that never started, or is blocked, is cancelled at once; others find it in their inbox."""

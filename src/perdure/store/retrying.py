@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from perdure.core.effects import Output, OutputKind
+from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
@@ -115,6 +115,12 @@ class Retrying:
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """As the store."""
         return await self._again(lambda: self._store.send(messages, actor))
+
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """As the store."""
+        return await self._again(lambda: self._store.broadcast(topic, payload, key, after, limit, actor))
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """As the store."""

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreError
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
@@ -24,6 +25,7 @@ from perdure.store.patience import USUAL
 from perdure.store.pool import Pooled, Pools
 from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
+from perdure.store.topics import broadcast
 from perdure.store.wave import Doubtful
 
 T = TypeVar("T")
@@ -103,6 +105,20 @@ class ServerStore(SqlStore, Generic[C, X]):
 
         return await self._transact("cancel", actor, body)
 
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """Send a message to the next so many runs that listen to a topic."""
+
+        async def body(tx: X) -> Broadcasted:
+            async def deliver(messages: Sequence[NewMessage]) -> Sequence[SendOutcome]:
+                await self._lock_in_order(tx, [message.run_id for message in messages], [])
+                return await self._deliver(tx, messages)
+
+            return await broadcast(tx, topic, payload, key, after, limit, deliver)
+
+        return await self._transact("broadcast", actor, body)
+
     async def sweep(self, limit: int) -> Swept:
         """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
         self._check_open()
@@ -156,6 +172,10 @@ class ServerStore(SqlStore, Generic[C, X]):
     @abstractmethod
     async def _lock_in_order(self, tx: X, run_ids: Sequence[str], ends: Sequence[str]) -> None:
         """Lock these runs, and parents of those that may end, in everybody's order: no two may wait for each other."""
+
+    @abstractmethod
+    async def _deliver(self, tx: X, messages: Sequence[NewMessage]) -> builtins.list[SendOutcome]:
+        """Put messages into the inboxes of runs whose rows are locked."""
 
     @abstractmethod
     async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[Verdict]:

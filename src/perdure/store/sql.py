@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
-from perdure.core.effects import Output, OutputKind
+from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import EngineClosed, SchemaMismatch
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
@@ -47,6 +47,7 @@ from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
 from perdure.store.protocol import Change, Listener
 from perdure.store.runs import create, unblock
+from perdure.store.topics import broadcast
 
 T = TypeVar("T")
 Trace = Callable[[str], object]
@@ -180,6 +181,16 @@ class SqlStore(ABC):
     async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
         """Put messages into inboxes, wake who waits and mark who runs."""
         return await self._write("send", actor, lambda tx: send(tx, messages))
+
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """Send a message to the next so many runs that listen to a topic."""
+
+        async def body(tx: Transaction) -> Broadcasted:
+            return await broadcast(tx, topic, payload, key, after, limit, lambda messages: send(tx, messages))
+
+        return await self._write("broadcast", actor, body)
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Ask a run to stop."""

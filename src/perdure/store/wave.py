@@ -11,7 +11,19 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from perdure.core.effects import Renew
-from perdure.core.model import Again, Block, Finish, Kind, NewMessage, NewRun, Park, Release, Turn, Verdict
+from perdure.core.model import (
+    Again,
+    Block,
+    Finish,
+    Kind,
+    NewMessage,
+    NewRun,
+    Park,
+    Release,
+    SendOutcome,
+    Turn,
+    Verdict,
+)
 from perdure.store.children import adopt, within_limits
 from perdure.store.dialect import Row, Transaction
 from perdure.store.extras import has_extras, write_extras
@@ -108,6 +120,15 @@ class Wave(ABC, Generic[X]):
         await renew(self._tx, renewed)
         if beyond := [turn for turn in live.values() if has_extras(turn)]:
             await write_extras(self._tx, beyond)
+
+    async def deliver(self, messages: Sequence[NewMessage]) -> list[SendOutcome]:
+        """Put messages into inboxes of runs whose rows were locked before."""
+        rows = await self._locked([message.run_id for message in messages], [])
+        known = await self._known([(message.run_id, message.key) for message in messages])
+        ledger = Ledger(self._tx, iter([Draft(row) for row in rows]), known)
+        outcomes = [ledger.send(message) for message in messages]
+        await self._write(ledger)
+        return outcomes
 
     async def _lock(self) -> dict[str, Draft]:
         """The rows that the turns touch; turns one of whose rows somebody else holds are taken out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perdure.core.model import Again, NewRun, Turn, Verdict
+from perdure.core.model import Again, NewMessage, NewRun, SendOutcome, Turn, Verdict
 from perdure.store.dialect import Row
 from perdure.store.ledger import COLUMNS, Draft, Ledger
 from perdure.store.mysql.creating import NEW_RUNS, rows_of
@@ -74,6 +74,11 @@ async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool)
     for wave in waves(turns):
         await _Wave(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
     return verdicts
+
+
+async def deliver(tx: MysqlTransaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
+    """Put messages into the inboxes of runs whose rows are locked."""
+    return await _Wave(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
 class _Wave(Wave[MysqlTransaction]):

@@ -18,7 +18,9 @@ from perdure.core.model import (
     ClaimRequest,
     Created,
     Loaded,
+    NewMessage,
     NewRun,
+    SendOutcome,
     Turn,
     Verdict,
 )
@@ -28,7 +30,7 @@ from perdure.store.dialect import Row, Transaction
 from perdure.store.lending import lend
 from perdure.store.mysql import creating, errors, loading
 from perdure.store.mysql.claim import Seen, claim, look
-from perdure.store.mysql.commit import commit
+from perdure.store.mysql.commit import commit, deliver
 from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, Connection, Way
 from perdure.store.mysql.literals import Sql, Templates, listed
@@ -237,6 +239,9 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             parents = [row[0] for row in answer.rows]
         await tx.send(tx.text(_LOCK_IN_ORDER, ids=listed([*run_ids, *parents])))
         tx.locked()
+
+    async def _deliver(self, tx: MysqlTransaction, messages: Sequence[NewMessage]) -> builtins.list[SendOutcome]:
+        return await deliver(tx, messages)
 
     async def _commit_in(
         self, tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import NewRun, Turn, Verdict
+from perdure.core.model import NewMessage, NewRun, SendOutcome, Turn, Verdict
 from perdure.store.dialect import Row
 from perdure.store.ledger import COLUMNS, Ledger
 from perdure.store.postgres.creating import NEW_RUNS, arrays_of
@@ -112,6 +112,11 @@ async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bo
             raise
         raise Doubtful from error
     return verdicts
+
+
+async def deliver(tx: PostgresTransaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
+    """Put messages into the inboxes of runs whose rows are locked."""
+    return await _Wave(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
 class _Wave(Wave[PostgresTransaction]):

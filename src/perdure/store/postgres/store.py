@@ -19,10 +19,12 @@ from perdure.core.model import (
     ClaimRequest,
     Created,
     Loaded,
+    NewMessage,
     NewRun,
     Page,
     Run,
     RunFilter,
+    SendOutcome,
     Turn,
     Verdict,
 )
@@ -33,7 +35,7 @@ from perdure.store.lending import lend
 from perdure.store.pool import Pools
 from perdure.store.postgres import creating, errors, loading, migrating
 from perdure.store.postgres.claim import Seen, claim
-from perdure.store.postgres.commit import commit
+from perdure.store.postgres.commit import commit, deliver
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
 from perdure.store.postgres.notify import Notices
@@ -250,6 +252,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def _lock_in_order(self, tx: PostgresTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
         await tx.run(_LOCK_IN_ORDER, list(run_ids), list(ends))
+
+    async def _deliver(self, tx: PostgresTransaction, messages: Sequence[NewMessage]) -> builtins.list[SendOutcome]:
+        return await deliver(tx, messages)
 
     async def _commit_in(
         self, tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool

@@ -15,12 +15,14 @@ from perdure.testing.conformance.outputs import Outputs, Trimming
 from perdure.testing.conformance.reads import Listing, Loading, Watching
 from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
+from perdure.testing.conformance.topics import Broadcasting
 from perdure.testing.conformance.turns import Fencing, Turns
 from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
 
 __all__ = [
     "Affinity",
     "Blocked",
+    "Broadcasting",
     "Cancelling",
     "Children",
     "Claims",

@@ -48,6 +48,12 @@ async def _prepare_send(store: Store) -> Verb:
     return lambda store: store.send([a_message("r1"), a_message("r2"), a_message("unknown")], ACTOR)
 
 
+async def _prepare_broadcast(store: Store) -> Verb:
+    for name in ("r1", "r2", "r3"):
+        await commit(store, await held(store, name), subscribes=("news@1",))
+    return lambda store: store.broadcast("news@1", "1", "b1", None, 2, ACTOR)
+
+
 async def _prepare_cancel(store: Store) -> Verb:
     await store.create([a_run("r1")], ACTOR)
     return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
@@ -113,6 +119,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "claim": _prepare_claim,
     "create": _prepare_create,
     "send": _prepare_send,
+    "broadcast": _prepare_broadcast,
     "cancel": _prepare_cancel,
     "unblock": _prepare_unblock,
     "register": _prepare_register,

@@ -1,0 +1,123 @@
+"""Broadcasts, and the runs that listen to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.effects import Broadcasted, Renew
+from perdure.core.model import Finish, Kind, Reason, Status, Turn, Verdict
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    TYPE,
+    Harness,
+    a_park,
+    a_record,
+    a_run,
+    commit,
+    held,
+    snapshot,
+)
+
+TOPIC = "news@1"
+
+
+async def listeners(store: Store, names: Sequence[str], topic: str = TOPIC) -> None:
+    """Runs that wait for a broadcast."""
+    for name in names:
+        await commit(store, await held(store, name), subscribes=(topic,), next=a_park())
+
+
+async def tell(store: Store, *, key: str = "b1", after: str | None = None, limit: int = 100) -> Broadcasted:
+    """Broadcast a chunk."""
+    return await store.broadcast(TOPIC, '"hello"', key, after, limit, ACTOR)
+
+
+class Broadcasting:
+    """A message for whoever listens to a topic."""
+
+    async def test_it_wakes_every_run_that_listens_and_nobody_else(self, store: Store) -> None:
+        await listeners(store, ("a", "b"))
+        await listeners(store, ("other",), "news@2")
+        assert await tell(store) == Broadcasted(2, None)
+        for name in ("a", "b"):
+            [message] = await store.inbox(name, 0)
+            assert (message.kind, message.name, message.payload) == (Kind.MESSAGE, TOPIC, '"hello"')
+            assert message.key == "broadcast:b1"
+        assert await store.inbox("other", 0) == []
+        statuses = {run.id: run.status for run in await store.get_many(["a", "b", "other"])}
+        assert statuses == {"a": Status.PENDING, "b": Status.PENDING, "other": Status.WAITING}
+        assert [event.kind for event in await store.events("a")][-1] == "sent"
+
+    async def test_it_goes_in_chunks_in_the_order_of_ids(self, store: Store) -> None:
+        await listeners(store, ("c", "a", "b", "B"))
+        first = await tell(store, limit=2)
+        assert first == Broadcasted(2, "a")
+        assert [len(await store.inbox(name, 0)) for name in ("B", "a", "b", "c")] == [1, 1, 0, 0]
+        second = await tell(store, after=first.cursor, limit=2)
+        assert second == Broadcasted(2, "c")
+        assert await tell(store, after=second.cursor, limit=2) == Broadcasted(0, None)
+
+    async def test_whoever_was_interrupted_begins_again(self, store: Store, harness: Harness) -> None:
+        await listeners(store, ("a", "b", "c"))
+        await tell(store, limit=2)
+        assert await tell(store) == Broadcasted(3, None)
+        assert [len(await store.inbox(name, 0)) for name in ("a", "b", "c")] == [1, 1, 1]
+        before = await snapshot(harness)
+        assert await tell(store) == Broadcasted(3, None)
+        assert await snapshot(harness) == before
+        await tell(store, key="b2")
+        assert [len(await store.inbox(name, 0)) for name in ("a", "b", "c")] == [2, 2, 2]
+
+    async def test_nobody_listens(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run()], ACTOR)
+        before = await snapshot(harness)
+        assert await tell(store) == Broadcasted(0, None)
+        assert await snapshot(harness) == before
+
+    async def test_a_run_that_listens_no_longer_gets_nothing(self, store: Store) -> None:
+        lease = await held(store)
+        await commit(store, lease, subscribes=(TOPIC, "news@2"))
+        await commit(store, lease, unsubscribes=(TOPIC, "never@1"))
+        assert await tell(store) == Broadcasted(0, None)
+        await commit(store, lease, subscribes=(TOPIC, TOPIC), unsubscribes=(TOPIC,))
+        assert await tell(store) == Broadcasted(1, None)
+
+    async def test_finished_runs_are_passed_over_and_forgotten(self, store: Store, harness: Harness) -> None:
+        for number, name in enumerate("abcd"):
+            next = Finish(Status.COMPLETED, "1") if number % 2 else a_park()
+            await commit(store, await held(store, name), subscribes=(TOPIC,), next=next)
+        assert await tell(store, limit=3) == Broadcasted(2, "c")
+        assert await tell(store, after="c") == Broadcasted(0, None)
+        assert await harness.query("SELECT run_id FROM perdure_topics ORDER BY run_id") == [("a",), ("c",)]
+
+    async def test_a_run_that_ends_can_leave_by_itself(self, store: Store, harness: Harness) -> None:
+        lease = await held(store)
+        await commit(store, lease, subscribes=(TOPIC,))
+        await commit(store, lease, unsubscribes=(TOPIC,), next=Finish(Status.COMPLETED, "1"))
+        assert await harness.query("SELECT * FROM perdure_topics") == []
+
+    async def test_a_run_that_parks_in_time_is_woken_and_one_that_parks_too_late_stays_awake(
+        self, store: Store
+    ) -> None:
+        lease = await held(store)
+        await commit(store, lease, subscribes=(TOPIC,))
+        await tell(store)
+        assert [message.run_id for message in await store.marked("w1")] == ["r1"]
+        assert await commit(store, lease, next=a_park(seen=0, reason=Reason.MESSAGE)) is Verdict.AWAKE
+
+    async def test_listening_outlives_a_new_generation(self, store: Store) -> None:
+        lease = await held(store)
+        await commit(store, lease, a_record(0), subscribes=(TOPIC,))
+        await commit(store, lease, next=Renew(TYPE, "{}", 0))
+        assert await tell(store) == Broadcasted(1, None)
+
+    async def test_many_runs_join_and_leave_in_one_batch(self, store: Store, harness: Harness) -> None:
+        leases = [await held(store, f"r{number}") for number in range(3)]
+        turns = [Turn(lease=lease, subscribes=(TOPIC, f"own@{lease.run_id}")) for lease in leases]
+        for _ in range(2):
+            assert await store.commit(turns, ACTOR) == [Verdict.APPLIED] * 3
+        assert len(await harness.query("SELECT * FROM perdure_topics")) == 6
+        turns = [Turn(lease=lease, unsubscribes=(TOPIC,)) for lease in leases]
+        await store.commit(turns, ACTOR)
+        assert await tell(store) == Broadcasted(0, None)
