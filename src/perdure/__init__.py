@@ -27,6 +27,7 @@ from perdure.core.errors import (
     PerdureError,
     RaceError,
     RetryAfter,
+    Rollback,
     RunCancelled,
     RunExists,
     RunFailed,
@@ -57,6 +58,7 @@ from perdure.workflow.looping import Break, Continue
 from perdure.workflow.operation import Operation
 from perdure.workflow.parallel import Branch, Won
 from perdure.workflow.runtime import Received
+from perdure.workflow.saga import Saga
 from perdure.workflow.steps import step
 
 __all__ = [
@@ -106,12 +108,14 @@ __all__ = [
     "Record",
     "Retry",
     "RetryAfter",
+    "Rollback",
     "Run",
     "RunCancelled",
     "RunExists",
     "RunFailed",
     "RunFinished",
     "RunNotFound",
+    "Saga",
     "SchemaMismatch",
     "Status",
     "StepFailed",

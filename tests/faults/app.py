@@ -167,6 +167,9 @@ async def again(ctx: Context, ledger: str) -> list[str]:
 
 @workflow("faults.stopped.v1")
 async def stopped(ctx: Context, ledger: str) -> str:
+    for number in ("one", "two"):
+        await ctx.step(effect, ledger, number)
+        ctx.undo(effect, ledger, f"undo {number}")
     try:
         return await ctx.receive("never", str)
     finally:

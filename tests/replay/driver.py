@@ -228,6 +228,8 @@ def describe(operation: Operation) -> str:
         return f"{text} {operation.digest} attempts={operation.attempts} retry_at={operation.retry_at}"
     if isinstance(operation, TimerOperation):
         return f"{text} due={operation.due - START}"
+    if isinstance(operation, ScopeOperation):
+        return text
     assert isinstance(operation, ChildOperation)
     return f"{text} id={operation.child_id} {operation.call.encode(codec)}"
 

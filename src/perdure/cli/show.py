@@ -96,6 +96,8 @@ def _show_run(output: Output, known: Everything) -> None:
     if error is not None:
         for text in (error["traceback"], *error["notes"]):
             _show_text(output, text)
+        for location, problem in error["not_undone"].items():
+            _show_text(output, f"What {location!r} did was not undone: {problem['type']}: {problem['message']}")
 
 
 def _show_text(output: Output, text: str) -> None:

@@ -16,6 +16,7 @@
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
 
     Fatal, RetryAfter: raised by a step to steer its own retries
+    Rollback: raised by a step or a workflow to undo what was done
 
 Messages say what happened, to which run, and what to do. What a program may want to look at is on the instance.
 """
@@ -207,6 +208,10 @@ class SchemaMismatch(StoreError):
 
 class Fatal(Exception):
     """Raise it in a step to say that trying again is of no use."""
+
+
+class Rollback(Fatal):
+    """Raise it in a workflow or a step to give up and undo what was done; nothing is tried again."""
 
 
 class RetryAfter(Exception):

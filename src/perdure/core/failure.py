@@ -45,6 +45,8 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: What an ExceptionGroup contains.
     members: tuple[Failure, ...] = ()
     traceback: str = ""
+    #: Of a run: the errors of undos that failed, by the location of what was to be undone.
+    not_undone: dict[str, Failure] = {}
 
     @classmethod
     def of(cls, error: BaseException, codec: Codec) -> Failure:
@@ -149,6 +151,8 @@ class ErrorTypes:
             error.__cause__ = self._restore(failure.cause, run_id, levels - 1)
         for note in failure.notes:
             error.add_note(note)
+        for location, problem in failure.not_undone.items():
+            error.add_note(f"What {location!r} did was not undone: {problem}")
         if failure.traceback:
             error.add_note(f"Where it happened (most recent call last):\n{failure.traceback}{failure}")
         return error

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from contextvars import Context as ContextVars
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.core.codec import Codec
 from perdure.core.errors import Diverged, LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
@@ -31,6 +33,7 @@ from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
 from perdure.replay.requests import Requests
 from perdure.replay.results import Results
 from perdure.replay.scoping import Scoping, to_payload
+from perdure.replay.undoing import Undoing
 from perdure.workflow.context import Context
 from perdure.workflow.scopes import current_scope
 
@@ -53,6 +56,7 @@ class Execution(Requests):
         codec: Codec,
         errors: ErrorTypes,
         logger: logging.Logger,
+        gives_up: Callable[[BaseException, int], bool] = lambda error, now: True,
     ) -> None:
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
@@ -83,6 +87,9 @@ class Execution(Requests):
         self._arguments: Arguments | None = None
         self._results = Results(origin.run_id, codec, errors)
         self._main: RunTask[Any] | None = None
+        #: Whether an error, at a time, is the end of the run.
+        self._gives_up = gives_up
+        self._undoing: Undoing | None = None
 
     # the worker's side: running
 
@@ -310,8 +317,26 @@ class Execution(Requests):
             self._end(failed(error, self._codec))
             return
         if self.outcome is None and self._main is not None and self._main.done():
-            forgotten = [watched.label for watched in self._unawaited.values()]
-            self._end(outcome_of(self._main, self._ending, forgotten, stopped=self.cancel_requested))
+            self._main_ended(self._main)
+
+    def _main_ended(self, main: RunTask[Any]) -> None:
+        if self._undoing is not None:
+            if self._undoing.over:
+                self._end(self._undoing.outcome(self._codec))
+            return
+        forgotten = [watched.label for watched in self._unawaited.values()]
+        outcome = outcome_of(main, self._ending, forgotten, stopped=self.cancel_requested)
+        if self.undos is None or outcome.error is None or not self.undos.needed:
+            self._end(outcome)
+        elif self._is_to_be_undone(outcome.error):
+            self._undoing = Undoing(outcome, self.undos, self.loop)
+            self._drain()
+        else:
+            self._end(replace(outcome, final=False))
+
+    def _is_to_be_undone(self, error: BaseException) -> bool:
+        # Nothing but an undo is ever recorded after a failure, so a record that is left says how this was decided.
+        return self.cancel_requested or self._applied < len(self._history) or self._gives_up(error, self.time)
 
     def _end(self, outcome: Outcome) -> None:
         children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
@@ -347,6 +372,7 @@ class Execution(Requests):
         ended = end_tasks(self.loop)
         # What is left holds nothing that holds it, so that its memory is free at once.
         self._main = None
+        self._undoing = None
         self._unawaited.clear()
         self.timers.clear()
         self.loop.untie()

@@ -86,6 +86,10 @@ class Watched(RunFuture[T]):
             self._is_awaited(self._unawaited)
         _add_done_callback(self, fn, context=context)
 
+    def observe(self, fn: Callable[[Any], object]) -> None:
+        """Call back when it is done; that alone is not waiting for it."""
+        _add_done_callback(self, fn)
+
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the operation up."""
         cancelled = super().cancel(msg)

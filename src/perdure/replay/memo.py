@@ -1,7 +1,8 @@
 """What earlier attempts at a run achieved.
 
 When a workflow as a whole is tried again, it starts with an empty history, but what succeeded before is not done again: a step of the same
-place and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox. What failed is tried anew.
+place and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox. What failed is tried anew, and
+so is what was undone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 from perdure.core.model import Kind, Record
 from perdure.replay.operations import Operation, StepOperation
+from perdure.workflow.saga import UNDO
 
 
 class Memo:
@@ -17,7 +19,12 @@ class Memo:
 
     def __init__(self, earlier: Sequence[Record]) -> None:
         self.messages = tuple(record for record in earlier if record.kind is Kind.MESSAGE)
-        self._records = {record.location: record for record in earlier if _is_kept(record)}
+        self._records: dict[str, Record] = {}
+        for record in earlier:
+            if record.location.endswith(UNDO) and not record.failed:
+                self._records.pop(record.location.removesuffix(UNDO), None)
+            elif _is_kept(record):
+                self._records[record.location] = record
         self._failed_children = [record.location for record in earlier if record.kind is Kind.CHILD and record.failed]
 
     def recall(self, operation: Operation) -> Record | None:

@@ -25,6 +25,8 @@ class Outcome(Struct, frozen=True):
     error: BaseException | None = None
     #: What it goes on with, if it begins anew; the status says nothing then.
     renewed: Call[Any] | None = None
+    #: True: what the run did has been undone, so no further attempt may follow. False: one has to, which goes on from there.
+    final: bool | None = None
 
 
 class Ending(Struct, frozen=True):

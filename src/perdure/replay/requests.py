@@ -35,6 +35,7 @@ from perdure.workflow.runtime import (
     StepRequest,
     WorkflowRandom,
 )
+from perdure.workflow.saga import Undos
 from perdure.workflow.scopes import Scope, current_scope
 
 
@@ -44,6 +45,7 @@ class Requests(ABC):
     def __init__(self, origin: Origin, memo: Memo, scoping: Scoping, codec: Codec) -> None:
         self.run_id = origin.run_id
         self.time = origin.started_at
+        self.undos: Undos | None = None
         self.replaying = True
         #: Operations asked for, and started ones given up, since the worker last looked.
         self.fresh: list[Operation] = []
@@ -113,6 +115,25 @@ class Requests(ABC):
         location = current_scope.get(self._root).next(name)
         future: Watched[Any] = Watched(loop=loop, label=location, unawaited=None if loop.closed else self._unawaited)
         return self._opened(StepOperation(location, future, request, digest), future)
+
+    def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
+        """See `Runtime`."""
+        digest = self._codec.digest((request.args, request.kwargs), request.name)
+        future = self._watch(location)
+        return self._opened(StepOperation(location, future, request, digest), future)
+
+    def place(self, request: StepRequest) -> str:
+        """See `Runtime`."""
+        self._check_inside()
+        self._functions.check(request.name, request.spec.identity)
+        self._codec.digest((request.args, request.kwargs), request.name)
+        return current_scope.get(self._root).next(request.name)
+
+    def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
+        """See `Runtime`."""
+        assert isinstance(operation, Watched)
+        operation.observe(ended)
+        return operation.label
 
     def sleep_until(self, due: int) -> asyncio.Future[None]:
         """See `Runtime`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.core.effects import Renew
 from perdure.core.errors import Diverged, Expired, Fatal, UsageError
@@ -51,13 +52,19 @@ def after_failed_attempt(
 def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Crew, now: int) -> Again | None:
     """When to try the whole run again; None if it has failed for good."""
     error = outcome.error
-    if policy is None or error is None or isinstance(error, Fatal):
-        return None
-    delay = policy.next_delay(run.attempt, error, crew.system.random())
+    delay = None if error is None else delay_of_run(run, policy, error, crew.system.random())
     if delay is None:
         return None
     wake_at = now + int(delay * 1e6)
-    return Again(wake_at, outcome.payload or "{}") if wake_at < run.deadline else None
+    in_time = wake_at < run.deadline or outcome.final is False
+    return Again(wake_at, outcome.payload or "{}") if in_time else None
+
+
+def delay_of_run(run: Run, policy: Retry | None, error: BaseException, random: float) -> float | None:
+    """How many seconds after its failure a whole run is tried again; None if not at all."""
+    if policy is None or isinstance(error, Fatal):
+        return None
+    return policy.next_delay(run.attempt, error, random)
 
 
 def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: int) -> int:
@@ -83,10 +90,13 @@ def end_with(
     now: int,
 ) -> Next:
     """What follows from a workflow's outcome: another attempt, or the end, for the children that nobody waits for too."""
-    if outcome.status is Status.FAILED and not execution.cancel_requested:
+    if outcome.final is False or (
+        outcome.status is Status.FAILED and not execution.cancel_requested and not outcome.final
+    ):
         again = after_failed_run(run, policy, outcome, crew, now)
         if again is not None:
-            return again  # which takes its children up again
+            # It takes its children up again, and at once what has come too late for this attempt: a cancellation.
+            return replace(again, wake_at=now) if execution.cancel_requested else again
     for orphan in execution.orphans:
         draft.stop_child(orphan, run)
     if outcome.renewed is not None and not execution.cancel_requested:

@@ -8,6 +8,7 @@ from perdure.core.model import Record, Run
 from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
 from perdure.worker.crew import Crew
+from perdure.worker.policy import delay_of_run
 from perdure.workflow.definition import Workflow
 
 
@@ -23,6 +24,12 @@ def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record
         generation=run.generation,
         attempt=run.attempt,
     )
+
+    def gives_up(error: BaseException, now: int) -> bool:
+        # Without a random number: on replay the answer has to be the same.
+        delay = delay_of_run(run, workflow.retry, error, 0.0)
+        return delay is None or now + int(delay * 1e6) >= run.deadline
+
     return Execution(
         lambda context: signature.call(context, arguments),
         signature.returns,
@@ -31,4 +38,5 @@ def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record
         codec=crew.codec,
         errors=crew.errors,
         logger=crew.logger,
+        gives_up=gives_up,
     )

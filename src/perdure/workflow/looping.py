@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from perdure.core.errors import BadArguments, WorkflowError
 from perdure.workflow.runtime import Mark, Runtime
+from perdure.workflow.saga import current_undos
 from perdure.workflow.scopes import Scope, inside
 from perdure.workflow.signature import type_hints
 
@@ -88,6 +89,9 @@ class _Loop(Generic[S, V]):
         while True:
             with inside(self._scope.iteration(number)):
                 outcome = await self._body(self._context, state)
+            if self._runtime.undos is not None:
+                # Its records will be deleted, so what it did could not be undone after a crash.
+                current_undos(self._runtime).forget(self._scope.iteration(number).path)
             number += 1
             if isinstance(outcome, Break):
                 return await self._end(number, outcome.value)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.core.ids import check_name
 from perdure.workflow.runtime import Mark, Runtime
+from perdure.workflow.saga import undo_losers
 from perdure.workflow.scopes import Scope, current_scope
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
         raise RaceError.of(repr(scope.location), errors, len(tasks))
     losers = [name for name in branches if name != first]
     await end([tasks[name] for name in losers])
+    paths = tuple(scope.branch(name).path for name in losers)
+    await undo_losers(runtime, paths)
     value = runtime.encode(first, f"winner of {scope.location!r}")
-    await runtime.reach(scope, Mark(value, ended=True), str, [scope.branch(name).path for name in losers])
+    await runtime.reach(scope, Mark(value, ended=True), str, paths)
     return Won(first, tasks[first].result())
 
 

@@ -18,6 +18,7 @@ from perdure.workflow.steps import StepOptions, StepSpec
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
+    from perdure.workflow.saga import Undos
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -104,6 +105,8 @@ class Runtime(Protocol):
     run_id: str
     #: Workflow time, in microseconds.
     time: int
+    #: How to undo what the run has done, once there is something to undo.
+    undos: Undos | None
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -157,3 +160,12 @@ class Runtime(Protocol):
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
         """Paths of those iterations before `upto` that still have records."""
+
+    def place(self, request: StepRequest) -> str:
+        """Take a location for a step that may be run later. Raises `EncodeError`."""
+
+    def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
+        """Call back when an operation has ended, without waiting for it. Gives its location."""
+
+    def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
+        """Run a step at a location that nothing else has. Raises `EncodeError`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -18,6 +18,8 @@ from perdure.core.retry import Retry
 from perdure.workflow.signature import type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _OPTIONS = "__perdure_step__"
 _SPEC = "__perdure_spec__"
@@ -31,6 +33,7 @@ class StepOptions(Struct, frozen=True, kw_only=True):
     timeout: float | UnsetType = UNSET
     ephemeral: bool | UnsetType = UNSET
     using: Callable[[], Any] | UnsetType = UNSET
+    undo: Callable[[Any], Any] | UnsetType = UNSET
 
     def over(self, other: StepOptions) -> StepOptions:
         """These options, filled up from `other`."""
@@ -54,32 +57,69 @@ def make_options(
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     using: Callable[[], Any] | None = None,
+    undo: Callable[[Any], Any] | None = None,
 ) -> StepOptions:
     """Validated options, from what a user writes. Raises `UsageError` and the like."""
     if using is not None and not callable(using):
         raise UsageError(f"using={using!r} has to be a function that gives a connection, such as `engine.connect`")
+    if undo is not None and not callable(undo):
+        raise UsageError(f"undo={undo!r} has to be a function that is given the step's result")
     return StepOptions(
         name=UNSET if name is None else check_name(name, "step name"),
         retry=UNSET if retry is None else retry,
         timeout=UNSET if timeout is None else seconds(timeout),
         ephemeral=UNSET if ephemeral is None else ephemeral,
         using=UNSET if using is None else using,
+        undo=UNSET if undo is None else undo,
     )
 
 
+class Undoable(Protocol[R]):
+    """Decorates a function that returns what its undo takes."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
 def step(
     *,
     name: str | None = None,
     retry: Retry | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[F], F]: ...
+
+
+@overload
+def step(
+    *,
+    undo: Callable[[R], Any],
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    ephemeral: bool | None = None,
+) -> Undoable[R]: ...
+
+
+def step(
+    *,
+    undo: Callable[[Any], Any] | None = None,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Duration | None = None,
+    ephemeral: bool | None = None,
+) -> Any:
     """Attach a policy to a function for when it is run as a step; the function itself stays as it is.
 
     `retry` says how often and when to try again; `timeout` bounds one attempt. An `ephemeral` step does not wait for its
-    result to be durable before the workflow goes on; its record leaves with the next one.
+    result to be durable before the workflow goes on; its record leaves with the next one. `undo` is a function that is given the
+    step's result to undo it, should the saga around it fail; see `Context.saga`.
     """
-    options = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral)
+    options = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, undo=undo)
 
     def attach(function: F) -> F:
         setattr(function, _OPTIONS, options)

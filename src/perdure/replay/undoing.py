@@ -1,0 +1,54 @@
+"""The last thing that a run does which failed or was cancelled: undo what it did."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context as ContextVars
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.core.codec import Codec
+from perdure.core.failure import Failure
+from perdure.replay.futures import RunTask
+from perdure.replay.loop import RunLoop
+from perdure.replay.outcome import Outcome
+from perdure.workflow.saga import Undos
+
+#: How many failed undos an outcome lists; the history has all.
+_LISTED = 16
+
+
+class Undoing:
+    """Undoes what a run did. Its tasks are over or cancelled by then, so that no cancellation can interrupt it."""
+
+    def __init__(self, outcome: Outcome, undos: Undos, loop: RunLoop) -> None:
+        self._outcome = outcome
+        self._undos = undos
+        self._loop = loop
+        context = ContextVars()
+        self._task: RunTask[Any] = context.run(loop.create_task, self._undo(), context=context)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be undone."""
+        return self._task.done()
+
+    def outcome(self, codec: Codec) -> Outcome:
+        """The run's outcome, with the errors of the undos that failed."""
+        self._task.result()
+        outcome = replace(self._outcome, final=True)
+        problems = list(self._undos.errors.items())[:_LISTED]
+        if not problems or outcome.error is None:
+            return outcome
+        failures = {location: Failure.of(error, codec) for location, error in problems}
+        return replace(outcome, payload=replace(Failure.of(outcome.error, codec), not_undone=failures).to_json())
+
+    async def _undo(self) -> None:
+        # A step that is under way is waited for: cancelled, nobody would know whether it is to be undone.
+        await self._undos.settle()
+        for task in tuple(self._loop.tasks):
+            if task is not asyncio.current_task():
+                task.cancel("the run has failed, and is being undone")
+        await self._undos.settle_blocks()
+        await self._undos.undo()
