@@ -56,6 +56,7 @@ from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import Call, Workflow, workflow
 from perdure.workflow.looping import Break, Continue
 from perdure.workflow.operation import Operation
+from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
 from perdure.workflow.parallel import Branch, Won
 from perdure.workflow.runtime import Received
 from perdure.workflow.saga import Saga
@@ -84,7 +85,9 @@ __all__ = [
     "EngineWorker",
     "Event",
     "Expired",
+    "Failed",
     "Failure",
+    "FailureKind",
     "Fatal",
     "Handle",
     "InvalidCursor",
@@ -126,6 +129,7 @@ __all__ = [
     "StoreFull",
     "StoreReadOnly",
     "StoreUnavailable",
+    "Succeeded",
     "UnknownWorkflow",
     "UsageError",
     "Won",

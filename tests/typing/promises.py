@@ -20,13 +20,17 @@ from perdure import (
     Call,
     Context,
     Engine,
+    Failed,
+    FailureKind,
     Handle,
     Operation,
     Page,
     Record,
     Retry,
     Run,
+    Saga,
     Status,
+    Succeeded,
     step,
     workflow,
 )
@@ -66,6 +70,49 @@ def connect() -> sqlite3.Connection:
 class Gateway:
     async def ping(self, host: str) -> float:
         return float(len(host))
+
+
+def give_back(seats: list[int]) -> None:
+    raise NotImplementedError(seats)
+
+
+@step(undo=give_back, retry=Retry.never())
+async def take_seats(order_id: str) -> list[int]:
+    return [len(order_id)]
+
+
+@step(undo=give_back)
+def take_seats_now(order_id: str) -> list[int]:
+    return [len(order_id)]
+
+
+@step(undo=give_back)  # type: ignore[arg-type]
+def take_nothing(order_id: str) -> str:
+    return order_id
+
+
+@workflow("types.failing.v1")
+async def failing(ctx: Context, order: Order) -> str:
+    assert_type(await ctx.step(take_seats, order.id), list[int])
+    assert_type(await ctx.step(take_seats_now, order.id), list[int])
+    ctx.step(take_seats, 7)  # type: ignore[call-overload]
+    ctx.undo(give_back, [1])
+    ctx.undo(give_back, 1)  # type: ignore[arg-type]
+    async with ctx.saga() as saga:
+        assert_type(saga, Saga)
+
+    outcome = await ctx.outcome(ctx.step(charge, order.id, 1))
+    assert_type(outcome, Succeeded[str] | Failed)
+    if isinstance(outcome, Failed):
+        assert_type(outcome.kind, FailureKind)
+        return ""
+    assert_type(outcome.value, str)
+
+    async def block(ctx: Context) -> int:
+        return 3
+
+    assert_type(await ctx.outcome(block), Succeeded[int] | Failed)
+    return ""
 
 
 @workflow("types.ship.v1")

@@ -47,6 +47,8 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceback: str = ""
     #: Of a run: the errors of undos that failed, by the location of what was to be undone.
     not_undone: dict[str, Failure] = {}
+    #: Of a step: why no other attempt followed, `exhausted` or `fatal`.
+    given_up: str = ""
 
     @classmethod
     def of(cls, error: BaseException, codec: Codec) -> Failure:

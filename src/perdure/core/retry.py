@@ -100,7 +100,7 @@ class Retry(Struct, frozen=True):
         """
         if self.attempts is not None and attempt >= self.attempts:
             return None
-        if not self._worth_retrying(error):
+        if not self.is_worth_retrying(error):
             return None
         if self.delay is not None:
             return self._own_delay(self.delay, attempt, error)
@@ -110,7 +110,8 @@ class Retry(Struct, frozen=True):
         result *= 1 + self.jitter * (2 * random - 1)
         return min(result, longest)
 
-    def _worth_retrying(self, error: BaseException) -> bool:
+    def is_worth_retrying(self, error: BaseException) -> bool:
+        """Whether an error leaves a chance that another attempt succeeds."""
         for each in _leaves(error):
             if not isinstance(each, Exception) or isinstance(each, (Fatal, *self.give_up_on)):
                 return False

@@ -7,6 +7,7 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Record
+from perdure.core.trial import Trial, remember
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
 
 
@@ -26,7 +27,11 @@ class Results:
         if future.done():
             return
         if record.failed:
-            future.set_exception(self._errors.restore(Failure.from_json(record.payload or "{}")))
+            failure = Failure.from_json(record.payload or "{}")
+            error = self._errors.restore(failure)
+            if record.attempts:
+                remember(error, Trial(record.attempts, failure.given_up))
+            future.set_exception(error)
             future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
         elif record.payload is None:
             future.set_result(None)

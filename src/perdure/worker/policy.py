@@ -40,13 +40,24 @@ def after_failed_attempt(
         return (
             None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
         )
-    policy = operation.request.options.retry
-    policy = policy if isinstance(policy, Retry) else crew.options.retry
-    delay = policy.next_delay(number, error, crew.system.random())
+    delay = _policy_of(operation, crew).next_delay(number, error, crew.system.random())
     if delay is None:
         return None
     retry_at = now + int(delay * 1e6)
     return Another(number, retry_at) if retry_at < deadline else None
+
+
+def why_given_up(operation: StepOperation, number: int, error: BaseException, crew: Crew) -> str:
+    """Why no other attempt follows: the error makes it useless, or else time or attempts are used up."""
+    policy = _policy_of(operation, crew)
+    if policy.attempts is not None and number >= policy.attempts:
+        return "exhausted"
+    return "fatal" if isinstance(error, UsageError) or not policy.is_worth_retrying(error) else "exhausted"
+
+
+def _policy_of(operation: StepOperation, crew: Crew) -> Retry:
+    policy = operation.request.options.retry
+    return policy if isinstance(policy, Retry) else crew.options.retry
 
 
 def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Crew, now: int) -> Again | None:

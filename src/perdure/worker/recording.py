@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.core.errors import PerdureError
 from perdure.core.failure import Failure
 from perdure.core.model import Kind, Run
@@ -11,7 +13,7 @@ from perdure.replay.execution import Execution
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.moment import Moment
-from perdure.worker.policy import after_failed_attempt
+from perdure.worker.policy import after_failed_attempt, why_given_up
 
 
 def record_result(
@@ -38,16 +40,17 @@ def record_failure(
     """Record that an attempt failed; whether another follows."""
     operation = attempt.operation
     now = moment.now
-    failure = Failure.of(error, crew.codec).to_json()
+    failure = Failure.of(error, crew.codec)
     another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline, now)
     if another is None:
+        failure = replace(failure, given_up=why_given_up(operation, attempt.number, error, crew))
         execution.record(
-            Kind.STEP, operation.location, failure, now, failed=True,
+            Kind.STEP, operation.location, failure.to_json(), now, failed=True,
             started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
         )  # fmt: skip
         return False
     execution.record(
-        Kind.ATTEMPT, operation.location, failure, now, failed=True, started_at=attempt.started_at,
+        Kind.ATTEMPT, operation.location, failure.to_json(), now, failed=True, started_at=attempt.started_at,
         digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
     )  # fmt: skip
     return True

@@ -20,11 +20,12 @@ from perdure.core.errors import InvalidName
 from perdure.core.retry import Retry
 from perdure.workflow.branching import Branching
 from perdure.workflow.children import Starting
+from perdure.workflow.failing import Failing
 from perdure.workflow.messaging import Messaging
 from perdure.workflow.operation import Operation
 from perdure.workflow.runtime import StepRequest, WorkflowRandom
+from perdure.workflow.saga import current_undos
 from perdure.workflow.shielding import shielded
-from perdure.workflow.saga import Saga, current_undos
 from perdure.workflow.steps import NO_OPTIONS, make_options, spec_of
 
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Context(Messaging, Branching, Starting):
+class Context(Messaging, Branching, Starting, Failing):
     """The durable side of a workflow, handed to it as its first argument."""
 
     __slots__ = ()
@@ -103,27 +104,6 @@ class Context(Messaging, Branching, Starting):
         """
         chosen = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using, undo=undo)
         return Context(self._runtime, chosen.over(self._options))
-
-    def saga(self) -> Saga:
-        """A block whose steps are undone, what was done last first, if an exception leaves it: `async with ctx.saga():`.
-
-        What undoes a step is its option `undo`, or was said by `ctx.undo`. After that the exception goes on. Leaving the block
-        without one hands its undos to the saga around it. The run as a whole is the outermost saga.
-        """
-        return Saga(self._runtime)
-
-    def undo(self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Say what undoes something that was done: a function and its arguments, run as a step if the saga fails."""
-        spec = spec_of(function)
-        options = spec.options if self._options is NO_OPTIONS else self._options.over(spec.options)
-        name = options.name if isinstance(options.name, str) else spec.name
-        if name is None:
-            raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").undo(...)`')
-        current_undos(self._runtime).add(StepRequest(name, spec, args, kwargs, options))
-
-    def keep(self) -> None:
-        """What was done so far in the innermost saga is final, and will not be undone."""
-        current_undos(self._runtime).keep()
 
     def sleep(self, duration: Duration) -> Operation[None]:
         """Wait, for however long; holds no slot, no thread and no memory to speak of. `asyncio.sleep` is the same."""
