@@ -19,6 +19,7 @@ from msgspec import Struct
 from perdure.core.errors import Evicted, WorkflowError
 from perdure.workflow.renewal import ContinuedAsNew
 from perdure.workflow.runtime import Runtime, StepRequest
+from perdure.workflow.shielding import shielded
 from perdure.workflow.steps import spec_of
 
 #: What ends the location of an undo; no name of a user's contains a `~`.
@@ -116,6 +117,11 @@ class Undos:
         for block in tuple(self._blocks):
             block.leave()
 
+    async def roll_back(self) -> None:
+        """Undo everything, also what is being done."""
+        await self.settle()
+        await self.undo()
+
     def forget(self, path: str) -> None:
         """What was done inside a scope is final."""
         self._done = [undo for undo in self._done if not undo.location.startswith(path)]
@@ -178,8 +184,12 @@ class Saga:
         _current.set(undos._outer)
         if isinstance(error, Evicted | GeneratorExit):
             return
-        failed = error is not None and not isinstance(error, ContinuedAsNew)
-        interrupted = await undo_all_the_same(undos) if failed and undos.needed else None
+        interrupted: asyncio.CancelledError | None = None
+        if error is not None and not isinstance(error, ContinuedAsNew) and undos.needed:
+            try:
+                await shielded(undos.roll_back())
+            except asyncio.CancelledError as again:
+                interrupted = again
         undos.leave()
         if error is not None:
             for location, problem in undos.errors.items():
@@ -191,25 +201,4 @@ class Saga:
 async def undo_losers(runtime: Runtime, paths: tuple[str, ...]) -> None:
     """Undo what was done inside of scopes that are given up."""
     if runtime.undos is not None and paths:
-        interrupted = await undo_all_the_same(current_undos(runtime), paths)
-        if interrupted is not None:
-            raise interrupted
-
-
-async def undo_all_the_same(undos: Undos, paths: tuple[str, ...] = ("",)) -> asyncio.CancelledError | None:
-    """Undo what was done inside some scopes, whoever cancels that; gives the cancellation."""
-
-    async def undo() -> None:
-        if paths == ("",):
-            await undos.settle()
-        await undos.undo(paths)
-
-    interrupted = None
-    work = asyncio.get_running_loop().create_task(undo())
-    while not work.done():
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError as again:
-            interrupted = again
-    work.result()
-    return interrupted
+        await shielded(current_undos(runtime).undo(paths))
