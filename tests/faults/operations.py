@@ -42,6 +42,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
 )
+from perdure.testing.conformance.second import a_fork
 
 Ask = Callable[[Store], Awaitable[object]]
 Prepare = Callable[[Store, ManualSystem], Awaitable[Ask]]
@@ -85,6 +86,27 @@ async def unblock(store: Store, system: ManualSystem) -> Ask:
     for name in ("r1", "r2"):
         await commit(store, await held(store, name), next=Block(Reason.DIVERGED, "{}"))
     return lambda store: store.unblock(None, (TYPE,), ("diverged",), ACTOR)
+
+
+@operation
+async def reopen_a_parent(store: Store, system: ManualSystem) -> Ask:
+    lease = await held(store, "parent")
+    await store.send([a_message("parent")], ACTOR)
+    await commit(store, lease, a_record(0), children=(a_child("r1"),), next=Finish(Status.FAILED, "{}"))
+    await store.cancel("r1", "enough", "c1", ACTOR)
+    return lambda store: store.reopen("parent", 1, None, ACTOR)
+
+
+@operation
+async def recover(store: Store, system: ManualSystem) -> Ask:
+    stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
+    await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
+    return lambda store: store.recover("r1", 1, ACTOR)
+
+
+@operation
+async def fork(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.fork(a_fork(), ACTOR)
 
 
 # from outside

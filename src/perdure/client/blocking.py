@@ -19,7 +19,8 @@ from perdure.store.dialect import drive
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
     from perdure.client.handle import Handle
-    from perdure.client.options import StartOptions
+    from perdure.client.options import Moment, StartOptions
+    from perdure.client.second import ForkOptions
     from perdure.core.duration import Duration
     from perdure.core.model import Page, Record, Run, Status
     from perdure.workflow.definition import Call, Workflow
@@ -143,6 +144,7 @@ class BlockingHandle(Generic[R_co]):
     """A run, seen from code that is not async."""
 
     def __init__(self, blocking: Blocking, handle: Handle[R_co]) -> None:
+        self._blocking = blocking
         self._on, self._wait = blocking._on, blocking._wait
         self._handle = handle
         self.id = handle.id
@@ -174,3 +176,15 @@ class BlockingHandle(Generic[R_co]):
     def cancel(self, reason: str = "") -> bool:
         """See `Handle.cancel`."""
         return self._wait(self._handle.cancel(reason))
+
+    def retry(self, *, deadline: Moment | None = None) -> int:
+        """See `Handle.retry`."""
+        return self._wait(self._handle.retry(deadline=deadline))
+
+    def recover(self) -> bool:
+        """See `Handle.recover`."""
+        return self._wait(self._handle.recover())
+
+    def fork(self, **options: Unpack[ForkOptions]) -> BlockingHandle[R_co]:
+        """See `Handle.fork`."""
+        return BlockingHandle(self._blocking, self._wait(self._handle.fork(**options)))

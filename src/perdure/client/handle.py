@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
+from perdure.client import second
 from perdure.core.model import Event, Message, Record, Run, Status
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
+    from perdure.client.options import Moment
+    from perdure.client.second import ForkOptions
     from perdure.core.duration import Duration
 
 R_co = TypeVar("R_co", covariant=True)
@@ -65,3 +68,26 @@ class Handle(Generic[R_co]):
     async def unblock(self) -> bool:
         """Let a blocked run go on; False if it is not blocked."""
         return await self._engine.unblock(self.id)
+
+    async def retry(self, *, deadline: Moment | None = None) -> int:
+        """Open it again where it failed, or was cancelled: what succeeded stays, what failed is done anew. The new generation.
+
+        Each generation has its own outcome: a parent that was told of the failure is not told again. A run past its deadline
+        needs another one. Raises `RunFinished` if it completed, and `UsageError` if it has not ended yet.
+        """
+        return await second.retry(self._engine, self.id, deadline)
+
+    async def recover(self) -> bool:
+        """Give what has failed in it its attempts anew, at once: failing steps, a failed run, one set aside as poison.
+
+        False if there is nothing of the kind, or if it is being worked on just now.
+        """
+        return await second.recover(self._engine, self.id)
+
+    async def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:
+        """Start a new run that goes on from a step of this one: `fork(from_step="charge#2", results={"quote": 7})`.
+
+        It has the input and, up to that step, the history of this run, with other arguments or results where they are given;
+        nothing before the step is executed again. Raises `UsageError` before anything is written.
+        """
+        return Handle(self._engine, await second.fork(self._engine, self.id, **options), self._returns)

@@ -64,6 +64,10 @@ class Kind(StrEnum):
     CANCEL = "cancel"
     #: A scope reached a point from which it goes on: what came before in it may be trimmed. Its location is the scope's path.
     SCOPE = "scope"
+    #: Which version of the code the run follows from here on.
+    VERSION = "version"
+    #: What came before was copied from another run.
+    FORK = "fork"
     #: One attempt of a step failed and another will follow. It resolves nothing; it keeps the count and the error.
     ATTEMPT = "attempt"
     #: Somebody changed when a sleep ends; its payload is the new time.

@@ -38,8 +38,8 @@ from perdure.workflow.context import Context
 from perdure.workflow.scopes import current_scope
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
-_ATTEMPT, _CANCEL, _CHILD, _MESSAGE, _SCOPE, _STEP = (
-    Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.MESSAGE, Kind.SCOPE, Kind.STEP,
+_ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP = (
+    Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.FORK, Kind.MESSAGE, Kind.SCOPE, Kind.STEP,
 )  # fmt: skip
 
 
@@ -140,8 +140,10 @@ class Execution(Requests):
 
     def _know_all(self) -> None:
         self.replaying = False
-        self.known = len(self.fresh)
-        self.known_effects = len(self.effects)
+        # A copy has asked for nothing yet: that was the run that it was copied from.
+        copied = bool(self._history) and self._history[-1].kind is _FORK
+        self.known = 0 if copied else len(self.fresh)
+        self.known_effects = 0 if copied else len(self.effects)
 
     def record(
         self, kind: Kind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
@@ -275,6 +277,9 @@ class Execution(Requests):
 
     def _complete(self, record: Record) -> None:
         operation = self._open.get(record.location)
+        if record.kind is _FORK:
+            self._salt, self._random = f":{record.payload}", None
+            return
         if operation is None and record.kind is _CHILD:
             if record.location in self._closed_children:
                 return
@@ -293,6 +298,9 @@ class Execution(Requests):
             self.warnings.append(self._arguments.changed(operation, record))
         elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
             self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
+        if record.kind is _CHILD:
+            # A child that is opened again ends again; what its parent was told first stays.
+            self._closed_children.add(record.location)
         self._close(operation)
         self._resolve(operation, record)
 

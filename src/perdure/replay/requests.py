@@ -15,6 +15,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun, Record
+from perdure.core.second import randomness
 from perdure.replay.functions import Functions
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunLoop, RunTimerHandle
@@ -62,6 +63,8 @@ class Requests(ABC):
         self._codec = codec
         self._memo = memo
         self._random: WorkflowRandom | None = None
+        #: What tells the randomness of a copy from that of the run that it was copied from.
+        self._salt = ""
         self._open: dict[str, Operation] = {}
         self._open_children = 0
         self._closed_children: set[str] = set()
@@ -101,7 +104,7 @@ class Requests(ABC):
         """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
         self._check_inside()
         if self._random is None:
-            self._random = WorkflowRandom(f"{self._origin.seed}:{self._origin.generation}")
+            self._random = WorkflowRandom(randomness(self._origin.seed, self._origin.generation) + self._salt)
         return self._random
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:

@@ -11,7 +11,8 @@ from perdure.core.model import Status, Turn, Verdict
 from perdure.store.dialect import Transaction
 from perdure.store.turns import record_row
 
-_COLUMNS = (
+#: Of a record, in the order of `record_row`.
+COLUMNS = (
     "run_id", "seq", "token", "kind", "location", "payload", "failed", "at", "started_at", "digest", "attempts",
     "retry_at", "inbox_seq", "run_attempt",
 )  # fmt: skip
@@ -23,13 +24,13 @@ WHERE id = :run_id
 {for_update}
 """
 
-_RECORD = f"""
-INSERT INTO perdure_history ({", ".join(_COLUMNS)})
-VALUES ({", ".join(f":{column}" for column in _COLUMNS)})
+RECORD = f"""
+INSERT INTO perdure_history ({", ".join(COLUMNS)})
+VALUES ({", ".join(f":{column}" for column in COLUMNS)})
 """
 
 _THERE = f"""
-SELECT {", ".join(_COLUMNS)}
+SELECT {", ".join(COLUMNS)}
 FROM perdure_history
 WHERE run_id = :run_id AND seq = :seq
 """
@@ -40,7 +41,7 @@ async def append(tx: Transaction, turn: Turn) -> Verdict:
     if not await _holds(tx, turn):
         return Verdict.LOST
     [record] = turn.records
-    await tx.execute(_RECORD, dict(zip(_COLUMNS, record_row(turn, record), strict=True)))
+    await tx.execute(RECORD, dict(zip(COLUMNS, record_row(turn, record), strict=True)))
     return Verdict.APPLIED
 
 

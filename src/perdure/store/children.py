@@ -1,7 +1,8 @@
 """Children that a turn starts.
 
 A child is created once per id. One that is there already and is ours is taken up as it is; if an earlier attempt at the
-parent has already taken in its outcome, the outcome is delivered once more. An id that belongs to somebody else fails the call.
+parent has already taken in its outcome, or the parent had ended before it came, it is delivered now. An id that belongs to
+somebody else fails the call.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ FROM perdure_runs
 WHERE id = :id
 """
 
-_TAKEN_IN_BEFORE = """
-SELECT p.attempt
+#: Whether the parent is still to be told: it took the word in before its present attempt, or it had ended when there was one.
+_TO_BE_TOLD = """
+SELECT p.attempt, m.seq
 FROM perdure_runs p
-JOIN perdure_messages m ON m.run_id = p.id AND m.message_key = :key AND m.consumed = 1
-WHERE p.id = :parent
-  AND NOT EXISTS (
-    SELECT 1 FROM perdure_history h WHERE h.run_id = p.id AND h.inbox_seq = m.seq AND h.run_attempt = p.attempt
-  )
+LEFT JOIN perdure_messages m ON m.run_id = p.id AND m.message_key = :key
+WHERE p.id = :parent AND (m.seq IS NULL OR m.consumed = 1 AND NOT EXISTS (
+  SELECT 1 FROM perdure_history h WHERE h.run_id = p.id AND h.inbox_seq = m.seq AND h.run_attempt = p.attempt
+))
 """
 
 
@@ -99,12 +100,13 @@ async def adopt(tx: Transaction, parent: str, child: NewRun) -> NewMessage | Non
     if status not in FINISHED:
         return None
     key = f"child:{child.id}:{generation}"
-    taken_in = await tx.fetch(_TAKEN_IN_BEFORE, {"parent": parent, "key": key})
-    if not taken_in:
+    rows = await tx.fetch(_TO_BE_TOLD, {"parent": parent, "key": key})
+    if not rows:
         return None
+    attempt, before = rows[0]
     completed = status == Status.COMPLETED
     payload = output if completed else error
-    return _word(parent, child, payload, not completed, f"{key}:{taken_in[0][0]}")
+    return _word(parent, child, payload, not completed, key if before is None else f"{key}:{attempt}")
 
 
 def _word(parent: str, child: NewRun, payload: str | None, failed: bool, key: str) -> NewMessage:

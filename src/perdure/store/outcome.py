@@ -39,13 +39,13 @@ async def finish(tx: Transaction, run_id: str, status: Status, error: str, event
 def word_to_parent(
     run_id: str, parent_id: str | None, location: str | None, generation: int, payload: str | None, *, failed: bool
 ) -> NewMessage | None:
-    """What the parent's inbox is to hold about a child's outcome."""
-    if parent_id is None:
+    """What the parent's inbox is to hold about a child's outcome. One without a place there was let go of."""
+    if parent_id is None or location is None:
         return None
     return NewMessage(
         run_id=parent_id,
         kind=Kind.CHILD,
-        name=location or "",
+        name=location,
         payload=payload,
         failed=failed,
         key=f"child:{run_id}:{generation}",

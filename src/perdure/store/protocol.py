@@ -36,6 +36,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.second import Fork, Reopened
 
 if TYPE_CHECKING:
     from perdure.store.borrowed.deed import Deed
@@ -145,6 +146,15 @@ class Store(Protocol):
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
     ) -> int:
         """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
+
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+        """Let a run whose `generation` failed or was cancelled go on as the next one, by another deadline if one is given."""
+
+    async def recover(self, run_id: str, token: int, actor: str) -> bool:
+        """Give a run, last seen with that token, its attempts anew; False if it has used up none, or is being worked on."""
+
+    async def fork(self, fork: Fork, actor: str) -> Created:
+        """Create a run that has a past, unless one of its id is there."""
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

@@ -32,6 +32,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
 from perdure.store.borrowed.deed import Deed
 from perdure.store.dialect import Transaction
@@ -137,6 +138,18 @@ class Retrying:
     ) -> int:
         """As the store."""
         return await self._again(lambda: self._store.unblock(run_ids, types, reasons, actor))
+
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+        """As the store."""
+        return await self._again(lambda: self._store.reopen(run_id, generation, deadline, actor))
+
+    async def recover(self, run_id: str, token: int, actor: str) -> bool:
+        """As the store."""
+        return await self._again(lambda: self._store.recover(run_id, token, actor))
+
+    async def fork(self, fork: Fork, actor: str) -> Created:
+        """As the store."""
+        return await self._again(lambda: self._store.fork(fork, actor))
 
     async def register(self, worker: WorkerInfo) -> None:
         """As the store."""

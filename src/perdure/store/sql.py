@@ -36,8 +36,9 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
-from perdure.store import migrations, reads, workers
+from perdure.store import migrations, reads, second, workers
 from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
@@ -207,6 +208,18 @@ class SqlStore(ABC):
     ) -> int:
         """Make blocked runs pending again."""
         return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
+
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+        """Let a run that failed or was cancelled go on."""
+        return await self._write("reopen", actor, lambda tx: second.reopen(tx, run_id, generation, deadline))
+
+    async def recover(self, run_id: str, token: int, actor: str) -> bool:
+        """Give a run its attempts anew."""
+        return await self._write("recover", actor, lambda tx: second.recover(tx, run_id, token))
+
+    async def fork(self, fork: Fork, actor: str) -> Created:
+        """Create a run that has a past."""
+        return await self._write("fork", actor, lambda tx: second.fork(tx, fork))
 
     async def register(self, worker: WorkerInfo) -> None:
         """Begin a life."""

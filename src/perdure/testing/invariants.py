@@ -68,8 +68,18 @@ HISTORY = (
         "an operation has one result per attempt at the run (I1)",
         """
         SELECT run_id, run_attempt, kind, location, COUNT(*) FROM perdure_history
-        WHERE kind IN ('step', 'timer', 'child')
+        WHERE kind IN ('step', 'timer')
         GROUP BY run_id, run_attempt, kind, location HAVING COUNT(*) > 1
+        """,
+    ),
+    Rule(
+        "a child has one result for each time that it ended (I1)",
+        """
+        SELECT h.run_id, h.run_attempt, h.location, COUNT(*) FROM perdure_history h WHERE h.kind = 'child'
+        GROUP BY h.run_id, h.run_attempt, h.location
+        HAVING COUNT(*) > 1 AND COUNT(*) > (
+          SELECT COALESCE(SUM(c.generation), 0) FROM perdure_runs c
+          WHERE c.parent_id = h.run_id AND c.parent_location = h.location)
         """,
     ),
     Rule(
@@ -222,14 +232,15 @@ INBOXES = (
         HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {_TRIMMED})
         """,
     ),
-    # A later attempt takes in again what an earlier one did, and a call that cannot be written fails where it was made.
+    # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and a run that
+    # is opened again finds out how its children ended.
     Rule(
         "what the history took in had been sent and is consumed (I5)",
         f"""
         SELECT h.run_id, h.seq, h.inbox_seq FROM perdure_history h JOIN perdure_runs r ON r.id = h.run_id
         LEFT JOIN perdure_messages m ON m.run_id = h.run_id AND m.seq = h.inbox_seq AND m.consumed = 1
         WHERE m.seq IS NULL AND (h.inbox_seq > 0 OR (h.kind IN ('message', 'cancel', 'child') AND h.run_attempt = 1
-          AND NOT (h.kind = 'child' AND h.failed = 1))) AND NOT (h.inbox_seq BETWEEN 1 AND r.inbox_read AND {_TRIMMED})
+          AND NOT (h.kind = 'child' AND (h.failed = 1 OR r.generation > 1)))) AND NOT (h.inbox_seq BETWEEN 1 AND r.inbox_read AND {_TRIMMED})
         """,
     ),
     Rule(
@@ -242,20 +253,22 @@ INBOXES = (
         """,
     ),
     Rule(
-        "a child has a parent, and knows its place there (I11)",
+        "a child has a parent, and knows its place there, unless its parent let go of it to be opened again (I11)",
         """
         SELECT c.id, c.parent_id, c.parent_location FROM perdure_runs c
         LEFT JOIN perdure_runs p ON p.id = c.parent_id
-        WHERE c.parent_id IS NOT NULL AND (p.id IS NULL OR c.parent_location IS NULL)
+        WHERE c.parent_id IS NOT NULL AND (p.id IS NULL OR (c.parent_location IS NULL AND p.generation = 1))
         """,
     ),
     Rule(
         "an unfinished parent has been told of every child that is finished (I8)",
         f"""
         SELECT p.id, p.status, c.id, c.parent_location FROM perdure_runs c JOIN perdure_runs p ON p.id = c.parent_id
-        WHERE c.status IN {_FINISHED} AND p.status NOT IN {_FINISHED} AND NOT EXISTS (
+        WHERE c.status IN {_FINISHED} AND p.status NOT IN {_FINISHED} AND c.parent_location IS NOT NULL AND NOT EXISTS (
           SELECT 1 FROM perdure_messages m WHERE m.run_id = p.id AND m.kind = 'child' AND m.name = c.parent_location)
           AND NOT {_TRIMMED.replace("r.", "p.")}
+        AND (p.generation = 1 OR NOT EXISTS (
+          SELECT 1 FROM perdure_history h WHERE h.run_id = p.id AND h.kind = 'child' AND h.location = c.parent_location))
         """,
     ),
 )

@@ -15,6 +15,7 @@ from perdure.testing.conformance.outputs import Outputs, Trimming
 from perdure.testing.conformance.reads import Listing, Loading, Watching
 from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
+from perdure.testing.conformance.second import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.topics import Broadcasting
 from perdure.testing.conformance.turns import Fencing, Turns
 from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
@@ -28,7 +29,9 @@ __all__ = [
     "Claims",
     "Closing",
     "Deadlines",
+    "Families",
     "Fencing",
+    "Forking",
     "Harness",
     "Inbox",
     "Leaving",
@@ -43,7 +46,9 @@ __all__ = [
     "Parking",
     "PlainSql",
     "Points",
+    "Recovering",
     "Renewal",
+    "Reopening",
     "Repeating",
     "Runs",
     "Suspects",

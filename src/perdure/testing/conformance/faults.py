@@ -28,6 +28,7 @@ from perdure.testing.conformance.harness import (
     held,
     snapshot,
 )
+from perdure.testing.conformance.second import a_fork
 
 Verb = Callable[[Store], Awaitable[object]]
 
@@ -63,6 +64,21 @@ async def _prepare_unblock(store: Store) -> Verb:
     lease = await held(store)
     await commit(store, lease, next=Block(Reason.DIVERGED, "{}"))
     return lambda store: store.unblock(["r1"], (), ("diverged",), ACTOR)
+
+
+async def _prepare_reopen(store: Store) -> Verb:
+    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
+    return lambda store: store.reopen("r1", 1, None, ACTOR)
+
+
+async def _prepare_recover(store: Store) -> Verb:
+    stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
+    await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
+    return lambda store: store.recover("r1", 1, ACTOR)
+
+
+async def _prepare_fork(store: Store) -> Verb:
+    return lambda store: store.fork(a_fork(), ACTOR)
 
 
 async def _prepare_register(store: Store) -> Verb:
@@ -122,6 +138,9 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "broadcast": _prepare_broadcast,
     "cancel": _prepare_cancel,
     "unblock": _prepare_unblock,
+    "reopen": _prepare_reopen,
+    "recover": _prepare_recover,
+    "fork": _prepare_fork,
     "register": _prepare_register,
     "heartbeat": _prepare_heartbeat,
     "retire": _prepare_retire,

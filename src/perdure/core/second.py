@@ -1,0 +1,50 @@
+"""Second chances: what becomes of a finished run that is opened again, and of a copy that goes another way.
+
+A run that is opened again is the same one: its randomness grows from what it grew from before, so that the arguments of what it
+has done are what they were. `seed` is written so that a generation can say whose randomness it has.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from perdure.core.model import NewRun, Record
+
+
+class Reopened(StrEnum):
+    """The answer to a request to open a finished run again."""
+
+    #: It is open, by this request or by an earlier one.
+    OPEN = "open"
+    #: It has no outcome yet.
+    UNFINISHED = "unfinished"
+    COMPLETED = "completed"
+    #: Its deadline has passed, and no other one was given.
+    EXPIRED = "expired"
+    UNKNOWN = "unknown"
+
+
+class Fork(Struct, frozen=True, kw_only=True):
+    """A run to be created with a past: what another run had done before a certain step."""
+
+    run: NewRun
+    #: Whose past it is, and where that ends.
+    source: str
+    step: str
+    #: Numbered from 0, of the first attempt; the last one is of `Kind.FORK`.
+    records: tuple[Record, ...]
+    started_at: int
+    seed: str
+
+
+def randomness(seed: str, generation: int) -> str:
+    """What the random numbers of a generation grow from."""
+    source, _, kept_by = seed.rpartition("@")
+    return source if kept_by == str(generation) else f"{seed}:{generation}"
+
+
+def kept(seed: str, generation: int, by: int) -> str:
+    """The seed with which generation `by` has the randomness of `generation`; one that was never claimed has none to keep."""
+    return f"{randomness(seed, generation)}@{by}" if seed else ""

@@ -1,0 +1,306 @@
+"""Second chances: opening finished runs again, giving attempts anew, and creating runs that have a past."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from perdure.core.model import (
+    FAR,
+    Again,
+    Block,
+    Finish,
+    Kind,
+    Reason,
+    SendOutcome,
+    Status,
+    Verdict,
+)
+from perdure.core.second import Fork, Reopened, randomness
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    SECOND,
+    START,
+    Harness,
+    a_child,
+    a_message,
+    a_park,
+    a_record,
+    a_run,
+    claim,
+    claim_ids,
+    commit,
+    held,
+    lease_of,
+    snapshot,
+)
+
+FAILED = Finish(Status.FAILED, '{"type":"ValueError","message":"no"}')
+CANCELLED = Finish(Status.CANCELLED, '{"type":"perdure.core.errors.RunCancelled","message":"stop"}')
+
+
+def a_fork(id: str = "copy", **changes: object) -> Fork:
+    """A run with a past of two records, one of them a message."""
+    records = (
+        a_record(0, "quote"),
+        a_record(1, "news", kind=Kind.MESSAGE, inbox_seq=1),
+        a_record(2, kind=Kind.FORK, payload="{}"),
+    )
+    fork = Fork(run=a_run(id), source="r1", step="charge#2", records=records, started_at=START, seed="ab:1@1")
+    return replace(fork, **changes)
+
+
+class Reopening:
+    """A run that failed or was cancelled goes on as a new generation."""
+
+    @pytest.mark.parametrize("outcome", [FAILED, CANCELLED], ids=["failed", "cancelled"])
+    async def test_a_finished_run_is_pending_again_with_its_history(self, store: Store, outcome: Finish) -> None:
+        await commit(store, await held(store), a_record(0), next=outcome)
+        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.reason, run.generation, run.attempt) == (Status.PENDING, None, 2, 2)
+        assert (run.started_at, run.finished_at, run.output, run.error) == (0, 0, None, outcome.payload)
+        assert [record.location for record in await store.history("r1")] == ["step-0"]
+        assert (await store.events("r1"))[-1].kind == "reopened"
+        assert await claim_ids(store, "w2") == ["r1"]
+
+    async def test_it_has_its_own_outcome(self, store: Store) -> None:
+        await commit(store, await held(store), next=FAILED)
+        await store.reopen("r1", 1, None, ACTOR)
+        lease = await lease_of(store, "r1", "w2")
+        assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.output, run.error, run.generation) == (Status.COMPLETED, "1", None, 2)
+
+    async def test_its_randomness_stays_what_it_was(self, store: Store) -> None:
+        await store.create([a_run()], ACTOR)
+        seen = set()
+        for generation in (1, 2, 3):
+            [claimed] = (await claim(store, nonce=f"n{generation}")).runs
+            seen.add(randomness(claimed.run.seed, claimed.run.generation))
+            await commit(store, claimed.lease, next=FAILED)
+            await store.reopen("r1", generation, None, ACTOR)
+        assert len(seen) == 1
+
+    async def test_said_twice_it_is_done_once(self, store: Store, harness: Harness) -> None:
+        await commit(store, await held(store), next=FAILED)
+        await store.reopen("r1", 1, None, ACTOR)
+        before = await snapshot(harness)
+        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        assert await snapshot(harness) == before
+
+    async def test_what_has_not_failed_is_left_alone(self, store: Store, harness: Harness) -> None:
+        await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
+        await held(store, "busy")
+        before = await snapshot(harness)
+        assert await store.reopen("done", 1, None, ACTOR) is Reopened.COMPLETED
+        assert await store.reopen("busy", 1, None, ACTOR) is Reopened.UNFINISHED
+        assert await store.reopen("nobody", 1, None, ACTOR) is Reopened.UNKNOWN
+        assert await snapshot(harness) == before
+
+    async def test_past_its_deadline_it_needs_another_one(self, store: Store, harness: Harness) -> None:
+        await commit(store, await held(store, deadline=START + SECOND), next=FAILED)
+        harness.system.advance(2)
+        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.EXPIRED
+        assert await store.reopen("r1", 1, START + 9 * SECOND, ACTOR) is Reopened.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.deadline) == (Status.PENDING, START + 9 * SECOND)
+
+    async def test_what_it_had_not_read_is_remembered_and_no_cancellation_is_left(self, store: Store) -> None:
+        lease = await held(store)
+        await store.send([a_message(key="k1")], ACTOR)
+        await store.cancel("r1", "late", "c1", ACTOR)
+        await commit(store, lease, a_record(0), next=FAILED)
+        await store.reopen("r1", 1, None, ACTOR)
+        history = await store.history("r1")
+        assert [(record.kind, record.inbox_seq, record.run_attempt) for record in history] == [
+            (Kind.STEP, 0, 1),
+            (Kind.MESSAGE, 1, 1),
+            (Kind.CANCEL, 2, 1),
+        ]
+        assert history[1].payload == '"k1"'
+        assert await store.inbox("r1", 0) == []
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.inbox_seq, run.inbox_read) == (2, 2)
+
+    async def test_it_takes_messages_again(self, store: Store) -> None:
+        await commit(store, await held(store), next=FAILED)
+        assert await store.send([a_message(key="k1")], ACTOR) == [SendOutcome.FINISHED]
+        await store.reopen("r1", 1, None, ACTOR)
+        assert await store.send([a_message(key="k1")], ACTOR) == [SendOutcome.ACCEPTED]
+        assert [message.key for message in await store.inbox("r1", 0)] == ["k1"]
+
+    async def test_one_that_was_cancelled_before_it_began_begins(self, store: Store) -> None:
+        await store.create([a_run()], ACTOR)
+        await store.cancel("r1", "", "c1", ACTOR)
+        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        [claimed] = (await claim(store)).runs
+        assert (claimed.run.attempt, claimed.run.generation, claimed.run.started_at) == (2, 2, START)
+
+
+class Families:
+    """A parent that is opened again knows how its children ended; one that was told of a child's end is told of the next."""
+
+    async def test_children_that_ended_after_it_are_in_its_history(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("good"), a_child("bad"), a_child("busy")))
+        await claim(store, nonce="theirs")
+        leases = {one.run_id: one for one in await store.holdings("w1")}
+        await commit(store, lease, next=FAILED)
+        await commit(store, leases["good"], next=Finish(Status.COMPLETED, "7"))
+        await commit(store, leases["bad"], next=FAILED)
+        await store.reopen("parent", 1, None, ACTOR)
+        history = await store.history("parent")
+        assert {(record.location, record.payload, record.failed) for record in history} == {
+            ("call-good", "7", False),
+            ("call-bad", FAILED.payload, True),
+        }
+
+    async def test_a_child_that_is_being_stopped_is_let_go_of(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("busy"),))
+        child = await lease_of(store, "busy")
+        stop = a_message("busy", key="stop", kind=Kind.CANCEL, only_child_of="parent")
+        await commit(store, lease, sends=(stop,), next=FAILED)
+        await store.reopen("parent", 1, None, ACTOR)
+        assert [(r.location, r.failed) for r in await store.history("parent")] == [("call-busy", True)]
+        await commit(store, child, next=CANCELLED)
+        assert await store.inbox("parent", 0) == []
+        busy = await store.get("busy")
+        assert busy is not None
+        assert (busy.parent_id, busy.parent_location) == ("parent", None)
+
+    async def test_a_child_that_goes_on_is_waited_for_again(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("busy"),))
+        child = await lease_of(store, "busy")
+        await commit(store, lease, next=FAILED)
+        await store.reopen("parent", 1, None, ACTOR)
+        lease = await lease_of(store, "parent", "w2")
+        await commit(store, lease, children=(a_child("busy"),), next=a_park(reason=Reason.CHILD))
+        await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        assert [(one.name, one.payload) for one in await store.inbox("parent", 0)] == [("call-busy", "7")]
+
+    async def test_a_child_that_ended_unheard_is_heard_when_it_is_called_again(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("mine"),), next=FAILED)
+        await store.reopen("parent", 1, None, ACTOR)
+        lease = await lease_of(store, "parent", "w2")
+        child = next(one for one in await store.holdings("w2") if one.run_id == "mine")
+        # It ends while its parent has ended once more, which the parent finds out when it calls the child again.
+        await commit(store, lease, next=FAILED)
+        await commit(store, child, next=Finish(Status.COMPLETED, "7"))
+        await store.reopen("parent", 2, None, ACTOR)
+        assert [(r.location, r.payload) for r in await store.history("parent")] == [("call-mine", "7")]
+        lease = await lease_of(store, "parent", "w3")
+        await commit(store, lease, children=(a_child("mine"),), next=a_park(reason=Reason.CHILD))
+        assert [(one.name, one.payload) for one in await store.inbox("parent", 0)] == [("call-mine", "7")]
+
+    async def test_a_child_that_is_opened_again_tells_its_parent_of_each_end(self, store: Store) -> None:
+        lease = await held(store, "parent")
+        await commit(store, lease, children=(a_child("child"),))
+        await commit(store, await lease_of(store, "child"), next=FAILED)
+        await store.reopen("child", 1, None, ACTOR)
+        await commit(store, await lease_of(store, "child", "w2"), next=Finish(Status.COMPLETED, "7"))
+        inbox = await store.inbox("parent", 0)
+        assert [(one.name, one.payload, one.failed) for one in inbox] == [
+            ("call-child", FAILED.payload, True),
+            ("call-child", "7", False),
+        ]
+
+
+class Recovering:
+    """Attempts are given anew."""
+
+    async def test_a_step_that_waits_to_be_tried_again_is_tried_at_once_with_all_its_attempts(
+        self, store: Store
+    ) -> None:
+        stumbled = a_record(1, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=8, retry_at=START + 900 * SECOND)
+        earlier = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=7, retry_at=START)
+        park = a_park(wake_at=START + 900 * SECOND, reason=Reason.RETRY)
+        await commit(store, await held(store), earlier, stumbled, next=park)
+        run = await store.get("r1")
+        assert run is not None
+        assert await store.recover("r1", run.token, ACTOR)
+        history = await store.history("r1")
+        assert [(record.attempts, record.retry_at) for record in history] == [(7, START), (0, 0)]
+        after = await store.get("r1")
+        assert after is not None
+        assert (after.status, after.token, after.wake_at) == (Status.PENDING, run.token + 1, START)
+        assert (await store.events("r1"))[-1].kind == "recovered"
+
+    async def test_steps_that_have_ended_keep_their_attempts(self, store: Store) -> None:
+        stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=1)
+        await commit(store, await held(store), stumbled, a_record(1, "flaky", attempts=2), next=a_park())
+        run = await store.get("r1")
+        assert run is not None
+        assert not await store.recover("r1", run.token, ACTOR)
+        assert [record.attempts for record in await store.history("r1")] == [1, 2]
+
+    async def test_a_whole_run_that_waits_to_be_tried_again_is_tried_at_once(self, store: Store) -> None:
+        await commit(store, await held(store), next=Again(START + 900 * SECOND, "{}"))
+        run = await store.get("r1")
+        assert run is not None
+        assert await store.recover("r1", run.token, ACTOR)
+        assert await claim_ids(store, "w2") == ["r1"]
+
+    async def test_a_poisonous_run_starts_with_a_clean_record(self, store: Store) -> None:
+        await commit(store, await held(store), next=Block(Reason.POISON, "{}"))
+        run = await store.get("r1")
+        assert run is not None
+        assert await store.recover("r1", run.token, ACTOR)
+        [claimed] = (await claim(store, "w2")).runs
+        assert (claimed.run.claims, claimed.run.error) == (1, None)
+
+    async def test_others_are_left_alone(self, store: Store, harness: Harness) -> None:
+        await commit(store, await held(store, "diverged"), next=Block(Reason.DIVERGED, "{}"))
+        stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=1)
+        await commit(store, await held(store, "busy"), stumbled)
+        await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
+        before = await snapshot(harness)
+        for run in await store.get_many(["diverged", "busy", "done"]):
+            assert not await store.recover(run.id, run.token, ACTOR)
+        assert not await store.recover("nobody", 0, ACTOR)
+        assert await snapshot(harness) == before
+
+
+class Forking:
+    """A run is created with a past."""
+
+    async def test_it_has_its_records_its_time_and_its_randomness(self, store: Store) -> None:
+        fork = a_fork()
+        answer = await store.fork(fork, ACTOR)
+        assert answer.created
+        run = await store.get("copy")
+        assert run is not None
+        assert (run.status, run.started_at, run.seed, run.generation) == (Status.PENDING, START, "ab:1@1", 1)
+        assert (run.inbox_seq, run.inbox_read, run.deadline) == (1, 1, FAR)
+        assert tuple(await store.history("copy")) == fork.records
+        assert [event.kind for event in await store.events("copy")] == ["created", "forked"]
+        [claimed] = (await claim(store)).runs
+        assert (claimed.fresh, claimed.run.started_at) == (False, START)
+
+    async def test_it_goes_on_where_its_past_ends(self, store: Store) -> None:
+        await store.fork(a_fork(), ACTOR)
+        lease = await lease_of(store, "copy")
+        await store.send([a_message("copy", key="new")], ACTOR)
+        news = a_record(3, "news", kind=Kind.MESSAGE, inbox_seq=2)
+        assert await commit(store, lease, news, read=2, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+
+    async def test_said_twice_it_is_done_once(self, store: Store, harness: Harness) -> None:
+        first = await store.fork(a_fork(), ACTOR)
+        before = await snapshot(harness)
+        again = await store.fork(a_fork(), ACTOR)
+        assert (first.created, again.created) == (True, True)
+        assert await snapshot(harness) == before
+
+    async def test_a_run_of_its_id_is_left_as_it_is(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("copy", write_id="theirs")], ACTOR)
+        before = await snapshot(harness)
+        assert not (await store.fork(a_fork(), ACTOR)).created
+        assert await snapshot(harness) == before
