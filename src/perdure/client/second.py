@@ -137,16 +137,17 @@ def _edited(engine: Engine, source: Run, past: Sequence[Record], results: Mappin
 
 
 def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRun, salt: str) -> Fork:
-    if from_step is None:
-        return Fork(run=new, source=source.id, step="", records=(), started_at=0, seed="")
+    step = from_step or ""
+    if not past:
+        return Fork(run=new, source=source.id, step=step, records=(), started_at=0, seed="")
+    said = msgspec.json.encode({"run": source.id, "step": step, "salt": salt}).decode()
+    # Before the last one, which leads to the step: what that is called with is drawn anew.
+    mark = Record(seq=0, kind=Kind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at)
     entries = count(1)
-    records = [
+    records = tuple(
         replace(record, seq=seq, run_attempt=1, inbox_seq=next(entries) if record.kind in _RECEIVED else 0)
-        for seq, record in enumerate(past)
-    ]
-    began = source.started_at if not past or past[0].run_attempt == source.attempt else past[0].at
-    said = msgspec.json.encode({"run": source.id, "step": from_step, "salt": salt}).decode()
-    at = records[-1].at if records else began
-    records.append(Record(seq=len(records), kind=Kind.FORK, location="", payload=said, at=at))
+        for seq, record in enumerate((*past[:-1], mark, past[-1]))
+    )
+    began = source.started_at if past[0].run_attempt == source.attempt else past[0].at
     seed = kept(source.seed, source.generation, 1)
-    return Fork(run=new, source=source.id, step=from_step, records=tuple(records), started_at=began, seed=seed)
+    return Fork(run=new, source=source.id, step=step, records=records, started_at=began, seed=seed)

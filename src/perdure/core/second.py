@@ -33,7 +33,7 @@ class Fork(Struct, frozen=True, kw_only=True):
     #: Whose past it is, and where that ends.
     source: str
     step: str
-    #: Numbered from 0, of the first attempt; the last one is of `Kind.FORK`.
+    #: Numbered from 0, of the first attempt; the last but one is of `Kind.FORK`. None: it begins at the beginning.
     records: tuple[Record, ...]
     started_at: int
     seed: str

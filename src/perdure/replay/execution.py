@@ -141,7 +141,7 @@ class Execution(Requests):
     def _know_all(self) -> None:
         self.replaying = False
         # A copy has asked for nothing yet: that was the run that it was copied from.
-        copied = bool(self._history) and self._history[-1].kind is _FORK
+        copied = any(record.kind is _FORK for record in self._history[-2:])
         self.known = 0 if copied else len(self.fresh)
         self.known_effects = 0 if copied else len(self.effects)
 

@@ -18,7 +18,12 @@ class Memo:
     """The records of earlier attempts, by location."""
 
     def __init__(self, earlier: Sequence[Record]) -> None:
-        self.messages = tuple(record for record in earlier if record.kind is Kind.MESSAGE)
+        # A later attempt has those of the earlier ones in its own history too, but not from the inbox.
+        self.messages = tuple(
+            record
+            for record in earlier
+            if record.kind is Kind.MESSAGE and (record.inbox_seq or record.run_attempt == 1)
+        )
         self._records: dict[str, Record] = {}
         for record in earlier:
             if record.location.endswith(UNDO) and not record.failed:

@@ -44,8 +44,8 @@ def a_fork(id: str = "copy", **changes: object) -> Fork:
     """A run with a past of two records, one of them a message."""
     records = (
         a_record(0, "quote"),
-        a_record(1, "news", kind=Kind.MESSAGE, inbox_seq=1),
-        a_record(2, kind=Kind.FORK, payload="{}"),
+        a_record(1, kind=Kind.FORK, payload="{}"),
+        a_record(2, "news", kind=Kind.MESSAGE, inbox_seq=1),
     )
     fork = Fork(run=a_run(id), source="r1", step="charge#2", records=records, started_at=START, seed="ab:1@1")
     return replace(fork, **changes)
