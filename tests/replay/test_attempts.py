@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure import Context, workflow
 from perdure.core.model import Kind, Record
+from perdure.core.second import kept
 from perdure.replay.operations import ChildOperation
 from tests.replay.driver import START, Driver, Function, named
 
@@ -149,3 +152,68 @@ def test_records_go_on_counting() -> None:
     second.complete("a", "end")
     assert [(each.seq, each.kind) for each in second.history] == [(0, Kind.STEP), (1, Kind.STEP)]
     assert second.history[1].at >= START
+
+
+def test_a_third_attempt_gets_each_message_once() -> None:
+    async def flow(ctx: Context) -> Any:
+        got = [await ctx.receive("item"), await ctx.receive("item")]
+        await named(ctx, "use", got)
+        return got
+
+    first = Driver(flow)
+    first.message("item", 1)
+    first.message("item", 2)
+    first.fail("use", ValueError("no"))
+    second = second_attempt(flow, first.history)
+    second.fail("use", ValueError("no"))
+    third = Driver(flow, history=second.history, attempt=3)
+    third.message("item", 3)
+    third.complete("use")
+    assert third.result == [1, 2]
+
+
+def test_a_generation_that_was_opened_again_has_the_random_numbers_of_the_one_before() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [str(ctx.uuid()), ctx.random()]
+
+    first = Driver(flow, seed="seed").result
+    assert Driver(flow, seed=kept("seed", 1, 2), generation=2, attempt=2).result == first
+    assert Driver(flow, seed=kept(kept("seed", 1, 2), 2, 3), generation=3, attempt=3).result == first
+    assert Driver(flow, seed="seed", generation=2).result != first
+    assert Driver(flow, seed=kept("seed", 1, 2), generation=3).result != first
+
+
+def test_a_child_that_ends_again_changes_nothing_for_a_parent_that_was_told() -> None:
+    async def flow(ctx: Context) -> Any:
+        try:
+            await ctx.call(child(1))
+        except ValueError:
+            await named(ctx, "without")
+        return "end"
+
+    run = Driver(flow)
+    run.fail("test.child.v1", ValueError("no"))
+    run.late("test.child.v1")
+    run.complete("without")
+    assert run.settled().result == "end"
+
+
+def test_after_a_fork_random_numbers_are_drawn_anew_and_before_it_they_are_what_they_were() -> None:
+    async def flow(ctx: Context) -> Any:
+        early = ctx.random()
+        await named(ctx, "a", early)
+        late = ctx.random()
+        await named(ctx, "b", late)
+        return [early, late]
+
+    source = Driver(flow)
+    source.complete("a")
+    [record] = source.history
+    mark = replace(record, seq=0, kind=Kind.FORK, location="", payload="{}")
+    copy = Driver(flow, history=[mark, replace(record, seq=1)])
+    assert copy.execution.warnings == []
+    source.complete("b")
+    copy.complete("b")
+    assert copy.result[0] == source.result[0]
+    assert copy.result[1] != source.result[1]
+    assert copy.again().result == copy.result

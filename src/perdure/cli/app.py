@@ -33,6 +33,9 @@ COMMANDS = MappingProxyType(
         "send": "perdure.cli.send",
         "cancel": "perdure.cli.cancel",
         "unblock": "perdure.cli.unblock",
+        "retry": "perdure.cli.retry",
+        "recover": "perdure.cli.recover",
+        "fork": "perdure.cli.fork",
         "migrate": "perdure.cli.migrate",
     }
 )
