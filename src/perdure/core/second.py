@@ -1,7 +1,8 @@
 """Second chances: what becomes of a finished run that is opened again, and of a copy that goes another way.
 
 A run that is opened again is the same one: its randomness grows from what it grew from before, so that the arguments of what it
-has done are what they were. `seed` is written so that a generation can say whose randomness it has.
+has done are what they were; and it lives the same life, from which the ids of its children and the keys of what it sends follow.
+The seed is written so that a generation can say whose randomness it has.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def randomness(seed: str, generation: int) -> str:
     """What the random numbers of a generation grow from."""
     source, _, kept_by = seed.rpartition("@")
     return source if kept_by == str(generation) else f"{seed}:{generation}"
+
+
+def life(seed: str, generation: int) -> int:
+    """The generation that began with nothing, of which this one is the continuation: what it did is not to be done again."""
+    return int(randomness(seed, generation).rpartition(":")[2])
 
 
 def kept(seed: str, generation: int, by: int) -> str:

@@ -20,7 +20,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import Diverged, LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
 from perdure.core.family import OnClose
-from perdure.core.model import Kind, Message, Record
+from perdure.core.model import Kind, Message, NewMessage, NewRun, Record
 from perdure.replay.divergence import Arguments, diverged, position
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask
@@ -140,10 +140,11 @@ class Execution(Requests):
 
     def _know_all(self) -> None:
         self.replaying = False
-        # A copy has asked for nothing yet: that was the run that it was copied from.
-        copied = any(record.kind is _FORK for record in self._history[-2:])
-        self.known = 0 if copied else len(self.fresh)
-        self.known_effects = 0 if copied else len(self.effects)
+        self.known, self.known_effects = len(self.fresh), len(self.effects)
+        if any(record.kind is _FORK for record in self._history[-2:]):
+            # A copy has asked for nothing yet; what others were to get, they got from the run that it was copied from.
+            self.known = self.known_effects = 0
+            self.effects = [effect for effect in self.effects if not isinstance(effect, NewMessage | NewRun)]
 
     def record(
         self, kind: Kind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from perdure.core.second import life, randomness
+
 
 class Origin(Struct, frozen=True, kw_only=True):
     """What a run is known by, and where its time and randomness begin."""
@@ -14,3 +16,13 @@ class Origin(Struct, frozen=True, kw_only=True):
     seed: str
     generation: int
     attempt: int
+
+    @property
+    def randomness(self) -> str:
+        """What its random numbers grow from."""
+        return randomness(self.seed, self.generation)
+
+    @property
+    def life(self) -> int:
+        """The generation that began with nothing, of which this one is the continuation."""
+        return life(self.seed, self.generation)

@@ -15,7 +15,6 @@ from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun, Record
-from perdure.core.second import randomness
 from perdure.replay.functions import Functions
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunLoop, RunTimerHandle
@@ -58,8 +57,10 @@ class Requests(ABC):
         self.topics: set[str] = set()
         self.loop = RunLoop(origin.run_id, self)
         self._origin = origin
-        #: What the ids of its children follow from: a new generation has children of its own.
-        self._parent = origin.run_id if origin.generation == 1 else f"{origin.run_id}~{origin.generation}"
+        life = origin.life
+        #: What the ids of its children, and keys, follow from: a run that began anew has children of its own.
+        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
+        self._key = f"{origin.run_id}:{life}"
         self._codec = codec
         self._memo = memo
         self._random: WorkflowRandom | None = None
@@ -104,7 +105,7 @@ class Requests(ABC):
         """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
         self._check_inside()
         if self._random is None:
-            self._random = WorkflowRandom(randomness(self._origin.seed, self._origin.generation) + self._salt)
+            self._random = WorkflowRandom(self._origin.randomness + self._salt)
         return self._random
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
@@ -190,7 +191,7 @@ class Requests(ABC):
             priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
             wake_at=wake_at,
             deadline=options.deadline,
-            write_id=f"{self.run_id}:{self._origin.generation}:{location}",
+            write_id=f"{self._key}:{location}",
         )
         if not self.loop.closed:
             self.effects.append(new)
@@ -220,7 +221,7 @@ class Requests(ABC):
         """See `Runtime`. The attempt is left out of the key: what was sent is not sent again by another one."""
         self._check_inside()
         location = current_scope.get(self._root).next(f"~{name}")
-        effect = make(f"{self.run_id}:{self._origin.generation}:{location}")
+        effect = make(f"{self._key}:{location}")
         if not self.loop.closed:
             self.effects.append(effect)
 
