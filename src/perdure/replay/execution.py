@@ -30,10 +30,10 @@ from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
-from perdure.replay.requests import Requests
 from perdure.replay.results import Results
 from perdure.replay.scoping import Scoping, to_payload
 from perdure.replay.undoing import Undoing
+from perdure.replay.versioning import NOTHING_RECORDED, Recorded, Versioning
 from perdure.workflow.context import Context
 from perdure.workflow.scopes import current_scope
 
@@ -43,7 +43,7 @@ _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP = (
 )  # fmt: skip
 
 
-class Execution(Requests):
+class Execution(Versioning):
     """See the module. The `Runtime` that a `Context` talks to."""
 
     def __init__(
@@ -81,6 +81,7 @@ class Execution(Requests):
         self._start = start
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
         self._history = current
+        self.recorded = Recorded(current)
         #: The number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
         self._applied = 0
@@ -111,13 +112,14 @@ class Execution(Requests):
         self.loop.enter()
         try:
             while self._applied < len(history):
-                if self.outcome is not None:
+                if self.outcome is not None and not self._is_for_nobody(history[self._applied], None):
                     raise self._diverged(history[self._applied])
                 self._applied += 1
                 record = history[self._applied - 1]
                 if self._applied == len(history) and self._is_alone(record):
                     self._know_all()
-                self._apply(record)
+                if self.outcome is None:
+                    self._apply(record)
                 if self._applied % 32 == 0 and not budget():
                     return False
         finally:
@@ -127,7 +129,7 @@ class Execution(Requests):
         if self.replaying:
             self._know_all()
         self.replayed = len(history)
-        self._history = ()
+        self._history, self.recorded = (), NOTHING_RECORDED
         if not history:
             for message in self._memo.messages:
                 self.record(Kind.MESSAGE, message.location, message.payload, self.time)
@@ -270,7 +272,7 @@ class Execution(Requests):
     def _apply_attempt(self, record: Record) -> None:
         operation = self._open.get(record.location)
         if not isinstance(operation, StepOperation):
-            if self.scoping.is_behind(record):
+            if self.scoping.is_behind(record) or record.location in self._removed:
                 return
             raise self._diverged(record)
         operation.attempts = record.attempts
@@ -278,9 +280,6 @@ class Execution(Requests):
 
     def _complete(self, record: Record) -> None:
         operation = self._open.get(record.location)
-        if record.kind is _FORK:
-            self._salt, self._random = f":{record.payload}", None
-            return
         if operation is None and record.kind is _CHILD:
             if record.location in self._closed_children:
                 return
@@ -290,6 +289,8 @@ class Execution(Requests):
         if operation is None and self.scoping.is_behind(record):
             return
         if operation is None or operation.kind is not record.kind:
+            if self._is_for_nobody(record, operation):
+                return
             raise self._diverged(record)
         if record.kind is _SCOPE:
             self.scoping.reached(record)

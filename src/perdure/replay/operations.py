@@ -103,3 +103,16 @@ class ScopeOperation(Operation):
         self.type = type
         #: Paths of what is forgotten then.
         self.drop = drop
+
+
+class RemovedOperation(Operation):
+    """What the code no longer does at a place where the history has it."""
+
+    __slots__ = ("was",)
+    #: Nothing is completed by a record of this kind, so that it is not mistaken for what it stands in for.
+    kind = Kind.ATTEMPT
+    future: Watched[Any]
+
+    def __init__(self, location: str, future: Watched[Any], was: Kind) -> None:
+        super().__init__(location, future)
+        self.was = was

@@ -70,6 +70,9 @@ class Requests(ABC):
         self._open_children = 0
         self._closed_children: set[str] = set()
         self._early_children: dict[str, Record] = {}
+        #: By place, the latest version that the code knows; and places of what the code no longer does.
+        self._versions: dict[str, int] = {}
+        self._removed: set[str] = set()
         self._root = Scope()
         self._functions = Functions(origin.run_id, origin.type)
         self._unawaited: dict[int, Watched[Any]] = {}

@@ -267,8 +267,6 @@ INBOXES = (
         WHERE c.status IN {_FINISHED} AND p.status NOT IN {_FINISHED} AND c.parent_location IS NOT NULL AND NOT EXISTS (
           SELECT 1 FROM perdure_messages m WHERE m.run_id = p.id AND m.kind = 'child' AND m.name = c.parent_location)
           AND NOT {_TRIMMED.replace("r.", "p.")}
-        AND (p.generation = 1 OR NOT EXISTS (
-          SELECT 1 FROM perdure_history h WHERE h.run_id = p.id AND h.kind = 'child' AND h.location = c.parent_location))
         """,
     ),
 )

@@ -19,6 +19,7 @@ from perdure.core.duration import Duration, instant, microseconds
 from perdure.core.errors import InvalidName
 from perdure.core.retry import Retry
 from perdure.workflow.branching import Branching
+from perdure.workflow.changing import Changing
 from perdure.workflow.children import Starting
 from perdure.workflow.failing import Failing
 from perdure.workflow.messaging import Messaging
@@ -33,7 +34,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Context(Messaging, Branching, Starting, Failing):
+class Context(Messaging, Branching, Starting, Failing, Changing):
     """The durable side of a workflow, handed to it as its first argument."""
 
     __slots__ = ()

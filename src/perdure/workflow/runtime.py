@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from perdure.core.effects import NewOutput
 from perdure.core.family import OnClose
-from perdure.core.model import FAR, NewMessage, NewRun
+from perdure.core.model import FAR, Kind, NewMessage, NewRun
 from perdure.workflow.scopes import Scope
 from perdure.workflow.steps import StepOptions, StepSpec
 
@@ -133,6 +133,12 @@ class Runtime(Protocol):
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
         """Start a run that is nobody's child; its id. Raises `EncodeError`."""
+
+    def version(self, name: str, latest: int) -> int:
+        """The version of the code that the run follows here."""
+
+    def removed(self, name: str, kind: Kind) -> asyncio.Future[None]:
+        """Stand in for what the code no longer does here."""
 
     def encode(self, value: Any, what: str) -> str:
         """A value as JSON. Raises `EncodeError`."""
