@@ -90,6 +90,8 @@ class Ledger:
         self._known = known
         self.messages: list[tuple[str, int, str, str, str | None, int, str, int]] = []
         self.consumed: list[tuple[str, int]] = []
+        #: Runs whose children nobody else will stop.
+        self.ended_without_code: list[str] = []
 
     def add(self, child: NewRun) -> None:
         """A run that was created just now."""
@@ -125,6 +127,8 @@ class Ledger:
             because = f": {reason}" if reason else ""
             text = f"run {draft.id!r} was cancelled before it could go on{because}"
             self._end(draft, Finish(Status.CANCELLED, failure(RunCancelled, text)))
+            if status == Status.BLOCKED:
+                self.ended_without_code.append(draft.id)
         return outcome
 
     def put(self, message: NewMessage) -> SendOutcome:

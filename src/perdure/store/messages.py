@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.core.errors import RunCancelled
+from perdure.core.family import ABANDONED
 from perdure.core.model import FINISHED, Kind, NewMessage, SendOutcome, Status
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import finish
@@ -28,6 +29,13 @@ _KNOWN = """
 SELECT 1
 FROM perdure_messages
 WHERE run_id = :run_id AND message_key = :key
+"""
+
+_CHILDREN = f"""
+SELECT id
+FROM perdure_runs
+WHERE parent_id = :run_id AND finished_at = 0 AND write_id NOT LIKE '{ABANDONED}%'
+ORDER BY id
 """
 
 _INSERT = """
@@ -79,7 +87,16 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
         because = f": {reason}" if reason else ""
         error = failure(RunCancelled, f"run {run_id!r} was cancelled before it could go on{because}")
         await deliver(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
+        if status == Status.BLOCKED:
+            await stop_children(tx, run_id)
     return outcome
+
+
+async def stop_children(tx: Transaction, run_id: str) -> None:
+    """Cancel the children of a run that was ended without its code, which would have done so."""
+    reason = to_json(f"its parent {run_id!r} was cancelled")
+    for (child,) in await tx.fetch(_CHILDREN, {"run_id": run_id}):
+        await _stop(tx, NewMessage(run_id=child, kind=Kind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
 
 
 async def _target(tx: Transaction, run_id: str) -> Row | None:

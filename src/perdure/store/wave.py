@@ -28,6 +28,7 @@ from perdure.store.children import adopt, within_limits
 from perdure.store.dialect import Row, Transaction
 from perdure.store.extras import has_extras, write_extras
 from perdure.store.ledger import Draft, Ledger
+from perdure.store.messages import stop_children
 from perdure.store.protocol import Change
 from perdure.store.renewal import keys_of, read_at_once, renew
 from perdure.store.rows import to_json
@@ -120,6 +121,8 @@ class Wave(ABC, Generic[X]):
         await renew(self._tx, renewed)
         if beyond := [turn for turn in live.values() if has_extras(turn)]:
             await write_extras(self._tx, beyond)
+        for run_id in ledger.ended_without_code:
+            await stop_children(self._tx, run_id)
 
     async def deliver(self, messages: Sequence[NewMessage]) -> list[SendOutcome]:
         """Put messages into inboxes of runs whose rows were locked before."""
