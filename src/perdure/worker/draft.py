@@ -82,6 +82,10 @@ class Draft:
             )
         self.filled = bool(self.children or self.sends or self._outputs or self._listening)
 
+    def start_nobody(self) -> None:
+        """The run is over; children that were about to be started are not."""
+        self.children = {id: new for id, new in self.children.items() if new.parent_id is None}
+
     def clear(self) -> None:
         """Forget what was gathered."""
         self.children.clear()

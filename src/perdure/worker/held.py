@@ -238,6 +238,9 @@ class Held:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
         execution = self._execution
         assert execution is not None
+        if self.run.deadline <= moment.now:
+            self._expire()
+            return
         durable = not self._committing and not execution.unsaved
         if not durable:
             for operation in self._ready:
@@ -351,6 +354,7 @@ class Held:
         self._force(set_aside(error, self._crew))
 
     def _expire(self) -> None:
+        self._draft.start_nobody()
         self._force(expired(self.run, self._crew))
 
     def _force(self, state: Next) -> None:

@@ -8,12 +8,16 @@ import pytest
 
 from perdure.core.errors import RunCancelled
 from perdure.core.failure import Failure
+from perdure.core.family import ABANDONED
 from perdure.core.model import (
     Again,
+    Block,
     Finish,
     Kind,
     Lease,
+    NewMessage,
     Reason,
+    Release,
     Status,
     Turn,
     Verdict,
@@ -175,3 +179,62 @@ class Children:
         run = await store.get("other")
         assert run is not None
         assert run.status is (Status.PENDING if parent is None else Status.CANCELLED)
+
+    async def test_a_child_whose_line_is_too_long_is_not_started_and_its_parent_is_told(self, store: Store) -> None:
+        above = await held(store, "top")
+        for name in ("one", "two"):
+            parent = "top" if name == "one" else "one"
+            child = a_child(name, parent, max_depth=2)
+            assert await commit(store, above, children=(child,)) is Verdict.APPLIED
+            above = await lease_of(store, name)
+        turn = Turn(lease=above, children=(a_child("three", "two", max_depth=2), a_child("four", "two", max_depth=3)))
+        for _ in range(2):
+            assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.get("three") is None
+        assert await store.get("four") is not None
+        [word] = await store.inbox("two", 0)
+        assert (word.kind, word.name, word.failed) == (Kind.CHILD, "call-three", True)
+        failure = Failure.from_json(word.payload or "")
+        assert failure.type.endswith("ChildLimit")
+        assert "'two'" in failure.message
+
+    async def test_a_run_of_its_own_is_started_once_and_tells_nobody(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        turn = Turn(lease=parent, children=(a_run("alone"),))
+        for _ in range(2):
+            assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        await store.commit([Turn(lease=parent, children=(a_run("alone", write_id="another"),))], ACTOR)
+        assert [event.kind for event in await store.events("alone")] == ["created"]
+        lease = await lease_of(store, "alone")
+        assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        assert await store.inbox("parent", 0) == []
+
+    @pytest.mark.parametrize("by_a_turn", [False, True])
+    async def test_a_cancellation_reaches_the_children_of_a_run_that_is_blocked(
+        self, store: Store, by_a_turn: bool
+    ) -> None:
+        leases = await self.family(store, "blocked")
+        lease = leases["blocked"]
+        children = [
+            a_child("fresh", "blocked"),
+            a_child("busy", "blocked"),
+            a_child("loose", "blocked", write_id=f"{ABANDONED}loose"),
+        ]
+        assert await commit(store, lease, children=tuple(children)) is Verdict.APPLIED
+        busy = await lease_of(store, "busy", nonce="busy")
+        for other in ("fresh", "loose"):
+            [fresh] = [one for one in await store.holdings("w1") if one.run_id == other]
+            assert await commit(store, fresh, next=Release()) is Verdict.APPLIED
+        block = Block(Reason.DIVERGED, Failure(type="Diverged", message="").to_json())
+        assert await commit(store, lease, next=block) is Verdict.APPLIED
+        if by_a_turn:
+            stop = NewMessage(
+                run_id="blocked", kind=Kind.CANCEL, payload='"enough"', key="stop", only_child_of="parent"
+            )
+            assert await commit(store, leases["parent"], sends=(stop,)) is Verdict.APPLIED
+        else:
+            await store.cancel("blocked", "enough", "stop", ACTOR)
+        assert [entry.kind for entry in await store.inbox("busy", 0)] == [Kind.CANCEL]
+        assert [entry.kind for entry in await store.inbox("fresh", 0)] == [Kind.CANCEL]
+        assert await store.inbox("loose", 0) == []
+        assert busy.run_id == "busy"
