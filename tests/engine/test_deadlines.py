@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 from perdure import Context, Retry, RunFailed, Status, step, workflow
+from perdure.core.model import Turn, Verdict
 from perdure.testing import Environment
-
-#: What steps of these tests have done, and how they let time pass.
-Act = Callable[[], None]
 
 
 def passing(env: Environment, seconds: int) -> None:
-    """Time passes while a step has the floor, so that its end comes before anything that the clock would start."""
+    """Time passes while a step has the floor."""
     env._clock.move_to(env._clock.now() + seconds * 1_000_000)
+
+
+@contextmanager
+def slow_commits(env: Environment, seconds: int) -> Iterator[None]:
+    """Each commit of a record takes that long, and what is due meanwhile finds the run busy."""
+    commit = env._store.commit
+
+    async def slowly(turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        verdicts = await commit(turns, actor)
+        if any(turn.records for turn in turns):
+            passing(env, seconds)
+        return verdicts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(env._store, "commit", slowly)
+        yield
 
 
 @workflow("late.child.v1")
@@ -29,7 +44,6 @@ async def test_no_step_begins_past_the_deadline() -> None:
 
     async def slow() -> None:
         ran.append("slow")
-        passing(env, 20)
 
     async def after() -> None:
         ran.append("after")
@@ -40,9 +54,10 @@ async def test_no_step_begins_past_the_deadline() -> None:
         await ctx.step(after)
 
     async with Environment([stepping]) as env:
-        run = await env.start(stepping(), deadline="10s")
-        with pytest.raises(RunFailed, match="Expired"):
-            await run.result()
+        with slow_commits(env, 20):
+            run = await env.start(stepping(), deadline="10s")
+            with pytest.raises(RunFailed, match="Expired"):
+                await run.result()
     assert ran == ["slow"]
 
 
@@ -68,18 +83,20 @@ async def test_no_attempt_is_repeated_past_the_deadline() -> None:
 
 
 async def test_no_child_is_started_past_the_deadline() -> None:
-    async def slow() -> None:
-        passing(env, 20)
+    async def quick(number: int) -> None:
+        if number:
+            passing(env, 20)
 
     @workflow("late.parent.v1")
     async def parent(ctx: Context) -> None:
-        await ctx.step(slow)
-        await asyncio.gather(ctx.call(child()), ctx.step(slow))
+        await asyncio.gather(ctx.step(quick, 0), ctx.step(quick, 1))
+        await asyncio.gather(ctx.call(child()), ctx.step(quick, 2))
 
     async with Environment([parent, child]) as env:
-        run = await env.start(parent(), deadline="10s")
-        with pytest.raises(RunFailed, match="Expired"):
-            await run.result()
+        with slow_commits(env, 20):
+            run = await env.start(parent(), deadline="10s")
+            with pytest.raises(RunFailed, match="Expired"):
+                await run.result()
         assert [one.type for one in (await env.engine.list()).runs] == ["late.parent.v1"]
 
 
