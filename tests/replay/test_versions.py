@@ -154,7 +154,8 @@ def test_iterations_under_way_keep_the_old_code_and_later_ones_follow_the_new() 
                 seen = [*seen, patched]
                 return Break(seen) if len(seen) == 3 else Continue(seen)
 
-            return await ctx.loop([], body, name="loop")
+            start: list[bool] = []
+            return await ctx.loop(start, body, name="loop")
 
         return flow
 
