@@ -3,6 +3,7 @@
 from perdure.client.blocking import Blocking, BlockingHandle
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
+from perdure.client.outputs import StreamItem
 from perdure.client.working import EngineWorker
 from perdure.core.duration import Duration
 from perdure.core.errors import (
@@ -129,6 +130,7 @@ __all__ = [
     "StoreFull",
     "StoreReadOnly",
     "StoreUnavailable",
+    "StreamItem",
     "Succeeded",
     "UnknownWorkflow",
     "UsageError",

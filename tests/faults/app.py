@@ -155,7 +155,7 @@ async def everything(ctx: Context, ledger: str) -> list[str]:
             await ctx.call(idle_child(ledger))
     except TimeoutError:
         seen.append(await ctx.step(effect, ledger, seen[-1]))
-    seen.append(await ctx.receive("more", str))
+    seen.append(await ctx.receive("more", str, correlation="all"))
     seen.append(await ctx.call(child(ledger, "last")))
     return seen
 

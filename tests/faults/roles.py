@@ -118,12 +118,15 @@ class Client:
         await until(lambda: self._is(handle, *FINISHED))
 
     async def nudge(self, handle: Handle[Any]) -> None:
-        async def is_waiting() -> bool:
-            run = await handle.run()
-            return run.status.finished or run.reason == "message"
+        async def is_reached() -> bool:
+            if (await handle.run()).reason == "message" and await self._engine.broadcast(
+                "more", "more!", correlation="all", key="more"
+            ):
+                app.note(self._ledger, did="sent", run=handle.id, key="broadcast:more")
+                return True
+            return (await handle.status()).finished
 
-        await until(is_waiting)
-        await self.send(handle, "more")
+        await until(is_reached)
 
     async def begin_slow(self) -> Handle[Any]:
         handle = await self.start(app.slow(self._ledger), "slow")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import threading
-from collections.abc import Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.core.errors import EngineClosed, UsageError
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from perdure.client.engine import Engine
     from perdure.client.handle import Handle
     from perdure.client.options import Moment, StartOptions
+    from perdure.client.outputs import StreamItem
     from perdure.client.second import ForkOptions
     from perdure.core.duration import Duration
     from perdure.core.model import Page, Record, Run, Status
+    from perdure.workflow.channels import Channel, Question
     from perdure.workflow.definition import Call, Workflow
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class Blocking:
@@ -84,10 +88,22 @@ class Blocking:
         return self._wait(self._engine.list(**filters))
 
     def send(
-        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+        self,
+        run_id: str,
+        name: Channel[Any] | str,
+        value: object = None,
+        *,
+        key: str | None = None,
+        connection: object = None,
     ) -> None:
         """See `Engine.send`."""
         self._on(connection, self._engine.send(run_id, name, value, key=key, connection=connection))
+
+    def broadcast(
+        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
+    ) -> int:
+        """See `Engine.broadcast`."""
+        return self._wait(self._engine.broadcast(name, value, correlation=correlation, key=key))
 
     def cancel(self, run_id: str, reason: str = "") -> bool:
         """See `Engine.cancel`."""
@@ -169,9 +185,61 @@ class BlockingHandle(Generic[R_co]):
         """See `Handle.why`."""
         return self._wait(self._handle.why())
 
-    def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None:
+    def send(
+        self, name: Channel[Any] | str, value: object = None, *, key: str | None = None, connection: object = None
+    ) -> None:
         """See `Handle.send`."""
         self._on(connection, self._handle.send(name, value, key=key, connection=connection))
+
+    @overload
+    def ask(
+        self, question: Question[Q, A], value: Q, *, key: str | None = None, timeout: Duration | None = None
+    ) -> A: ...
+
+    @overload
+    def ask(
+        self,
+        question: str,
+        value: object = None,
+        *,
+        returns: Any = ...,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Any: ...
+
+    def ask(
+        self,
+        question: Question[Any, Any] | str,
+        value: object = None,
+        *,
+        returns: Any = Any,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Any:
+        """See `Handle.ask`."""
+        asking: Any = self._handle.ask
+        return self._wait(asking(question, value, returns=returns, key=key, timeout=timeout))
+
+    def state(self, key: str, type: Any = Any, *, default: Any = None) -> Any:
+        """See `Handle.state`."""
+        return self._wait(self._handle.state(key, type, default=default))
+
+    def states(self) -> dict[str, Any]:
+        """See `Handle.states`."""
+        return self._wait(self._handle.states())
+
+    def stream(
+        self, name: str, type: Any = Any, *, after: int | None = None, follow: bool = True
+    ) -> Generator[StreamItem[Any]]:
+        """See `Handle.stream`."""
+        items = self._handle.stream(name, type, after=after, follow=follow)
+        try:
+            while (item := self._wait(_next(items))) is not None:
+                yield item
+        finally:
+            # Whoever closed the engine in the middle of it has ended it.
+            with suppress(EngineClosed):
+                self._wait(_end(items))
 
     def cancel(self, reason: str = "") -> bool:
         """See `Handle.cancel`."""
@@ -188,3 +256,11 @@ class BlockingHandle(Generic[R_co]):
     def fork(self, **options: Unpack[ForkOptions]) -> BlockingHandle[R_co]:
         """See `Handle.fork`."""
         return BlockingHandle(self._blocking, self._wait(self._handle.fork(**options)))
+
+
+async def _next(items: AsyncGenerator[R]) -> R | None:
+    return await anext(items, None)
+
+
+async def _end(items: AsyncGenerator[R]) -> None:
+    await items.aclose()

@@ -16,35 +16,34 @@ from perdure.client.control import Control
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
+from perdure.client.telling import Telling
+from perdure.client.waiting import within
 from perdure.client.watch import Watch
 from perdure.client.why import explain
 from perdure.client.working import EngineWorker
-from perdure.client.writing import create_all, create_on, send_on
+from perdure.client.writing import create_all, create_on
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, instant, seconds
 from perdure.core.errors import (
     EngineClosed,
     RunCancelled,
     RunFailed,
-    RunFinished,
     RunNotFound,
     UnknownWorkflow,
     UsageError,
 )
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.fleet import WorkerInfo
-from perdure.core.ids import check_id, check_name
+from perdure.core.ids import check_id
 from perdure.core.model import (
     Event,
     Message,
-    NewMessage,
     NewRun,
     Page,
     Reason,
     Record,
     Run,
     RunFilter,
-    SendOutcome,
     Status,
 )
 from perdure.core.retry import Retry
@@ -59,7 +58,7 @@ from perdure.workflow.definition import Call, Workflow
 R = TypeVar("R")
 
 
-class Engine(Control):
+class Engine(Control, Telling):
     """A database and the workflows that run on it."""
 
     def __init__(
@@ -274,30 +273,6 @@ class Engine(Control):
         history = await store.history(run_id) if run.reason is Reason.RETRY else []
         return explain(run, await store.workers(), history, await store.now())
 
-    # telling
-
-    async def send(
-        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
-    ) -> None:
-        """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
-
-        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
-        """
-        message = NewMessage(
-            run_id=check_id(run_id),
-            name=check_name(name, "message name"),
-            payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}"),
-            key=self._system.entropy(16).hex() if key is None else check_id(key, "message key"),
-        )
-        if connection is None:
-            [outcome] = await (await self._opened()).send([message], self._actor)
-        else:
-            outcome = await send_on(connection, self._unless_closed(), self._actor, message)
-        if outcome is SendOutcome.UNKNOWN:
-            raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
-        if outcome is SendOutcome.FINISHED:
-            raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
-
     # for handles and workers
 
     async def _opened(self) -> Store:
@@ -333,24 +308,14 @@ class Engine(Control):
         return await (await self._opened()).events(run_id)
 
     async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
-        limit = None if timeout is None else seconds(timeout)
+        if timeout is not None:
+            seconds(timeout)
         run = await self._run(run_id)
         if not run.status.finished:
             store = await self._opened()
             watch = self._watches.setdefault(asyncio.get_running_loop(), Watch(store, self._system))
-            waiting = self._system.spawn(watch.finished(run_id), f"perdure result {run_id}")
-            timer = None if limit is None else self._system.call_later(limit, waiting.cancel)
-            try:
-                run = await waiting
-            except asyncio.CancelledError:
-                current = asyncio.current_task()
-                if timeout is None or (current is not None and current.cancelling()):
-                    waiting.cancel()
-                    raise
-                raise TimeoutError(f"run {run_id!r} did not finish within {timeout!r}") from None
-            finally:
-                if timer is not None:
-                    timer.cancel()
+            name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
+            run = await within(self._system, lambda: watch.finished(run_id), name, timeout, too_late)
         return self._outcome(run, returns)
 
     def _outcome(self, run: Run, returns: Any) -> Any:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from perdure.client import second
+from perdure.client import outputs, second
+from perdure.client.asking import ask
+from perdure.client.outputs import StreamItem
 from perdure.core.model import Event, Message, Record, Run, Status
+from perdure.workflow.channels import Channel, Question
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
     from perdure.core.duration import Duration
 
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class Handle(Generic[R_co]):
@@ -57,9 +64,90 @@ class Handle(Generic[R_co]):
         """Why it is where it is, in a sentence."""
         return await self._engine.why(self.id)
 
-    async def send(self, name: str, value: object = None, *, key: str | None = None, connection: object = None) -> None:
+    async def send(
+        self, name: Channel[T] | str, value: T | Any = None, *, key: str | None = None, connection: object = None
+    ) -> None:
         """Send it a message. With a `key`, sending twice is sending once; on a `connection` of yours, when you commit."""
         await self._engine.send(self.id, name, value, key=key, connection=connection)
+
+    @overload
+    async def ask(
+        self, question: Question[Q, A], value: Q, *, key: str | None = None, timeout: Duration | None = None
+    ) -> A: ...
+
+    @overload
+    async def ask(
+        self,
+        question: str,
+        value: object = None,
+        *,
+        returns: type[T],
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> T: ...
+
+    @overload
+    async def ask(
+        self,
+        question: str,
+        value: object = None,
+        *,
+        returns: Any = ...,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Any: ...
+
+    async def ask(
+        self,
+        question: Question[Any, Any] | str,
+        value: object = None,
+        *,
+        returns: Any = Any,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Any:
+        """Ask it something and wait for the answer that its workflow gives: see `ctx.receive_question`.
+
+        With a `key`, asking again gives the answer that there is. Raises `TimeoutError` after `timeout`, `RunFinished` if it
+        ends without an answer, `RunFailed` or `RunCancelled` if it ends badly.
+        """
+        return await ask(self._engine, self.id, question, value, returns=returns, key=key, timeout=timeout)
+
+    @overload
+    async def state(self, key: str, type: type[T], *, default: T) -> T: ...
+
+    @overload
+    async def state(self, key: str, type: type[T]) -> T | None: ...
+
+    @overload
+    async def state(self, key: str, type: Any = ..., *, default: Any = ...) -> Any: ...
+
+    async def state(self, key: str, type: Any = Any, *, default: Any = None) -> Any:
+        """The latest value that it published under a key, at any time, also when it has ended; `default` if there is none."""
+        return await outputs.state(self._engine, self.id, key, type, default)
+
+    async def states(self) -> dict[str, Any]:
+        """Everything that it has published, by key."""
+        return await outputs.states(self._engine, self.id)
+
+    @overload
+    def stream(
+        self, name: str, type: type[T], *, after: int | None = None, follow: bool = True
+    ) -> AsyncGenerator[StreamItem[T]]: ...
+
+    @overload
+    def stream(
+        self, name: str, type: Any = ..., *, after: int | None = None, follow: bool = True
+    ) -> AsyncGenerator[StreamItem[Any]]: ...
+
+    def stream(
+        self, name: str, type: Any = Any, *, after: int | None = None, follow: bool = True
+    ) -> AsyncGenerator[StreamItem[Any]]:
+        """What it emits, from the item after a position or from the first, as it comes, until it ends.
+
+        Without `follow`, what is there now. Whoever was interrupted goes on `after` the position that they saw last.
+        """
+        return outputs.stream(self._engine, self.id, name, type, after, follow=follow)
 
     async def cancel(self, reason: str = "") -> bool:
         """Ask it to stop; False if it had finished already."""

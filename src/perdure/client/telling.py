@@ -1,0 +1,89 @@
+"""Telling runs something: the half of an engine that sends messages, to one run or to all that listen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
+from perdure.client.writing import send_on
+from perdure.core.codec import Codec
+from perdure.core.errors import RunFinished, RunNotFound, UsageError
+from perdure.core.ids import ID_BYTES, check_id
+from perdure.core.model import NewMessage, SendOutcome
+from perdure.core.system import System
+from perdure.store.protocol import Store
+from perdure.workflow.channels import Channel, expected, topic
+
+T = TypeVar("T")
+
+#: How many runs a broadcast reaches in one transaction.
+CHUNK = 100
+_PREFIX = "broadcast:"
+
+
+class Telling(ABC):
+    """What an `Engine` can tell runs."""
+
+    _system: System
+    _codec: Codec
+    _actor: str
+
+    @abstractmethod
+    async def _opened(self) -> Store:
+        """The store, ready to be used."""
+
+    @abstractmethod
+    def _unless_closed(self) -> Store:
+        """The store, open or not. Raises `EngineClosed`."""
+
+    async def send(
+        self,
+        run_id: str,
+        name: Channel[T] | str,
+        value: T | Any = None,
+        *,
+        key: str | None = None,
+        connection: object = None,
+    ) -> None:
+        """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
+
+        With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
+        """
+        name = expected(name).name
+        message = NewMessage(
+            run_id=check_id(run_id),
+            name=name,
+            payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}"),
+            key=self._system.entropy(16).hex() if key is None else check_id(key, "message key"),
+        )
+        if connection is None:
+            [outcome] = await (await self._opened()).send([message], self._actor)
+        else:
+            outcome = await send_on(connection, self._unless_closed(), self._actor, message)
+        if outcome is SendOutcome.UNKNOWN:
+            raise RunNotFound(f"there is no run {run_id!r} to send {name!r} to")
+        if outcome is SendOutcome.FINISHED:
+            raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
+
+    async def broadcast(
+        self, name: Channel[T] | str, value: T | Any = None, *, correlation: str, key: str | None = None
+    ) -> int:
+        """Send a message to every run that listens for that name and correlation value; how many have it.
+
+        A run listens from its first `ctx.receive(name, correlation=...)` on until it ends. Runs are reached a hundred at a
+        time. With a `key`, whoever was interrupted may broadcast again: no run gets it twice.
+        """
+        name = expected(name).name
+        payload = self._codec.encode(value, f"broadcast {name!r}")
+        key = self._system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast")
+        if len(f"{_PREFIX}{key}".encode()) > ID_BYTES:
+            raise UsageError(
+                f"the key {key!r} of a broadcast is too long; give one of {ID_BYTES - len(_PREFIX)} bytes at most"
+            )
+        store = await self._opened()
+        sent, cursor = 0, None
+        while True:
+            chunk = await store.broadcast(topic(name, correlation), payload, key, cursor, CHUNK, self._actor)
+            sent, cursor = sent + chunk.sent, chunk.cursor
+            if cursor is None:
+                return sent
