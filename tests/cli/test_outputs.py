@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.cli.target import load_engine
+from tests.cli.conftest import URL, Perdure, work
+from tests.helpers import eventually
+
+HOTEL = """
+from perdure import Context, Engine, workflow
+
+
+@workflow("essay")
+async def essay(ctx: Context) -> None:
+    ctx.publish("phase", "done\\u202e")
+    for word in ("it", "lasts"):
+        ctx.emit("words", word)
+
+
+@workflow("guest")
+async def guest(ctx: Context) -> str:
+    asked = await ctx.receive_question("name", int)
+    asked.reply({"name": "ann", "room": asked.value})
+    return await ctx.receive("alarm", str, correlation="ritz")
+
+
+engine = Engine("sqlite:///shop.db", [essay, guest])
+"""
+
+
+@pytest.fixture
+def hotel(perdure: Perdure) -> Perdure:
+    """`perdure`, with runs that show something."""
+    Path("shop.py").write_text(HOTEL)
+    return perdure
+
+
+def test_what_a_run_shows_is_printed(hotel: Perdure) -> None:
+    hotel("start", "shop:engine", "essay", "--id", "e")
+    assert hotel("states", URL, "e").err == "e has published nothing.\n"
+    work("e")
+    assert hotel("states", URL, "e", "--json").json == {"id": "e", "states": {"phase": "done\u202e"}}
+    assert hotel("states", URL, "e").out.split() == ["KEY", "VALUE", "phase", '"done\\u202e"']
+    assert hotel("stream", URL, "e", "words").out == '"it"\n"lasts"\n'
+    assert hotel("stream", URL, "e", "words", "--after", "0", "--no-follow", "--json").json == {
+        "position": 1,
+        "value": "lasts",
+    }
+    assert hotel("stream", URL, "nobody", "words").code == 1
+
+
+def test_a_run_is_asked_and_told_with_others(hotel: Perdure) -> None:
+    hotel("start", "shop:engine", "guest", "--id", "g")
+    answer = hotel("ask", URL, "g", "name", "7", "--key", "q", "--timeout", "10ms")
+    assert answer.code == 1
+    assert "did not answer" in answer.err
+
+    async def listen() -> None:
+        sys.modules.pop("shop", None)
+        engine = load_engine("shop:engine")
+        async with engine, engine.worker():
+            run = await engine.get("g")
+
+            async def listens() -> bool:
+                return (await run.run()).reason == "message"
+
+            await eventually(listens)
+
+    asyncio.run(listen())
+    assert hotel("ask", URL, "g", "name", "7", "--key", "q", "--json").json["answer"] == {"name": "ann", "room": 7}
+    assert json.loads(hotel("ask", URL, "g", "name", "7", "--key", "q").out) == {"name": "ann", "room": 7}
+    assert hotel("broadcast", URL, "alarm", '"fire"', "--correlation", "plaza", "--json").json["sent"] == 0
+    assert hotel("broadcast", URL, "alarm", '"fire"', "--correlation", "ritz", "--key", "k").out == "1 run has alarm.\n"
+    work("g")
+    assert '"fire"' in hotel("show", URL, "g").out
+    assert hotel("broadcast", URL, "alarm", '"fire"').code == 2
