@@ -5,6 +5,7 @@ from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.outputs import StreamItem
 from perdure.client.working import EngineWorker
+from perdure.core.classify import Category, Classified, classify
 from perdure.core.duration import Duration
 from perdure.core.errors import (
     BadArguments,
@@ -71,9 +72,11 @@ __all__ = [
     "Branch",
     "Break",
     "Call",
+    "Category",
     "Channel",
     "Child",
     "ChildLimit",
+    "Classified",
     "Context",
     "Continue",
     "DecodeError",
@@ -138,6 +141,7 @@ __all__ = [
     "WorkerInfo",
     "Workflow",
     "WorkflowError",
+    "classify",
     "step",
     "step_info",
     "workflow",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
-from perdure.core.retry import Retry, requested_delay
+from perdure.core.retry import Retry
 
 chance = st.floats(0, 1, exclude_max=True)
 MIDDLE = 0.5
@@ -130,14 +130,14 @@ def test_a_function_that_fails_ends_the_retries_and_says_so_on_the_error(answer:
 
 
 def test_the_delay_that_a_step_asks_for_is_read_like_any_duration() -> None:
-    assert requested_delay(RetryAfter("5m")) == 300
-    assert requested_delay(RetryAfter(2.5)) == 2.5
-    assert requested_delay(ValueError()) is None
+    assert Retry().requested_delay(RetryAfter("5m"), 0) == 300
+    assert Retry().requested_delay(RetryAfter(2.5), 0) == 2.5
+    assert Retry().requested_delay(ValueError(), 0) is None
 
 
 def test_asking_for_no_valid_delay_is_an_ordinary_failure() -> None:
     error = RetryAfter("soon")
-    assert requested_delay(error) is None
+    assert Retry().requested_delay(error, 0) is None
     assert "soon" in error.__notes__[0]
     assert Retry().next_delay(1, error, MIDDLE) == 1
 

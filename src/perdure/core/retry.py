@@ -13,6 +13,7 @@ from typing import cast
 
 from msgspec import Struct
 
+from perdure.core.classify import classify
 from perdure.core.duration import Duration, microseconds, seconds
 from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
 
@@ -37,6 +38,9 @@ class Retry(Struct, frozen=True):
     power: float | None = None
     #: The bounds of a random time that is added to every delay.
     extra: tuple[Duration, Duration] = (0, 0)
+    #: Whether to look into errors of HTTP libraries and the like (see `classify`): one that blames the request or the data is
+    #: given up on, and a server that says when to come back is asked then, which uses up no attempt.
+    classify: bool = True
 
     def __post_init__(self) -> None:
         if self.attempts is not None and (not _is_whole(self.attempts) or self.attempts < 1):
@@ -117,7 +121,17 @@ class Retry(Struct, frozen=True):
                 return False
             if isinstance(each, StepTimeout) and not self.on_timeout:
                 return False
+            if self.classify and self.delay is None and classify(each).is_final:
+                return False
         return not isinstance(error, self.give_up_on)
+
+    def requested_delay(self, error: BaseException, now: int) -> float | None:
+        """The seconds to wait that the error itself asks for, in which case the attempt does not count; None if it does not."""
+        if isinstance(error, RetryAfter):
+            return _delay_of(error)
+        if not self.classify or self.delay is not None or self.attempts == 1:
+            return None
+        return None if isinstance(error, self.give_up_on) else classify(error, now=now).retry_after
 
     def _growth(self, attempt: int) -> float:
         initial = seconds(self.initial)
@@ -139,10 +153,7 @@ class Retry(Struct, frozen=True):
             return None
 
 
-def requested_delay(error: BaseException) -> float | None:
-    """The seconds that a `RetryAfter` asks for; None for any other error, and for one that asks for no valid duration."""
-    if not isinstance(error, RetryAfter):
-        return None
+def _delay_of(error: RetryAfter) -> float | None:
     try:
         return seconds(cast("Duration", error.delay))
     except InvalidDuration as problem:

@@ -11,7 +11,7 @@ from perdure.core.effects import Renew
 from perdure.core.errors import Diverged, Expired, Fatal, UsageError
 from perdure.core.failure import Failure
 from perdure.core.model import Again, Block, Finish, Kind, Next, Reason, Run, Status
-from perdure.core.retry import Retry, requested_delay
+from perdure.core.retry import Retry
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.replay.outcome import Outcome, cancelled
@@ -32,7 +32,7 @@ def after_failed_attempt(
     operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int, now: int
 ) -> Another | None:
     """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
-    requested = requested_delay(error)
+    requested = _policy_of(operation, crew).requested_delay(error, now)
     if requested is not None:
         again = Another(number - 1, now + int(requested * 1e6))
         return again if again.retry_at < deadline else None

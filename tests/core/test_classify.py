@@ -1,0 +1,137 @@
+"""Errors of real libraries, raised by a real server, are told apart."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pydantic
+import pytest
+
+from perdure import Category, Fatal, Retry, RetryAfter, classify
+from tests.core.web import LIBRARIES, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+def error_of(library: str, url: str) -> Exception:
+    try:
+        LIBRARIES[library](url)
+    except Exception as error:
+        close = getattr(error, "close", None)
+        if close is not None:
+            close()
+        return error
+    raise AssertionError(f"{library} took {url} for a success")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("path", "category", "retry_after"),
+    [
+        ("500", Category.TRANSIENT, None),
+        ("502", Category.TRANSIENT, None),
+        ("503", Category.TRANSIENT, None),
+        ("408", Category.TRANSIENT, None),
+        ("425", Category.TRANSIENT, None),
+        ("503?after=7", Category.RATE_LIMITED, 7),
+        ("429", Category.RATE_LIMITED, None),
+        ("429?after=7", Category.RATE_LIMITED, 7),
+        ("429?after=0.5", Category.RATE_LIMITED, 0.5),
+        ("429?date=60", Category.RATE_LIMITED, 60),
+        ("429?date=-60", Category.RATE_LIMITED, 0),
+        ("429?undated&date=60", Category.RATE_LIMITED, 50),
+        ("429?after=soon", Category.RATE_LIMITED, None),
+        ("429?after=inf", Category.RATE_LIMITED, None),
+        ("500?after=7", Category.TRANSIENT, None),
+        ("400", Category.CLIENT, None),
+        ("401", Category.CLIENT, None),
+        ("404", Category.CLIENT, None),
+        ("409", Category.CLIENT, None),
+        ("422", Category.CLIENT, None),
+    ],
+)
+def test_a_response_is_classified_by_its_status_and_what_it_asks_for(
+    server: str, library: str, path: str, category: Category, retry_after: float | None
+) -> None:
+    found = classify(error_of(library, f"{server}/{path}"), now=1_000_010 * 1_000_000)
+    assert (found.category, found.status, found.retry_after) == (category, int(path[:3]), retry_after)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_server_that_is_not_there_is_transient(library: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/200"
+        assert classify(error_of(library, url)).category is Category.TRANSIENT
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), BrokenPipeError()])
+def test_timeouts_and_lost_connections_are_transient(error: Exception) -> None:
+    assert classify(error).category is Category.TRANSIENT
+
+
+class Order(pydantic.BaseModel):
+    id: str
+    lines: list[int]
+
+
+class Row(msgspec.Struct):
+    id: str
+
+
+def test_a_value_that_does_not_fit_is_invalid_and_says_where() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Order.model_validate({"id": "o-1", "lines": [1, "two"]})
+    found = classify(caught.value)
+    assert found.category is Category.INVALID
+    assert len(found.details) == 1
+    assert found.details[0].startswith("lines.1: ")
+    with pytest.raises(msgspec.ValidationError) as other:
+        msgspec.convert({"id": 3}, Row)
+    assert "$.id" in classify(other.value).details[0]
+
+
+class Odd(Exception):
+    code = 404
+    status = "late"
+
+    @property
+    def response(self) -> object:
+        raise RuntimeError("there is none")
+
+
+class Coded(Exception):
+    code = 404
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError(), FileNotFoundError(), PermissionError(), Odd(), Coded(), Fatal(), RetryAfter("1s")]
+)
+def test_nothing_is_known_of_other_errors(error: Exception) -> None:
+    assert classify(error).category is Category.UNKNOWN
+    assert not classify(error).is_final
+
+
+def test_a_policy_gives_up_on_what_blames_the_request_unless_it_is_told_not_to_look(server: str) -> None:
+    bad, busy = error_of("httpx", f"{server}/404"), error_of("httpx", f"{server}/429?after=7")
+    assert Retry().next_delay(1, bad, 0.5) is None
+    assert Retry().next_delay(1, ExceptionGroup("both", [bad, ValueError()]), 0.5) is None
+    assert Retry(classify=False).next_delay(1, bad, 0.5) == 1
+    assert Retry(delay=lambda attempt, error: 3).next_delay(1, bad, 0.5) == 3
+    assert Retry().requested_delay(busy, 0) == 7
+    assert Retry().next_delay(1, busy, 0.5) == 1
+    for policy in (Retry(classify=False), Retry.never(), Retry(delay=lambda attempt, error: 3)):
+        assert policy.requested_delay(busy, 0) is None
+
+
+def test_none_of_the_libraries_is_imported() -> None:
+    code = "import sys, perdure; print(*{'httpx', 'requests', 'aiohttp', 'pydantic'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
