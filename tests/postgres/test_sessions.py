@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import uuid
@@ -70,6 +71,18 @@ async def test_a_run_that_it_only_looked_at_is_free_again(store: PostgresStore, 
             return found == {"r1", "r2"}
 
         await eventually(all_of_them)
+
+
+async def test_so_is_one_whose_session_cannot_get_rid_of_its_answer(store: PostgresStore, url: str) -> None:
+    await overdue(store)
+    async with a_session(url) as session:
+        asking = asyncio.ensure_future(session.execute("SELECT repeat('x', 1000000) FROM generate_series(1, 100)"))
+        session._transport.pause_reading()
+        waiting = f"application_name = '{ITS_NAME}' AND wait_event = 'ClientWrite'"
+        await eventually(lambda: store.query(f"SELECT 1 FROM pg_stat_activity WHERE {waiting}"))
+        assert (await store.sweep(10)).released == 1
+    await asyncio.wait([asking])
+    assert asking.exception() is not None
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ _SETTINGS = (
 _SHORTEST_IDLE = 5
 
 #: As the server has them for everybody.
-_RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, {} = DEFAULT"
+_RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = DEFAULT, {} = DEFAULT"
 
 _ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
 
@@ -74,4 +74,8 @@ def _limits(kind: str, patience: Patience) -> list[str]:
     else:
         idle = max(1, int(1.25 * patience.statement))
         limits = f"max_statement_time = {patience.told}, idle_transaction_timeout = {idle}"
-    return [f"SET SESSION innodb_lock_wait_timeout = {max(1, int(patience.lock))}, {limits}"]
+    # For how long the server waits for somebody who does not take what it sends.
+    writing = max(1, int(patience.statement))
+    return [
+        f"SET SESSION innodb_lock_wait_timeout = {max(1, int(patience.lock))}, net_write_timeout = {writing}, {limits}"
+    ]
