@@ -56,6 +56,7 @@ from perdure.workflow.children import Child
 from perdure.workflow.context import Context
 from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import Call, Workflow, workflow
+from perdure.workflow.discovery import discover
 from perdure.workflow.looping import Break, Continue
 from perdure.workflow.operation import Operation
 from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
@@ -142,6 +143,7 @@ __all__ = [
     "Workflow",
     "WorkflowError",
     "classify",
+    "discover",
     "step",
     "step_info",
     "workflow",

@@ -48,7 +48,16 @@ def test_the_listing_is_plain_text_where_there_is_no_terminal(perdure: Perdure) 
     start(perdure, "o-1")
     heading, line = perdure("runs", URL).out.splitlines()
     assert heading.split() == ["ID", "TYPE", "STATUS", "QUEUE", "CREATED", "FINISHED"]
-    assert line.split()[:4] == ["o-1", "checkout", "pending", "default"]
+    assert line.split()[:5] == ["o-1", "checkout", "pending:", "unserved", "default"]
+
+
+def test_a_run_that_no_live_worker_serves_is_listed_as_such(perdure: Perdure) -> None:
+    start(perdure, "o-1")
+    work("o-1")
+    perdure("start", URL, "checkout.v2", "--id", "new")
+    [new, old] = perdure("runs", URL, "--json").json["runs"]
+    assert (new["id"], new["status"], new["unserved"]) == ("new", "pending", True)
+    assert (old["status"], old["unserved"]) == ("completed", False)
 
 
 def test_no_runs_is_a_remark_and_no_error(perdure: Perdure) -> None:

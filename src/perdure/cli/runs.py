@@ -32,28 +32,32 @@ def command(target: str, output: Output, **filters: Any) -> None:
     for name in ("created_after", "created_before"):
         filters[name] = _in_the_past(filters[name])
     filters["status"] = [Status(one) for one in filters["status"]] or None
-    page = asyncio.run(_list(target, filters))
+    page, unserved = asyncio.run(_list(target, filters))
     if output.json:
-        output.document({"runs": [run_document(run) for run in page.runs], "cursor": page.cursor})
+        runs = [{**run_document(run), "unserved": run.id in unserved} for run in page.runs]
+        output.document({"runs": runs, "cursor": page.cursor})
     else:
-        _show(output, page)
+        _show(output, page, unserved)
 
 
-async def _list(target: str, filters: dict[str, Any]) -> Page:
+async def _list(target: str, filters: dict[str, Any]) -> tuple[Page, set[str]]:
     async with engine_at(target) as engine:
-        return await engine.list(**filters)
+        page = await engine.list(**filters)
+        return page, await engine.unserved(page.runs)
 
 
 def _in_the_past(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
     return datetime.datetime.now(datetime.UTC) - value if isinstance(value, datetime.timedelta) else value
 
 
-def _show(output: Output, page: Page) -> None:
+def _show(output: Output, page: Page, unserved: set[str]) -> None:
     if not page.runs:
         output.hint("No runs.")
         return
     rows = [
-        (run.id, run.type, status(run), run.queue, when(run.created_at), when(run.finished_at)) for run in page.runs
+        (run.id, run.type, stands, run.queue, when(run.created_at), when(run.finished_at))
+        for run in page.runs
+        for stands in (f"{status(run)}: unserved" if run.id in unserved else status(run),)
     ]
     output.table(("id", "type", "status", "queue", "created", "finished"), rows, lambda row: status_style(row[2]))
     if page.cursor is not None:

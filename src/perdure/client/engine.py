@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.blocking import Blocking
-from perdure.client.control import Control
+from perdure.client.checking import Checking
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
@@ -58,7 +58,7 @@ from perdure.workflow.definition import Call, Workflow
 R = TypeVar("R")
 
 
-class Engine(Control, Telling):
+class Engine(Checking, Telling):
     """A database and the workflows that run on it."""
 
     def __init__(

@@ -29,9 +29,22 @@ def explain(run: Run, workers: Sequence[WorkerInfo], history: Sequence[Record], 
             return f"It failed {_ago(run.finished_at, now)}{_error(run)}."
 
 
+def is_unserved(run: Run, workers: Sequence[WorkerInfo], now: int) -> bool:
+    """Whether a run is ready and no live worker takes it."""
+    return run.status is Status.PENDING and not _serving(run, _living(workers, now))
+
+
+def _living(workers: Sequence[WorkerInfo], now: int) -> list[WorkerInfo]:
+    return [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
+
+
+def _serving(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    return [w for w in alive if run.type in w.types and run.queue in w.queues]
+
+
 def _pending(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
-    alive = [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
-    serving = [w for w in alive if run.type in w.types and run.queue in w.queues]
+    alive = _living(workers, now)
+    serving = _serving(run, alive)
     if serving:
         return (
             f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."

@@ -1,0 +1,51 @@
+"""Finding the workflows of a package. What is found is a value; nothing is registered anywhere."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from perdure.core.errors import UsageError
+from perdure.workflow.definition import Workflow
+
+
+def discover(package: str | ModuleType) -> list[Workflow[Any, Any]]:
+    """Import all modules of a package and give the workflows in them, for an engine to serve: `Engine(url, discover("shop"))`.
+
+    Raises `UsageError` if a module cannot be imported, or if two workflows have the same type.
+    """
+    found: dict[str, tuple[Workflow[Any, Any], str]] = {}
+    for module in _modules(package):
+        for value in list(vars(module).values()):
+            if not isinstance(value, Workflow):
+                continue
+            known, where = found.setdefault(value.type, (value, value.__module__))
+            if known is not value:
+                raise UsageError(
+                    f"two workflows have the type {value.type!r}: {where}.{known.__qualname__} and "
+                    f"{value.__module__}.{value.__qualname__}; each needs its own"
+                )
+    return [workflow for workflow, _ in found.values()]
+
+
+def _modules(package: str | ModuleType) -> Iterator[ModuleType]:
+    root = _import(package) if isinstance(package, str) else package
+    if not isinstance(root, ModuleType):
+        raise UsageError(f"discover takes the name of a package, or a module, not {package!r}")
+    yield root
+    for info in sorted(
+        pkgutil.iter_modules(getattr(root, "__path__", ()), f"{root.__name__}."), key=lambda one: one.name
+    ):
+        # To import it would be to run it.
+        if info.name.rpartition(".")[2] != "__main__":
+            yield from _modules(info.name)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise UsageError(f"cannot look for workflows in {name}: {type(error).__name__}: {error}") from error
