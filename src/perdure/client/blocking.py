@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.client.options import Moment, StartOptions
     from perdure.client.outputs import StreamItem
     from perdure.client.second import ForkOptions
+    from perdure.core.control import Pause
     from perdure.core.duration import Duration
     from perdure.core.model import Page, Record, Run, Status
     from perdure.workflow.channels import Channel, Question
@@ -108,6 +109,26 @@ class Blocking:
     def cancel(self, run_id: str, reason: str = "") -> bool:
         """See `Engine.cancel`."""
         return self._wait(self._engine.cancel(run_id, reason))
+
+    def pause(self, run_id: str | None = None, **what: Any) -> bool:
+        """See `Engine.pause`."""
+        return self._wait(self._engine.pause(run_id, **what))
+
+    def resume(self, run_id: str | None = None, **what: Any) -> bool:
+        """See `Engine.resume`."""
+        return self._wait(self._engine.resume(run_id, **what))
+
+    def paused(self) -> builtins.list[Pause]:
+        """See `Engine.paused`."""
+        return self._wait(self._engine.paused())
+
+    def evict(self, run_id: str) -> bool:
+        """See `Engine.evict`."""
+        return self._wait(self._engine.evict(run_id))
+
+    def wake(self, run_id: str, at: Moment | None = None) -> None:
+        """See `Engine.wake`."""
+        self._wait(self._engine.wake(run_id, at))
 
     def why(self, run_id: str) -> str:
         """See `Engine.why`."""
@@ -264,3 +285,19 @@ async def _next(items: AsyncGenerator[R]) -> R | None:
 
 async def _end(items: AsyncGenerator[R]) -> None:
     await items.aclose()
+
+    def pause(self, reason: str = "") -> bool:
+        """See `Handle.pause`."""
+        return self._wait(self._handle.pause(reason))
+
+    def resume(self) -> bool:
+        """See `Handle.resume`."""
+        return self._wait(self._handle.resume())
+
+    def evict(self) -> bool:
+        """See `Handle.evict`."""
+        return self._wait(self._handle.evict())
+
+    def wake(self, at: Moment | None = None) -> None:
+        """See `Handle.wake`."""
+        self._wait(self._handle.wake(at))

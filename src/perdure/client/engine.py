@@ -40,7 +40,6 @@ from perdure.core.model import (
     Message,
     NewRun,
     Page,
-    Reason,
     Record,
     Run,
     RunFilter,
@@ -268,10 +267,7 @@ class Engine(Checking, Telling):
 
     async def why(self, run_id: str) -> str:
         """Why a run is where it is, in a sentence."""
-        store = await self._opened()
-        run = await self._run(run_id)
-        history = await store.history(run_id) if run.reason is Reason.RETRY else []
-        return explain(run, await store.workers(), history, await store.now())
+        return await explain(await self._opened(), await self._run(run_id))
 
     # for handles and workers
 

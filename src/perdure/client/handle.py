@@ -153,6 +153,22 @@ class Handle(Generic[R_co]):
         """Ask it to stop; False if it had finished already."""
         return await self._engine.cancel(self.id, reason)
 
+    async def pause(self, reason: str = "") -> bool:
+        """Let it wait once the steps that are under way have ended; False if it is paused already or has finished."""
+        return await self._engine.pause(self.id, reason=reason)
+
+    async def resume(self) -> bool:
+        """Let it go on; False if it is not paused."""
+        return await self._engine.resume(self.id)
+
+    async def evict(self) -> bool:
+        """Have it given back by the worker that holds it, and taken by another if there is one; False if none held it."""
+        return await self._engine.evict(self.id)
+
+    async def wake(self, at: Moment | None = None) -> None:
+        """Let the sleep that it is in end at another time, now if none is given. Raises `UsageError` if it is not asleep."""
+        await self._engine.wake(self.id, at)
+
     async def unblock(self) -> bool:
         """Let a blocked run go on; False if it is not blocked."""
         return await self._engine.unblock(self.id)

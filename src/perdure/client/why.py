@@ -5,20 +5,56 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from msgspec import Struct
+
+from perdure.core.control import Pause, PauseKind
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
-from perdure.core.model import FAR, Reason, Record, Run, Status
+from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, RunFilter, Status
+from perdure.store.control import pausing_of
+from perdure.store.protocol import Store
+
+_OPEN = (Status.PENDING, Status.RUNNING, Status.WAITING, Status.BLOCKED)
 
 
-def explain(run: Run, workers: Sequence[WorkerInfo], history: Sequence[Record], now: int) -> str:
-    """The sentence."""
+class Facts(Struct, frozen=True, kw_only=True):
+    """What there is to know besides the run itself, as far as it matters."""
+
+    now: int
+    workers: Sequence[WorkerInfo]
+    pauses: Sequence[Pause] = ()
+    history: Sequence[Record] = ()
+    inbox: Sequence[Message] = ()
+
+
+async def explain(store: Store, run: Run) -> str:
+    """The sentence, and another one about the first of its children if it waits for them."""
+    facts = Facts(
+        now=await store.now(),
+        workers=await store.workers(),
+        pauses=await store.pauses(),
+        history=await store.history(run.id) if run.reason is Reason.RETRY else (),
+        inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
+    )
+    if run.reason is not Reason.CHILD:
+        return _explained(run, facts)
+    page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
+    if not page.runs:
+        return _explained(run, facts)
+    child = page.runs[-1]
+    others = f" and {len(page.runs) - 1} more" if len(page.runs) > 1 else ""
+    return f"It waits for its child {child.id!r} ({child.type}){others}. Of that child: {_explained(child, facts)}"
+
+
+def _explained(run: Run, facts: Facts) -> str:
+    workers, now = facts.workers, facts.now
     match run.status:
         case Status.PENDING:
-            return _pending(run, workers, now)
+            return _pending(run, workers, facts.pauses, now)
         case Status.RUNNING:
             return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}."
         case Status.WAITING:
-            return _waiting(run, history, now)
+            return _waiting(run, facts)
         case Status.BLOCKED:
             return _blocked(run)
         case Status.COMPLETED:
@@ -45,6 +81,15 @@ def _serving(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
 def _pending(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     alive = _living(workers, now)
     serving = _serving(run, alive)
+
+
+def _pending(run: Run, workers: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int) -> str:
+    for pause in pauses:
+        if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
+            because = f": {pause.reason}" if pause.reason else ""
+            return f"It is ready, but the {pause.kind} {pause.name!r} was paused {_ago(pause.paused_at, now)}{because}."
+    alive = [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
+    serving = [w for w in alive if run.type in w.types and run.queue in w.queues]
     if serving:
         return (
             f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
@@ -56,12 +101,23 @@ def _pending(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
     return f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; deploy its code."
 
 
-def _waiting(run: Run, history: Sequence[Record], now: int) -> str:
+def _paused(inbox: Sequence[Message], now: int) -> str:
+    last = next((entry for entry in reversed(inbox) if entry.kind is Kind.PAUSE), None)
+    if last is None:
+        return "It is paused."
+    reason = pausing_of(last.payload).reason
+    return f"It was paused {_ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
+
+
+def _waiting(run: Run, facts: Facts) -> str:
+    now, history = facts.now, facts.history
     until = f" until {_moment(run.wake_at)} (in {_span(run.wake_at - now)})" if run.wake_at < FAR else ""
     match run.reason:
         case Reason.MESSAGE:
             limit = f", at most{until}" if until else ""
             return f"It waits for a message{limit}."
+        case Reason.PAUSED:
+            return _paused(facts.inbox, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
         case Reason.RETRY:

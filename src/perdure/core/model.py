@@ -316,8 +316,6 @@ class Claimed(Struct, frozen=True, kw_only=True):
     suspects: bool
     #: The database's time at the claim.
     now: int
-    #: What is paused: `type:` or `queue:` and the name of one.
-    paused: tuple[str, ...] = ()
 
 
 class Loaded(Struct, frozen=True, kw_only=True):

@@ -38,8 +38,8 @@ from perdure.workflow.context import Context
 from perdure.workflow.scopes import current_scope
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
-_ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP = (
-    Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.FORK, Kind.MESSAGE, Kind.SCOPE, Kind.STEP,
+_ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
+    Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.FORK, Kind.MESSAGE, Kind.SCOPE, Kind.STEP, Kind.WAKE,
 )  # fmt: skip
 
 
@@ -252,6 +252,8 @@ class Execution(Versioning):
             self._mailbox.arrive(record.location, record.seq, record.payload or "null")
         elif kind is _CANCEL:
             self._cancel(record)
+        elif kind is _WAKE:
+            self._wake(record)
         else:
             self._complete(record)
         if self._closing is None:
@@ -268,6 +270,10 @@ class Execution(Versioning):
         # Once is enough: what cleans up is left in peace, unless it has said by `uncancel` that it is done with that.
         if not again or not self._main.cancelling():
             self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
+
+    def _wake(self, record: Record) -> None:
+        if not self.move_timer(record.location, int(record.payload or 0)) and not self.scoping.is_behind(record):
+            raise self._diverged(record)
 
     def _apply_attempt(self, record: Record) -> None:
         operation = self._open.get(record.location)

@@ -67,6 +67,11 @@ class TimerOperation(Operation):
         self.order = order
         self.handle = handle
 
+    @property
+    def name(self) -> str:
+        """What it is called, wherever and however often."""
+        return self.location.rpartition("/")[2].partition("#")[0]
+
     def __lt__(self, other: TimerOperation) -> bool:
         return (self.due, self.order) < (other.due, other.order)
 

@@ -89,6 +89,18 @@ class Requests(ABC):
         """The timer that is due first."""
         return self.timers.first() if self.timers.heap else None
 
+    def sleep(self) -> TimerOperation | None:
+        """The sleep that ends first; a timer that bounds something is none."""
+        return self.timers.first_of("sleep")
+
+    def move_timer(self, location: str, due: int) -> bool:
+        """Let a timer be due at another time; False if there is none."""
+        timer = self._open.get(location)
+        if not isinstance(timer, TimerOperation):
+            return False
+        self.timers.move(timer, due)
+        return True
+
     def open_operations(self) -> list[Operation]:
         """What the workflow waits for, in the order in which it was asked for."""
         return list(self._open.values())

@@ -38,6 +38,15 @@ class Timers:
             heapq.heappop(self.heap)
         return self.heap[0] if self.heap else None
 
+    def first_of(self, name: str) -> TimerOperation | None:
+        """The open timer of that name that is due first."""
+        return min((timer for timer in self.heap if timer.open and timer.name == name), default=None)
+
+    def move(self, timer: TimerOperation, due: int) -> None:
+        """Let it be due at another time."""
+        timer.due = due
+        heapq.heapify(self.heap)
+
     def clear(self) -> None:
         """Forget all."""
         self.heap.clear()

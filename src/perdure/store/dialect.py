@@ -23,7 +23,7 @@ Params = Mapping[str, Any]
 DEFAULT_PREFIX = "perdure_"
 
 _NAME = re.compile(r"\bperdure_(\w+)")
-_TABLES = frozenset({"runs", "history", "messages", "events", "outputs", "topics", "workers", "migrations"})
+_TABLES = frozenset({"runs", "history", "messages", "events", "outputs", "topics", "pauses", "workers", "migrations"})
 
 
 class Dialect(Struct, frozen=True, kw_only=True):

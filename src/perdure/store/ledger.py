@@ -58,9 +58,10 @@ class Draft:
             self.parent_location,
         ) = row  # fmt: skip
         self.touched = False
-        #: Nobody holds it any more, and nobody had it last.
+        #: Nobody holds it any more, and whoever had it last does not count.
         self.let_go = False
-        self.homeless = False
+        self.moves = False
+        self.home: str | None = None
         self.sets_output = False
         self.output: str | None = None
         self.sets_error = False
@@ -148,8 +149,9 @@ class Ledger:
             message.key, self._tx.now,
         ))  # fmt: skip
         running = draft.status == _RUNNING
-        # A run that waits for its start, or for its next attempt, is not started early by a message; only to be stopped.
-        if draft.status == Status.WAITING and (draft.started_at != 0 or message.kind is Kind.CANCEL):
+        # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
+        stirs = message.kind is Kind.CANCEL or (draft.started_at != 0 and draft.reason != Reason.PAUSED)
+        if draft.status == Status.WAITING and stirs:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
             self._tx.stir(Change.READY)
         elif running:
@@ -174,12 +176,12 @@ class Ledger:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
             self._tx.stir(Change.READY)
 
-    def release(self, draft: Draft, _: Release) -> None:
+    def release(self, draft: Draft, release: Release) -> None:
         """Hand back for any worker to take."""
         draft.become(Status.PENDING.value)
         draft.token += 1
         draft.wake_at = self._tx.now
-        draft.homeless = True
+        draft.moves, draft.home = True, release.home
         self._tx.note(draft.id, "released", to_json({"token": draft.token}))
         self._tx.stir(Change.READY)
 

@@ -12,20 +12,20 @@ import msgspec
 
 from perdure.core.errors import RunCancelled
 from perdure.core.family import ABANDONED
-from perdure.core.model import FINISHED, Kind, NewMessage, SendOutcome, Status
+from perdure.core.model import FINISHED, Kind, NewMessage, Reason, SendOutcome, Status
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import finish
 from perdure.store.protocol import Change
 from perdure.store.rows import failure, to_json
 
 _TARGET = """
-SELECT status, inbox_seq, started_at, attempt, parent_id
+SELECT status, inbox_seq, started_at, attempt, parent_id, reason
 FROM perdure_runs
 WHERE id = :run_id
 {for_update}
 """
 
-_KNOWN = """
+KNOWN = """
 SELECT 1
 FROM perdure_messages
 WHERE run_id = :run_id AND message_key = :key
@@ -38,7 +38,7 @@ WHERE parent_id = :run_id AND finished_at = 0 AND write_id NOT LIKE '{ABANDONED}
 ORDER BY id
 """
 
-_INSERT = """
+INSERT = """
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
 VALUES (:run_id, :seq, :kind, :name, :payload, :failed, :key, :now)
 """
@@ -81,7 +81,7 @@ async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
     if outcome is not SendOutcome.ACCEPTED or target is None:
         return outcome
     tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
-    status, _, started_at, attempt, _ = target
+    status, _, started_at, attempt, _, _ = target
     if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
         reason = msgspec.json.decode(request.payload or "null")
         because = f": {reason}" if reason else ""
@@ -107,13 +107,14 @@ async def _target(tx: Transaction, run_id: str) -> Row | None:
 async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> SendOutcome:
     if target is None or message.only_child_of not in (None, target[4]):
         return SendOutcome.UNKNOWN
-    status, inbox_seq, started_at, _, _ = target
-    if await tx.fetch(_KNOWN, {"run_id": message.run_id, "key": message.key}):
+    status, inbox_seq, started_at, _, _, reason = target
+    if await tx.fetch(KNOWN, {"run_id": message.run_id, "key": message.key}):
         return SendOutcome.DUPLICATE
     if status in FINISHED:
         return SendOutcome.FINISHED
-    # A run that waits for its start, or for its next attempt, is not started early by a message; only to be stopped.
-    woken = status == Status.WAITING and (started_at != 0 or message.kind is Kind.CANCEL)
+    # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
+    stirs = message.kind is Kind.CANCEL or (started_at != 0 and reason != Reason.PAUSED)
+    woken = status == Status.WAITING and stirs
     running = status == Status.RUNNING
     entry = {
         "run_id": message.run_id,
@@ -125,7 +126,7 @@ async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> Send
         "key": message.key,
         "now": tx.now,
     }
-    await tx.execute(_INSERT, entry)
+    await tx.execute(INSERT, entry)
     change = {
         "run_id": message.run_id,
         "seq": inbox_seq + 1,

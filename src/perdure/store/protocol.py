@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
@@ -141,6 +142,18 @@ class Store(Protocol):
 
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Ask a run to stop. One that never started, or is blocked, is cancelled at once; others find it in their inbox."""
+
+    async def control(self, order: Order, actor: str) -> Obeyed:
+        """Tell a run to pause, to go on, to move to another worker, or when to wake up."""
+
+    async def pause(self, pause: Pause, actor: str) -> None:
+        """Let no worker take runs of a type, or of a queue; a pause that is there stays as it is."""
+
+    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+        """Let them be taken again."""
+
+    async def pauses(self) -> builtins.list[Pause]:
+        """Every type and queue that is paused."""
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
+from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
@@ -132,6 +133,22 @@ class Retrying:
     ) -> AbstractAsyncContextManager[Transaction]:
         """As the store: a transaction of somebody else's is theirs to repeat."""
         return self._store.borrowed(connection, actor, locking=locking)
+
+    async def control(self, order: Order, actor: str) -> Obeyed:
+        """As the store."""
+        return await self._again(lambda: self._store.control(order, actor))
+
+    async def pause(self, pause: Pause, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.pause(pause, actor))
+
+    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.resume(kind, name, actor))
+
+    async def pauses(self) -> builtins.list[Pause]:
+        """As the store."""
+        return await self._again(self._store.pauses)
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
+from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import EngineClosed, SchemaMismatch
 from perdure.core.fleet import Swept, WorkerInfo
@@ -38,10 +39,11 @@ from perdure.core.model import (
 )
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
-from perdure.store import migrations, reads, second, workers
+from perdure.store import migrations, pauses, reads, second, workers
 from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
+from perdure.store.control import control
 from perdure.store.dialect import Dialect, Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
@@ -202,6 +204,22 @@ class SqlStore(ABC):
     ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on a connection of their own."""
         return borrow(connection, self._home, actor, locking=locking)
+
+    async def control(self, order: Order, actor: str) -> Obeyed:
+        """Tell a run to pause, to go on, to move, or when to wake up."""
+        return await self._write("control", actor, lambda tx: control(tx, order))
+
+    async def pause(self, pause: Pause, actor: str) -> None:
+        """Let no worker take runs of a type, or of a queue."""
+        await self._write("pause", actor, lambda tx: pauses.pause(tx, pause))
+
+    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+        """Let them be taken again."""
+        await self._write("resume", actor, lambda tx: pauses.resume(tx, kind, name))
+
+    async def pauses(self) -> builtins.list[Pause]:
+        """Every type and queue that is paused."""
+        return await self._read("pauses", pauses.pauses)
 
     async def unblock(
         self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str

@@ -32,6 +32,8 @@ UNASKED_POLLS = 20
 #: For how long to leave slots empty so that a suspect can be taken alone, and how long not to do that again.
 STAND_BACK = 5.0
 STAND_BACK_PAUSE = 30.0
+#: For how long a worker that gave up a run for another one leaves runs to those that they were given to.
+STAND_OFF = 2.0
 
 
 class Claimer:
@@ -59,6 +61,7 @@ class Claimer:
         self._reconcile_at = 0.0
         self._stand_back_until = 0.0
         self._stand_back_again = 0.0
+        self._stand_off_until = 0.0
 
     def start(self) -> None:
         """Begin to claim. Twice is once: a worker may be declared dead, and begin again, while it is starting."""
@@ -160,6 +163,10 @@ class Claimer:
                 return 0.0 if self._room() > 0 else longest
         return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
 
+    @property
+    def _stands_off(self) -> bool:
+        return self._system.monotonic() < self._stand_off_until
+
     def _room(self) -> int:
         if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:
             return 0
@@ -171,6 +178,10 @@ class Claimer:
         if now >= self._stand_back_again:
             self._stand_back_until = now + STAND_BACK
             self._stand_back_again = now + STAND_BACK + STAND_BACK_PAUSE
+
+    def stand_off(self) -> None:
+        """A run is about to be left to another worker; do not snatch it from there."""
+        self._stand_off_until = self._system.monotonic() + self._worker.options.grace + STAND_OFF
 
     async def _claim(self, room: int) -> Claimed:
         self._claims += 1
@@ -185,7 +196,7 @@ class Claimer:
             queues=options.queues,
             alone=self._worker.holds_nothing,
             poison_after=options.poison_after,
-            affinity=int(options.affinity * 1e6),
+            affinity=int(max(options.affinity, STAND_OFF if self._stands_off else 0.0) * 1e6),
         )
         return await self._store.claim(request)
 

@@ -34,6 +34,9 @@ class Owner(Protocol):
     def ended(self, held: Held, after: Next | None) -> None:
         """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
 
+    def moving(self, held: Held, leave: Callable[[str | None], None]) -> None:
+        """The run is to go to another worker; `leave` is told to which, if there is one."""
+
     def unread(self, held: Held) -> None:
         """The run's inbox has entries that it has not been given."""
 

@@ -33,11 +33,13 @@ from perdure.worker.collecting import collect
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.guard import guarded
+from perdure.worker.intake import take_in
 from perdure.worker.moment import Moment
 from perdure.worker.policy import end_with, expired, next_wake, reason_to_wait, set_aside
 from perdure.worker.recording import record_failure, record_result
 from perdure.worker.sealing import Seal
 from perdure.worker.stage import Stage
+from perdure.worker.steering import UNRECORDED, Steering
 from perdure.worker.taking import make_execution
 from perdure.workflow.definition import Workflow
 
@@ -76,6 +78,7 @@ class Held:
         self._forced: Next | None = None
         self._wakeup = Wakeup(crew.system)
         self._seal: Seal | None = None
+        self._steering: Steering | None = None
 
     def __repr__(self) -> str:
         return f"<held {self.run.id} {self.stage.name}>"
@@ -144,20 +147,11 @@ class Held:
         if self.stage is not _ACTIVE or self._execution is None or self._forced is not None:
             return
         moment = self._crew.moment()
-        for message in messages:
-            if message.seq > self.seen and self._execution.outcome is None:
-                self.seen = message.seq
-                self._draft.urgent = True
-                kind, name, payload = message.kind, message.name, message.payload
-                self._execution.record(kind, name, payload, moment.now, failed=message.failed, inbox_seq=message.seq)
-            elif message.kind is Kind.CANCEL:
-                # Too late for this attempt, which has its outcome; but no other is to follow.
-                self._execution.cancel_requested = True
-            elif message.kind is Kind.MESSAGE and message.seq > self.seen:
-                self._execution.carry(message)
-            if self._execution.outcome is not None and self._execution.outcome.renewed is not None:
-                self.seen = max(self.seen, message.seq)
-                self._draft.took_in(self.seen)
+        messages = list(messages)
+        if self._steering is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
+            self._steering = self._steering or Steering(self)
+            messages = self._steering.sift(messages)
+        self.seen = take_in(self._execution, self._draft, messages, self.seen, moment.now)
         self.settle(moment)
 
     def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> None:
@@ -186,7 +180,7 @@ class Held:
         if self.run.deadline <= moment.now:
             self._expire()
             return
-        while (timer := execution.next_timer()) is not None and timer.due <= moment.now:
+        while not self._paused and (timer := execution.next_timer()) is not None and timer.due <= moment.now:
             self._draft.urgent = True
             execution.record(Kind.TIMER, timer.location, None, moment.now)
         self.settle(moment)
@@ -204,7 +198,7 @@ class Held:
         self.stage = Stage.OVER
         self._cancel_attempts()
         self._wakeup.disarm()
-        self._seal = None
+        self._seal = self._steering = None
         execution, self._execution = self._execution, None
         if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
@@ -221,7 +215,7 @@ class Held:
             assert execution is not None
             if execution.fresh or execution.dropped or execution.effects:
                 self._collect(now)
-            if self._ready:
+            if self._ready and (self._steering is None or not self._steering.holds_back):
                 self._dispatch(moment)
         if self._committing or (self._seal is not None and self._seal.grant()):
             return
@@ -279,7 +273,11 @@ class Held:
             return True
         if execution.unsaved and self._seal is not None and self._seal.wanted:
             return True
-        return not self._attempts and (self._may_park(now) or self._crew.owner.stopping)
+        return not self._attempts and (
+            self._may_park(now)
+            or self._crew.owner.stopping
+            or (self._steering is not None and self._steering.next_state(ended=False) is not None)
+        )
 
     def _may_park(self, now: int) -> bool:
         for operation in self._ready:
@@ -289,7 +287,13 @@ class Held:
 
     def _next_wake(self) -> int:
         assert self._execution is not None
+        if self._paused:
+            return self.run.deadline
         return next_wake(self._execution, self._ready, self.run.deadline)
+
+    @property
+    def _paused(self) -> bool:
+        return self._steering is not None and self._steering.paused
 
     def make_turn(self, moment: Moment) -> Turn | None:
         """See `Author`."""
@@ -310,6 +314,10 @@ class Held:
         outcome = None if self._execution is None else self._execution.outcome
         if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
             return self._forced
+        if self._steering is not None and not self._attempts and (outcome is None or outcome.renewed is not None):
+            steered = self._steering.next_state(ended=outcome is not None)
+            if steered is not None:
+                return steered
         if outcome is not None and self._execution is not None:
             self._cancel_attempts()
             return end_with(

@@ -36,7 +36,8 @@ SELECT :now,
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held) WHERE status = 'running' AND worker = :worker AND nonce = :nonce),
   (SELECT MIN(wake_at) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake) WHERE status = 'waiting'),
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {_MINE}),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {_MINE} AND wake_at > :now)
+  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {_MINE} AND wake_at > :now),
+  (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses)
 """
 
 _HELD = f"""
@@ -149,6 +150,8 @@ class Seen(Struct, frozen=True):
     next_wake: int
     ready: bool
     early: bool
+    #: Kind and name of what is paused.
+    paused: frozenset[tuple[str, str]]
 
     @property
     def due(self) -> bool:
@@ -181,7 +184,7 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
             types=listed(request.types),
         )
     )
-    [(at, names, held, next_wake, ready, early)] = answer.rows
+    [(at, names, held, next_wake, ready, early, paused)] = answer.rows
     alive = msgspec.json.decode(names or "[]", type=list[str])
     return Seen(
         now=at,
@@ -191,6 +194,7 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
         next_wake=FAR if next_wake is None else next_wake,
         ready=bool(ready),
         early=bool(early),
+        paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
     )
 
 

@@ -142,7 +142,7 @@ class _Wave(Wave[MysqlTransaction]):
         drafts: dict[tuple[bool, bool, bool, bool], list[Draft]] = {}
         for draft in ledger.drafts.values():
             if draft.touched:
-                kind = (draft.let_go, draft.homeless, draft.sets_output, draft.sets_error)
+                kind = (draft.let_go, draft.moves, draft.sets_output, draft.sets_error)
                 drafts.setdefault(kind, []).append(draft)
         for alike in drafts.values():
             self._write_alike(alike)
@@ -150,10 +150,10 @@ class _Wave(Wave[MysqlTransaction]):
     def _write_alike(self, drafts: Sequence[Draft]) -> None:
         # Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
         first = drafts[0]
-        columns = [*_ALWAYS, *(["output"] if first.sets_output else []), *(["error"] if first.sets_error else [])]
+        columns = [*_ALWAYS, *(["home"] if first.moves else [])]
+        columns += [*(["output"] if first.sets_output else []), *(["error"] if first.sets_error else [])]
         changes = [f"{column} = VALUES({column})" for column in columns]
         changes += ["worker = NULL, claims = 0"] if first.let_go else []
-        changes += ["home = NULL"] if first.homeless else []
         template = f"INSERT INTO perdure_runs (id, {', '.join(columns)}) VALUES :rows"
         template += f" ON DUPLICATE KEY UPDATE {', '.join(changes)}"
         self._tx.insert(template, [[draft.id, *(getattr(draft, column) for column in columns)] for draft in drafts])

@@ -39,6 +39,7 @@ from perdure.store.mysql.session import prepare, relax
 from perdure.store.mysql.simple import commit_simply, is_simple
 from perdure.store.mysql.sweep import ANYTHING
 from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.pauses import unpaused
 from perdure.store.pool import Pools
 from perdure.store.server import ServerStore
 from perdure.store.url import MysqlUrl
@@ -63,6 +64,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         self.where = url.where
         self._way = Way(url)
         self._templates = Templates(url.prefix)
+        #: What was paused when a claim last looked.
+        self._paused: frozenset[tuple[str, str]] = frozenset()
         self._lent = Pools(system, self._open_relaxed, Connection.say_goodbye, url.pool)
 
     async def close(self) -> None:
@@ -113,13 +116,23 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         """Wake what is due, then take ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
-        seen = await self._read("claim", lambda tx: self._look(tx, request))
+        seen, request = await self._seen(request)
         if seen.nothing:
             self._pass_by("claim")
             return seen.empty_handed()
         return await self._transact(
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
+
+    async def _seen(self, request: ClaimRequest) -> tuple[Seen, ClaimRequest]:
+        """A look, and the claim without what is paused: as far as is known from the last look, so that one is mostly enough."""
+        wanted = unpaused(request, self._paused)
+        seen = await self._read("claim", lambda tx: self._look(tx, wanted))
+        if seen.paused != self._paused:
+            self._paused = seen.paused
+            wanted = unpaused(request, seen.paused)
+            seen = await self._read("claim", lambda tx: self._look(tx, wanted))
+        return seen, wanted
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, as of one moment."""

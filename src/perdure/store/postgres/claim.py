@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
+from perdure.store.pauses import unpaused
 from perdure.store.poison import poisoned
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.rows import RUN, to_json, to_run
@@ -173,6 +174,8 @@ class Seen(Struct, frozen=True):
     early: bool
     #: When the first run that is left to its last worker became ready.
     left: int | None
+    #: Kind and name of what is paused.
+    paused: tuple[tuple[str, str], ...]
 
     @property
     def usual(self) -> bool:
@@ -211,6 +214,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     if seen.held:
         held = await tx.run(_HELD, request.worker, request.nonce)
         return replace(seen.empty_handed(), runs=to_runs(held))
+    request = unpaused(request, seen.paused)
     if seen.due:
         await tx.run(WAKE, seen.now, max(_DUE, request.limit))
     if seen.early:

@@ -26,7 +26,7 @@ _MESSAGES = {
 _RUNS = {
     "id": "text", "status": "text", "reason": "text", "token": "bigint", "wake_at": "bigint", "inbox_seq": "bigint",
     "inbox_read": "bigint", "marked": "smallint", "attempt": "bigint", "started_at": "bigint", "finished_at": "bigint",
-    "let_go": "boolean", "homeless": "boolean", "sets_output": "boolean", "output": "text", "sets_error": "boolean",
+    "let_go": "boolean", "moves": "boolean", "home": "text", "sets_output": "boolean", "output": "text", "sets_error": "boolean",
     "error": "text",
 }  # fmt: skip
 _EVENTS = {"run_id": "text", "at": "bigint", "kind": "text", "actor": "text", "data": "text"}
@@ -92,7 +92,7 @@ SET status = given.status, reason = given.reason, token = given.token, wake_at =
     started_at = given.started_at, finished_at = given.finished_at,
     worker = CASE WHEN given.let_go THEN NULL ELSE r.worker END,
     claims = CASE WHEN given.let_go THEN 0 ELSE r.claims END,
-    home = CASE WHEN given.homeless THEN NULL ELSE r.home END,
+    home = CASE WHEN given.moves THEN given.home ELSE r.home END,
     output = CASE WHEN given.sets_output THEN given.output ELSE r.output END,
     error = CASE WHEN given.sets_error THEN given.error ELSE r.error END
 FROM {given(_RUNS, _AT[4])}

@@ -77,9 +77,10 @@ _FACTS = ", ".join(
         "early",
         "left_to_others",
         "array_to_string(alive, E'\\n')",
+        "(SELECT string_agg(kind || ' ' || name, E'\\n') FROM perdure_pauses)",
     )
 )
-_FACT_COUNT = 8
+_FACT_COUNT = 9
 
 
 def take_ready(pairs: int) -> str:
@@ -88,7 +89,12 @@ def take_ready(pairs: int) -> str:
     given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
     return f"""
 WITH pair (queue, type) AS MATERIALIZED (
-  {given}
+  SELECT named.queue, named.type
+  FROM ({given}) AS named (queue, type)
+  WHERE NOT EXISTS (
+    SELECT 1 FROM perdure_pauses p
+    WHERE (p.kind = 'type' AND p.name = named.type) OR (p.kind = 'queue' AND p.name = named.queue)
+  )
 ), wanted AS MATERIALIZED (
   SELECT $6::bigint AS by_priority, $7::bigint AS by_age
 ), {_SEEN}, usual AS MATERIALIZED (
@@ -175,7 +181,7 @@ async def claim_ready(
 
 
 def _seen(facts: Row, worker: str) -> Seen:
-    server, next_wake, held, ready, doubtful, early, left, living = facts
+    server, next_wake, held, ready, doubtful, early, left, living, paused = facts
     alive = living.split("\n")
     return Seen(
         now=server,
@@ -187,4 +193,5 @@ def _seen(facts: Row, worker: str) -> Seen:
         doubtful=doubtful,
         early=early,
         left=left,
+        paused=tuple(line.partition(" ")[::2] for line in paused.split("\n")) if paused else (),
     )

@@ -13,6 +13,7 @@ from operator import itemgetter
 
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
+from perdure.store.pauses import unpaused
 from perdure.store.poison import poisoned
 from perdure.store.rows import RUN, to_json, to_run
 from perdure.store.sqlite.connection import SqliteTransaction
@@ -21,7 +22,12 @@ from perdure.store.sqlite.connection import SqliteTransaction
 _DUE = 512
 _PASSED = 1024
 
-_ALIVE = "SELECT id FROM perdure_workers WHERE status = 'alive'"
+#: The workers that live, and what is paused.
+_KNOWN = """
+SELECT 'alive', id FROM perdure_workers WHERE status = 'alive'
+UNION ALL
+SELECT kind, name FROM perdure_pauses
+"""
 
 _HELD = f"""
 SELECT progress, {RUN}
@@ -110,10 +116,13 @@ class _Choice:
 
 async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> Claimed:
     """Wake what is due, then take ready runs."""
-    alive = {row[0] for row in await tx.fetch(_ALIVE, ())}
+    known = await tx.fetch(_KNOWN, ())
+    alive = {name for kind, name in known if kind == "alive"}
     held = await tx.fetch(_HELD, (request.worker, request.nonce))
     if held or request.worker not in alive:
         return await _answer(tx, held, suspects=False)
+    if len(known) > len(alive):
+        request = unpaused(request, known)
     await tx.execute(WAKE, (tx.now, max(_DUE, request.limit)))
     choice = _Choice()
     await _choose(tx, request, alive, choice)

@@ -121,8 +121,8 @@ async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
             return await states.finish(tx, turn.lease, outcome)
         case Again() as retry:
             return await states.again(tx, turn.lease, retry)
-        case Release():
-            return await states.release(tx, turn.lease)
+        case Release() as release:
+            return await states.release(tx, turn.lease, release)
         case Block() as block:
             return await states.block(tx, turn.lease, block)
         case _:

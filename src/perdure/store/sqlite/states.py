@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perdure.core.effects import Renew
-from perdure.core.model import Again, Block, Finish, Lease, Park, Status
+from perdure.core.model import Again, Block, Finish, Lease, Park, Release, Status
 from perdure.store.messages import deliver
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
@@ -62,7 +62,7 @@ WHERE id = :run_id
 
 _RELEASE = f"""
 UPDATE perdure_runs
-SET status = 'pending', reason = NULL, token = token + 1, wake_at = :now, worker = NULL, home = NULL, marked = 0, claims = 0
+SET status = 'pending', reason = NULL, token = token + 1, wake_at = :now, worker = NULL, home = :home, marked = 0, claims = 0
 WHERE {_LEASE}
 """
 
@@ -125,9 +125,9 @@ async def again(tx: SqliteTransaction, lease: Lease, retry: Again) -> bool:
     return True
 
 
-async def release(tx: SqliteTransaction, lease: Lease) -> bool:
+async def release(tx: SqliteTransaction, lease: Lease, release: Release) -> bool:
     """Hand back for any worker to take."""
-    if await tx.execute(_RELEASE, {"now": tx.now, **_proof(lease)}) != 1:
+    if await tx.execute(_RELEASE, {"now": tx.now, "home": release.home, **_proof(lease)}) != 1:
         return False
     tx.note(lease.run_id, "released", to_json({"token": lease.token + 1}))
     tx.stir(Change.READY)

@@ -1,0 +1,8 @@
+CREATE TABLE IF NOT EXISTS perdure_pauses (
+  kind TEXT COLLATE "C" NOT NULL CHECK (kind IN ('type', 'queue')),
+  name TEXT COLLATE "C" NOT NULL,
+  reason TEXT COLLATE "C" NOT NULL DEFAULT '',
+  actor TEXT COLLATE "C" NOT NULL DEFAULT '',
+  paused_at BIGINT NOT NULL DEFAULT 0,
+  PRIMARY KEY (kind, name)
+);

@@ -1,0 +1,68 @@
+"""Pauses of whole types and queues: one row each, which every claim looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from perdure.core.control import Pause, PauseKind
+from perdure.core.model import ClaimRequest
+from perdure.store.dialect import Transaction
+from perdure.store.protocol import Change
+
+_PAUSE = """
+INSERT INTO perdure_pauses (kind, name, reason, actor, paused_at)
+VALUES (:kind, :name, :reason, :actor, :now)
+{or_ignore}
+"""
+
+_RESUME = """
+DELETE FROM perdure_pauses
+WHERE kind = :kind AND name = :name
+"""
+
+_ALL = """
+SELECT kind, name, reason, actor, paused_at
+FROM perdure_pauses
+ORDER BY kind, name
+"""
+
+
+async def pause(tx: Transaction, pause: Pause) -> None:
+    """Let nobody take runs of it any more; a pause that is there stays as it is."""
+    row = {
+        "kind": pause.kind.value,
+        "name": pause.name,
+        "reason": pause.reason,
+        "actor": tx.actor,
+        "now": tx.now,
+    }
+    await tx.execute(_PAUSE, row)
+    tx.stir(Change.READY)
+
+
+async def resume(tx: Transaction, kind: PauseKind, name: str) -> None:
+    """Let its runs be taken again."""
+    await tx.execute(_RESUME, {"kind": kind.value, "name": name})
+    tx.stir(Change.READY)
+
+
+async def pauses(tx: Transaction) -> list[Pause]:
+    """Everything that is paused."""
+    return [
+        Pause(kind=PauseKind(kind), name=name, reason=reason, actor=actor, paused_at=paused_at)
+        for kind, name, reason, actor, paused_at in await tx.fetch(_ALL, {})
+    ]
+
+
+def unpaused(request: ClaimRequest, paused: Iterable[tuple[str, str]]) -> ClaimRequest:
+    """A claim without what is paused, given as pairs of kind and name."""
+    names = set(paused)
+    if not names:
+        return request
+    return replace(
+        request,
+        types=tuple(name for name in request.types if (PauseKind.TYPE.value, name) not in names),
+        queues=tuple(name for name in request.queues if (PauseKind.QUEUE.value, name) not in names),
+    )

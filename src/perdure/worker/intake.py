@@ -1,0 +1,42 @@
+"""Taking in what came into a run's inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perdure.core.model import Kind, Message
+from perdure.replay.execution import Execution
+from perdure.worker.draft import Draft
+from perdure.worker.steering import UNRECORDED
+
+
+def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], seen: int, now: int) -> int:
+    """Record entries, in order, and let the workflow see them; up to which one was taken in."""
+    for message in messages:
+        if message.kind in UNRECORDED or (message.kind is Kind.WAKE and execution.sleep() is None):
+            seen = max(seen, message.seq)
+            draft.took_in(seen)
+        elif message.seq > seen and execution.outcome is None:
+            seen = message.seq
+            draft.urgent = True
+            _record(execution, message, now)
+        elif message.kind is Kind.CANCEL:
+            # Too late for this attempt, which has its outcome; but no other is to follow.
+            execution.cancel_requested = True
+        elif message.kind is Kind.MESSAGE and message.seq > seen:
+            execution.carry(message)
+        if execution.outcome is not None and execution.outcome.renewed is not None:
+            seen = max(seen, message.seq)
+            draft.took_in(seen)
+    return seen
+
+
+def _record(execution: Execution, message: Message, now: int) -> None:
+    location = message.name
+    if message.kind is Kind.WAKE:
+        sleep = execution.sleep()
+        assert sleep is not None
+        location = sleep.location
+    execution.record(
+        message.kind, location, message.payload, now, failed=message.failed, inbox_seq=message.seq
+    )  # fmt: skip
