@@ -58,6 +58,7 @@ EXCEPTIONS = {
     ("store/sqlite", "asyncio.ensure_future"): "names the answer of the host's thread, and starts nothing",
     ("replay/loop.py", "threading.get_ident"): "it starts no thread, it asks which one it is on",
     ("worker/threads.py", "threading."): "steps that block run in threads which can be abandoned, unlike a pool's",
+    ("worker/emitting.py", "threading.Condition"): "steps emit from their own threads, and wait there for room",
     ("client/blocking.py", "threading."): "the facade for callers without an event loop has one on a thread",
     ("client/blocking.py", "asyncio."): "the facade for callers without an event loop has one on a thread",
 }

@@ -46,6 +46,9 @@ class Run:
     def step_ended(self, attempt: Any, result: Any, error: BaseException | None, moment: Moment) -> None:
         self.ends.append((result, error))
 
+    def emit(self, attempt: Any, stream: str, value: object) -> None:
+        raise AssertionError
+
     def break_off(self, error: Exception) -> None:
         self.broken.append(error)
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from perdure.core.ids import short_key
+
 
 class OutputKind(StrEnum):
     """Who reads an output, and how."""
@@ -16,6 +18,17 @@ class OutputKind(StrEnum):
     STREAM = "stream"
     #: The answer to a message; named by the message's key.
     REPLY = "reply"
+
+
+def step_key(location: str, token: int, attempt: int, number: int) -> str:
+    """The key of what a step emits. The token too: after a crash, an attempt is made again under the same number."""
+    return f"{short_key(location)}@{token}.{attempt}:{number}"
+
+
+def source_of(key: str | None) -> str:
+    """Which execution of which step emitted the output of that key; empty for what the workflow itself shows."""
+    source, _, number = (key or "").rpartition(":")
+    return source if number.isdigit() else ""
 
 
 class NewOutput(Struct, frozen=True, kw_only=True, gc=False):
@@ -41,6 +54,8 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     payload: str
     failed: bool
     at: int
+    #: Of an item that a step emitted: the same for all that one execution of it emitted. Otherwise empty.
+    source: str = ""
 
 
 class Broadcasted(Struct, frozen=True, gc=False):

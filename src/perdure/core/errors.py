@@ -7,6 +7,7 @@
         RunExists   RunNotFound   RunFinished   EngineClosed
       WorkflowError: the workflow's code is at fault
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
+      StreamFull: a step emits faster than the database takes it in
       StepFailed: a step's or child's error whose class is not known here
         StepTimeout (also TimeoutError)
       RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
@@ -121,6 +122,10 @@ class Diverged(WorkflowError):
 
 class ChildLimit(WorkflowError):
     """A run would have too many children under way, or too many ancestors; the child was not started."""
+
+
+class StreamFull(PerdureError):
+    """A step emits faster than the database takes it in, and cannot wait."""
 
 
 class StepFailed(PerdureError):

@@ -18,6 +18,8 @@ NAME_BYTES = 200
 _RESERVED = frozenset("/#~")
 _LINE_BREAKS = frozenset("\u2028\u2029")
 _DIGEST_CHARACTERS = 40
+#: Keys have room for 500 characters.
+_KEY_CHARACTERS = 400
 
 
 def uuid7(now_us: int, entropy: bytes) -> str:
@@ -58,6 +60,13 @@ def child_id(parent_id: str, location: str) -> str:
     digest = hashlib.sha256(f"{parent_id}\0{location}".encode()).hexdigest()[:_DIGEST_CHARACTERS]
     room = ID_BYTES - len("/~") - _DIGEST_CHARACTERS
     return f"{parent_id.encode()[:room].decode(errors='ignore')}/~{digest}"
+
+
+def short_key(text: str) -> str:
+    """The text itself while a key made of it fits everywhere, a digest of it when not."""
+    if len(text) <= _KEY_CHARACTERS:
+        return text
+    return f"~{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
 
 
 def _check(value: object, what: str, limit: int, error: type[UsageError]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
-from perdure.core.ids import child_id
+from perdure.core.ids import child_id, short_key
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun, Record
 from perdure.replay.functions import Functions
 from perdure.replay.futures import Watched
@@ -236,7 +236,7 @@ class Requests(ABC):
         """See `Runtime`. The attempt is left out of the key: what was sent is not sent again by another one."""
         self._check_inside()
         location = current_scope.get(self._root).next(f"~{name}")
-        effect = make(f"{self._key}:{location}")
+        effect = make(short_key(f"{self._key}:{location}"))
         if not self.loop.closed:
             self.effects.append(effect)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from perdure.core.effects import Output, OutputKind
+from perdure.core.effects import Output, OutputKind, source_of
 from perdure.core.errors import StoreCorrupt
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
@@ -23,7 +23,7 @@ T = TypeVar("T")
 RUN = ", ".join(Run.__struct_fields__)
 RECORD = ", ".join(Record.__struct_fields__)
 MESSAGE = "run_id, seq, kind, name, payload, failed, message_key, sent_at"
-OUTPUT = ", ".join(Output.__struct_fields__)
+OUTPUT = "run_id, kind, name, position, payload, failed, at, output_key"
 EVENT = "id, run_id, at, kind, actor, data"
 WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status"
 
@@ -86,7 +86,7 @@ def to_message(row: Row) -> Message:
 
 def to_output(row: Row) -> Output:
     """A row of `OUTPUT`."""
-    run_id, kind, name, position, payload, failed, at = row
+    run_id, kind, name, position, payload, failed, at, key = row
     return Output(
         run_id=run_id,
         kind=OutputKind(kind),
@@ -95,6 +95,7 @@ def to_output(row: Row) -> Output:
         payload=payload,
         failed=bool(failed),
         at=at,
+        source=source_of(key) if kind == OutputKind.STREAM else "",
     )
 
 

@@ -24,6 +24,9 @@ class Recipient(Breakable, Protocol):
     def step_ended(self, attempt: Any, result: Any, error: BaseException | None, moment: Moment) -> None:
         """An attempt at one of its steps is over."""
 
+    def emit(self, attempt: Any, stream: str, value: object) -> None:
+        """An attempt at one of its steps has something for others to see. From any thread."""
+
 
 class Arriving(Protocol):
     """An attempt that is over, unless it is closed first."""

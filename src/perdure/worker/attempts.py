@@ -12,6 +12,7 @@ from perdure.core.errors import StepTimeout
 from perdure.core.system import Cancellable, System
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals, Recipient
+from perdure.worker.emitting import Emission
 from perdure.worker.threads import Job, StepThreads
 from perdure.workflow.current import StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
@@ -24,7 +25,7 @@ class Attempt:
     """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
 
     __slots__ = (
-        "_arrivals", "_begun", "_job", "_over", "_pending", "_system", "_task", "_threads", "_timed_out",
+        "_arrivals", "_begun", "_emission", "_job", "_over", "_pending", "_system", "_task", "_threads", "_timed_out",
         "number", "operation", "recipient", "run_id", "started_at",
     )  # fmt: skip
 
@@ -53,7 +54,7 @@ class Attempt:
         due = run_deadline
         if timeout is not UNSET:
             due = min(due, self.started_at + int(timeout * 1e6))
-        info = StepInfo(self.run_id, self.operation.location, self.number, due, self._is_over)
+        info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
         if request.spec.is_async:
             self._task = self._system.spawn(self._run(info), self.operation.location)
         else:
@@ -62,8 +63,25 @@ class Attempt:
         if timeout is not UNSET:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """See `Attempting`."""
         return self._over
+
+    def emit(self, stream: str, value: object) -> None:
+        """See `Attempting`. From any thread."""
+        self.recipient.emit(self, stream, value)
+
+    @property
+    def emission(self) -> Emission:
+        """See `Emitter`. Made by the first who asks, since few ever do."""
+        if not hasattr(self, "_emission"):
+            self._emission = Emission()
+        return self._emission
+
+    @property
+    def may_wait(self) -> bool:
+        """See `Emitter`."""
+        return True
 
     def cancel(self) -> None:
         """Nobody wants the result any more."""

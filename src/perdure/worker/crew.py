@@ -14,6 +14,7 @@ from perdure.core.model import Next, Park
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
+from perdure.worker.emitting import Emitting
 from perdure.worker.journal import Journal
 from perdure.worker.moment import Moment
 from perdure.worker.options import WorkerOptions
@@ -52,6 +53,7 @@ class Crew(Struct, frozen=True, kw_only=True):
     moment: Callable[[], Moment]
     journal: Journal
     arrivals: Arrivals
+    emitting: Emitting
     threads: StepThreads
     codec: Codec
     errors: ErrorTypes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from perdure.core.codec import Codec
 from perdure.core.effects import NewOutput, Trim
@@ -28,12 +28,14 @@ class Draft:
         #: Whether there is something that has to leave soon.
         self.filled = False
         self._outputs: list[NewOutput] = []
+        self._pull: Callable[[], list[NewOutput]] | None = None
         self._listening: dict[str, bool] = {}
         self._trim: Trim | None = None
         self._read = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
-        """What the workflow did without waiting for it."""
+        """What the workflow did without waiting for it, after what its steps have emitted by now."""
+        self._take_emitted()
         for effect in effects:
             self.filled = True
             if isinstance(effect, NewOutput):
@@ -44,6 +46,16 @@ class Draft:
                 self.children[effect.id] = effect
             else:
                 self._listening[effect.topic] = effect.on
+
+    def pull(self, source: Callable[[], list[NewOutput]]) -> None:
+        """Ask there for what steps have emitted when the turn is made."""
+        self._pull = source
+        self.filled = True
+
+    def _take_emitted(self) -> None:
+        if self._pull is not None:
+            pull, self._pull = self._pull, None
+            self._outputs += pull()
 
     def took_in(self, entry: int) -> None:
         """An entry of the inbox was taken in and left no record."""
@@ -80,7 +92,7 @@ class Draft:
                     run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id
                 )
             )
-        self.filled = bool(self.children or self.sends or self._outputs or self._listening)
+        self.filled = bool(self.children or self.sends or self._outputs or self._pull or self._listening)
 
     def start_nobody(self) -> None:
         """The run is over; children that were about to be started are not."""
@@ -90,6 +102,7 @@ class Draft:
         """Forget what was gathered."""
         self.children.clear()
         self.sends.clear()
+        self._take_emitted()
         self._outputs.clear()
         self._listening.clear()
         self._trim = None
@@ -104,6 +117,7 @@ class Draft:
                 read = record.inbox_seq
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
+        self._take_emitted()
         turn = Turn(
             lease=lease,
             records=records,

@@ -171,6 +171,19 @@ class Held:
             self._draft.urgent = True
         self.settle(moment)
 
+    def emit(self, attempt: Attempt, stream: str, value: object) -> None:
+        """See `Recipient`."""
+        self._crew.emitting.emit(self, attempt, stream, value)
+
+    @guarded
+    def emitted(self) -> None:
+        """See `Publisher`."""
+        if self.stage is _ACTIVE or self.stage is Stage.SEALED:
+            self._draft.pull(lambda: self._crew.emitting.take(self))
+            self.settle(self._crew.moment())
+        else:
+            self._crew.emitting.take(self)
+
     @guarded
     def _on_timer(self) -> None:
         execution = self._execution
@@ -199,6 +212,9 @@ class Held:
         self._cancel_attempts()
         self._wakeup.disarm()
         self._seal = self._steering = None
+        self._seal = None
+        if self._draft.filled:
+            self._draft.clear()
         execution, self._execution = self._execution, None
         if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)

@@ -94,6 +94,11 @@ class TransactionAttempt(Attempt):
         return self._going
 
     @property
+    def may_wait(self) -> bool:
+        """See `Emitter`. The run writes nothing while it is sealed."""
+        return not self._crew.store.exclusive
+
+    @property
     def wanted(self) -> bool:
         """Whether it still has a use for the seal."""
         return not self._over and self._timed_out is None
@@ -113,7 +118,7 @@ class TransactionAttempt(Attempt):
         due = self._deadline
         if timeout is not UNSET:
             due = min(due, self.started_at + int(timeout * 1e6))
-        info = StepInfo(self.run_id, self.operation.location, self.number, due, self._is_over)
+        info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
         using = request.options.using
         blocks = self._crew.store.blocks if using is UNSET else not request.spec.is_async
         if blocks:

@@ -25,6 +25,7 @@ from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.claimer import Claimer
 from perdure.worker.crew import Crew
+from perdure.worker.emitting import Emitting
 from perdure.worker.heart import Heart
 from perdure.worker.held import Held
 from perdure.worker.journal import Journal
@@ -71,6 +72,7 @@ class Worker:
             moment=self._moment,
             journal=self._journal,
             arrivals=Arrivals(system, self._moment),
+            emitting=Emitting(codec),
             threads=self._threads,
             codec=codec,
             errors=errors,
@@ -98,6 +100,7 @@ class Worker:
 
     async def start(self) -> None:
         """Begin to work."""
+        self._crew.emitting.begin()
         await self._begin_life()
         # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 from perdure.core.duration import Duration, instant
 from perdure.core.errors import UsageError
 from perdure.core.family import OnClose
-from perdure.core.ids import check_id, check_name
+from perdure.core.ids import check_id, check_name, short_key
 from perdure.core.model import FAR, Kind, NewMessage
 from perdure.workflow.facet import Facet
 from perdure.workflow.operation import Operation
@@ -139,7 +139,7 @@ class Starting(Facet):
 
 def cancel_key(parent_id: str, location: str) -> str:
     """The key of the message that stops a child."""
-    return f"cancel:{parent_id}:{location}"
+    return short_key(f"cancel:{parent_id}:{location}")
 
 
 def _checked(call: Call[R]) -> Call[R]:

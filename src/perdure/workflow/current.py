@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -12,6 +12,16 @@ from perdure.core.errors import UsageError
 from perdure.core.model import FAR
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class Attempting(Protocol):
+    """Whatever is calling the step's function."""
+
+    def is_over(self) -> bool:
+        """Whether its result is no longer wanted."""
+
+    def emit(self, stream: str, value: object) -> None:
+        """Append to a stream of the run."""
 
 
 class StepInfo(Struct, frozen=True):
@@ -24,8 +34,20 @@ class StepInfo(Struct, frozen=True):
     attempt: int
     #: When this attempt times out or the run expires, in microseconds; see `deadline`.
     due: int
-    #: Whether the result is no longer wanted: after a timeout, a cancellation or a lost lease.
-    is_cancelled: Callable[[], bool]
+    _made_by: Attempting
+
+    def is_cancelled(self) -> bool:
+        """Whether the result is no longer wanted: after a timeout, a cancellation or a lost lease."""
+        return self._made_by.is_over()
+
+    def emit(self, stream: str, value: object) -> None:
+        """Append to a stream of the run while the step is still running; others follow it by `handle.stream(name)`.
+
+        From any thread, in order. It is written with the run's next turn and stays, whatever becomes of the step: an attempt that is
+        made again emits again, and readers tell the two apart by the `source` of an item. In a thread, waits while very much is
+        unwritten; in an async step, which cannot wait, that raises `StreamFull`.
+        """
+        self._made_by.emit(stream, value)
 
     @property
     def deadline(self) -> datetime.datetime | None:
