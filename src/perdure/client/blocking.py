@@ -278,14 +278,6 @@ class BlockingHandle(Generic[R_co]):
         """See `Handle.fork`."""
         return BlockingHandle(self._blocking, self._wait(self._handle.fork(**options)))
 
-
-async def _next(items: AsyncGenerator[R]) -> R | None:
-    return await anext(items, None)
-
-
-async def _end(items: AsyncGenerator[R]) -> None:
-    await items.aclose()
-
     def pause(self, reason: str = "") -> bool:
         """See `Handle.pause`."""
         return self._wait(self._handle.pause(reason))
@@ -301,3 +293,11 @@ async def _end(items: AsyncGenerator[R]) -> None:
     def wake(self, at: Moment | None = None) -> None:
         """See `Handle.wake`."""
         self._wait(self._handle.wake(at))
+
+
+async def _next(items: AsyncGenerator[R]) -> R | None:
+    return await anext(items, None)
+
+
+async def _end(items: AsyncGenerator[R]) -> None:
+    await items.aclose()

@@ -78,18 +78,13 @@ def _serving(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
     return [w for w in alive if run.type in w.types and run.queue in w.queues]
 
 
-def _pending(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
-    alive = _living(workers, now)
-    serving = _serving(run, alive)
-
-
 def _pending(run: Run, workers: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int) -> str:
     for pause in pauses:
         if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
             because = f": {pause.reason}" if pause.reason else ""
             return f"It is ready, but the {pause.kind} {pause.name!r} was paused {_ago(pause.paused_at, now)}{because}."
-    alive = [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
-    serving = [w for w in alive if run.type in w.types and run.queue in w.queues]
+    alive = _living(workers, now)
+    serving = _serving(run, alive)
     if serving:
         return (
             f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."

@@ -13,7 +13,7 @@ from perdure.workflow.definition import Workflow
 
 
 def discover(package: str | ModuleType) -> list[Workflow[Any, Any]]:
-    """Import all modules of a package and give the workflows in them, for an engine to serve: `Engine(url, discover("shop"))`.
+    """Give all workflows in the modules of a package, as `Engine` takes them.
 
     Raises `UsageError` if a module cannot be imported, or if two workflows have the same type.
     """
