@@ -170,7 +170,8 @@ class Claimer:
     def _room(self) -> int:
         if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:
             return 0
-        return self._worker.free_slots
+        # A third of the slots at the most: while one third is claimed, another is worked on and another written.
+        return min(self._worker.free_slots, (self._worker.options.slots + 2) // 3)
 
     def _make_way(self) -> None:
         """A run that may have killed its workers waits to be taken alone: leave the slots empty for a while."""

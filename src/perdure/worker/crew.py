@@ -32,6 +32,9 @@ class Owner(Protocol):
     def parked(self, held: Held, park: Park) -> None:
         """The run waits and holds no lease any more."""
 
+    def ending(self, held: Held) -> None:
+        """The run has its outcome, which is about to be written."""
+
     def ended(self, held: Held, after: Next | None) -> None:
         """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from perdure.core.model import (
     FAR,
     ClaimedRun,
+    Finish,
     Kind,
     Message,
     Next,
@@ -260,6 +261,8 @@ class Held(Holding):
             return None
         records: tuple[Record, ...] = ()
         self._verdict_next = self._next_state(moment.now)
+        if isinstance(self._verdict_next, Finish):
+            self._crew.owner.ending(self)
         if self._execution is not None:
             records, self._execution.unsaved = tuple(self._execution.unsaved), []
             if self._execution.scoping.trimmed:

@@ -81,6 +81,8 @@ class Worker:
             logger=logging.getLogger("perdure.workflow"),
         )
         self._held: dict[str, Held] = {}
+        #: Those of them that are only being written for the last time.
+        self._ending: set[Held] = set()
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
         self._claimer = Claimer(store, system, self)
@@ -159,6 +161,7 @@ class Worker:
         for held in list(self._held.values()):
             held.drop()
         self._held.clear()
+        self._ending.clear()
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
@@ -244,7 +247,9 @@ class Worker:
         """How many more runs may be taken."""
         if self._threads.clogged:
             return 0
-        return self.options.slots - len(self._held)
+        # Nothing is worked on any more in a run that ends, so that the next one is claimed while the outcome is being written;
+        # as many as there are slots, lest they pile up where nothing can be written.
+        return self.options.slots - len(self._held) + min(self.options.slots, len(self._ending))
 
     @property
     def holds_nothing(self) -> bool:
@@ -281,6 +286,7 @@ class Worker:
         before = self._held.get(held.run.id)
         if before is not None:
             before.drop()
+            self._ending.discard(before)
         self._held[held.run.id] = held
 
     def deliver(self, messages: Iterable[Message]) -> None:
@@ -315,6 +321,11 @@ class Worker:
             held.drop()
         else:
             self._residents.keep(held)
+
+    def ending(self, held: Held) -> None:
+        """See `Owner`."""
+        self._ending.add(held)
+        self._claimer.slot_freed()
 
     def ended(self, held: Held, after: Next | None) -> None:
         """See `Owner`."""
@@ -359,6 +370,7 @@ class Worker:
     def _let_go(self, held: Held) -> None:
         if self._held.get(held.run.id) is held:
             del self._held[held.run.id]
+        self._ending.discard(held)
         self._claimer.slot_freed()
         if not self._held:
             self._give_up_waiting()
