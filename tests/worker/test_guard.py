@@ -6,6 +6,7 @@ import pytest
 
 from perdure import Context, Engine, Reason, Status, workflow
 from perdure.replay.execution import Execution
+from perdure.replay.loop import Outside
 from tests.helpers import eventually
 
 
@@ -25,10 +26,10 @@ async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leave
 ) -> None:
     begin = Execution.begin
 
-    def broken(self: Execution) -> None:
+    def broken(self: Execution, around: Outside | None) -> None:
         if self.run_id == "broken":
             raise ZeroDivisionError("a defect")
-        begin(self)
+        begin(self, around)
 
     monkeypatch.setattr(Execution, "begin", broken)
     async with Engine(f"sqlite:///{tmp_path}/app.db", [sleeper, healthy]) as engine, engine.worker():

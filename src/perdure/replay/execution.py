@@ -94,12 +94,12 @@ class Execution(Versioning):
 
     # the worker's side: running
 
-    def begin(self) -> None:
+    def begin(self, around: Outside | None = None) -> None:
         """Call the workflow function and run it to its first wait."""
         context = ContextVars()
         context.run(current_scope.set, self._root)
         self._main = context.run(self.loop.create_task, self._body(), context=context)
-        self._drain()
+        self._drain(around)
 
     async def _body(self) -> Any:
         return await self._start(Context(self))
@@ -117,7 +117,7 @@ class Execution(Versioning):
                 self._applied += 1
                 record = history[self._applied - 1]
                 if self._applied == len(history) and self._is_alone(record):
-                    self._know_all()
+                    self.know_all()
                 if self.outcome is None:
                     self._apply(record)
                 if self._applied % 32 == 0 and not budget():
@@ -127,7 +127,7 @@ class Execution(Versioning):
         if self._arguments is not None:
             self._arguments.check(self._open.values())
         if self.replaying:
-            self._know_all()
+            self.know_all()
         self.replayed = len(history)
         self._history, self.recorded = (), NOTHING_RECORDED
         if not history:
@@ -140,7 +140,8 @@ class Execution(Versioning):
         operation = self._open.get(record.location)
         return record.kind is _STEP and isinstance(operation, StepOperation) and operation.request.transaction
 
-    def _know_all(self) -> None:
+    def know_all(self) -> None:
+        """All there is of a history was applied; what follows happens for the first time."""
         self.replaying = False
         self.known, self.known_effects = len(self.fresh), len(self.effects)
         if any(record.kind is _FORK for record in self._history[-2:]):

@@ -1,4 +1,4 @@
-"""Claiming: one fetcher a worker, in batches, as many as there are free slots.
+"""Claiming: one fetcher a worker, in batches, as many as there are free slots or a good part of that.
 
 It asks again at once while there is more, and otherwise waits to be told, for the next timer, or for a poll whose interval grows while
 nothing happens. Hints only make it faster.
@@ -26,6 +26,8 @@ logger = logging.getLogger("perdure.worker")
 
 #: One in so many claimed runs is taken by age alone.
 AGE_SHARE = 8
+#: A claim takes a third of the slots at the most, or so many.
+SMALLEST_SHARE = 32
 SHORTEST_POLL = 0.005
 #: Polls that may find nothing changed before a claim is made all the same.
 UNASKED_POLLS = 20
@@ -170,8 +172,8 @@ class Claimer:
     def _room(self) -> int:
         if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:
             return 0
-        # A third of the slots at the most: while one third is claimed, another is worked on and another written.
-        return min(self._worker.free_slots, (self._worker.options.slots + 2) // 3)
+        # Not all slots at once: while some runs are claimed, others are worked on and others written.
+        return min(self._worker.free_slots, max(SMALLEST_SHARE, self._worker.options.slots // 3))
 
     def _make_way(self) -> None:
         """A run that may have killed its workers waits to be taken alone: leave the slots empty for a while."""

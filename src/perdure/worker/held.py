@@ -56,15 +56,21 @@ class Held(Holding):
     # taking up
 
     @guarded
-    def begin(self) -> None:
+    def begin(self, moment: Moment) -> None:
         """Start the workflow function and replay its history. From a plain callback of the loop."""
-        if self.run.deadline <= self._crew.moment().now:
+        if self.stage is not Stage.REPLAYING:
+            return
+        if self.run.deadline <= moment.now:
             self._expire()
             return
-        execution = self._execution = make_execution(self.run, self._workflow, self._records, self._crew)
-        self._records = ()
-        execution.begin()
-        self._replay()
+        records, self._records = self._records, ()
+        execution = self._execution = make_execution(self.run, self._workflow, records, self._crew)
+        execution.begin(moment.around)
+        if records:
+            self._replay()
+        else:
+            execution.know_all()
+            self._replayed(moment)
 
     @guarded
     def _replay(self) -> None:
@@ -82,11 +88,17 @@ class Held(Holding):
             fresh, known = self._execution.fresh, self._execution.known
             fresh[:known] = [operation for operation in fresh[:known] if not isinstance(operation, ChildOperation)]
             del self._execution.effects[: self._execution.known_effects]
+        self._replayed(self._crew.moment())
+
+    def _replayed(self, moment: Moment) -> None:
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
-        self._collect(self._crew.moment().now)
+        self._collect(moment.now)
         backlog, self._backlog = self._backlog, []
-        self.receive(backlog)
+        if backlog:
+            self.receive(backlog)
+        else:
+            self.settle(moment)
 
     @guarded
     def resume(self, claimed: ClaimedRun) -> None:

@@ -40,6 +40,9 @@ from perdure.workflow.definition import Workflow
 
 logger = logging.getLogger("perdure.worker")
 
+#: So many runs begin with one look at the clocks.
+AT_ONCE = 32
+
 #: How long a worker that was told twice to stop waits for the database to take what it gives back, in seconds.
 SECOND_SIGNAL_PATIENCE = 2.0
 
@@ -83,6 +86,8 @@ class Worker:
         self._held: dict[str, Held] = {}
         #: Those of them that are only being written for the last time.
         self._ending: set[Held] = set()
+        #: And those that have not begun.
+        self._taken: list[Held] = []
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
         self._claimer = Claimer(store, system, self)
@@ -274,7 +279,18 @@ class Worker:
         held = Held(claimed, self._workflows[claimed.run.type], records, self._crew)
         self._hold(held)
         held.receive(inbox)
-        asyncio.get_running_loop().call_soon(held.begin)
+        self._taken.append(held)
+        if len(self._taken) == 1:
+            asyncio.get_running_loop().call_soon(self._begin_taken)
+
+    def _begin_taken(self) -> None:
+        # In parts, so that what the first of them do is under way while the rest begin.
+        part, self._taken = self._taken[:AT_ONCE], self._taken[AT_ONCE:]
+        if self._taken:
+            asyncio.get_running_loop().call_soon(self._begin_taken)
+        moment = self._moment()
+        for held in part:
+            held.begin(moment)
 
     def take_again(self, held: Held, claimed: ClaimedRun) -> None:
         """Work on a run that stayed in memory."""
