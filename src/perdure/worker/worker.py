@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -33,6 +32,7 @@ from perdure.worker.moment import Moment
 from perdure.worker.moving import another_home
 from perdure.worker.options import WorkerOptions
 from perdure.worker.residents import Residents
+from perdure.worker.signalled import work_until_signalled
 from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
@@ -42,9 +42,6 @@ logger = logging.getLogger("perdure.worker")
 
 #: So many runs begin with one look at the clocks.
 AT_ONCE = 32
-
-#: How long a worker that was told twice to stop waits for the database to take what it gives back, in seconds.
-SECOND_SIGNAL_PATIENCE = 2.0
 
 
 class Worker:
@@ -150,7 +147,7 @@ class Worker:
     async def _begin_again(self) -> None:
         logger.warning("worker %s was declared dead; it drops %d runs and begins a new life", self.id, len(self._held))
         await self._claimer.stop()
-        self._drop_everything()
+        self.drop_everything()
         if self._heart is not None:
             await self._heart.stop()
         while True:
@@ -162,7 +159,8 @@ class Worker:
                 await self._system.sleep(1.0)
         self._claimer.start()
 
-    def _drop_everything(self) -> None:
+    def drop_everything(self) -> None:
+        """Let go of every run, writing nothing."""
         for held in list(self._held.values()):
             held.drop()
         self._held.clear()
@@ -184,7 +182,7 @@ class Worker:
             task.cancel()
         if self._heart is not None:
             await self._heart.stop()
-        self._drop_everything()
+        self.drop_everything()
         self._residents.clear()
         try:
             await self._store.retire(self.id)
@@ -195,38 +193,12 @@ class Worker:
 
     async def run_until_signalled(self) -> None:
         """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
-        loop = asyncio.get_running_loop()
-        signalled: asyncio.Future[None] = loop.create_future()
-        stopping: asyncio.Task[None] | None = None
-
-        def on_signal() -> None:
-            if not signalled.done():
-                signalled.set_result(None)
-            elif stopping is not None:
-                self._release_rest()
-                # Giving back takes a write; a database that does not take it must not keep the process alive.
-                self._system.call_later(SECOND_SIGNAL_PATIENCE, stopping.cancel)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
-        try:
-            await self.start()
-            await signalled
-        finally:
-            stopping = self._system.spawn(self.stop(), "perdure stop")
-            await asyncio.wait([stopping])
-            if stopping.cancelled():
-                logger.warning(
-                    "worker %s did not wait for the database; its runs go to others when its lease ends", self.id
-                )
-                self._drop_everything()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+        await work_until_signalled(self, self._system)
 
     async def _let_finish(self, grace: float) -> None:
         for held in list(self._held.values()):
             held.settle(self._moment())
-        timer = self._system.call_later(grace, self._release_rest)
+        timer = self._system.call_later(grace, self.release_rest)
         # Once released, only the database can keep a run from ending here; it is not waited for without end.
         limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
         try:
@@ -237,7 +209,8 @@ class Worker:
             timer.cancel()
             limit.cancel()
 
-    def _release_rest(self) -> None:
+    def release_rest(self) -> None:
+        """Give back every run as it is."""
         for held in list(self._held.values()):
             held.release()
 

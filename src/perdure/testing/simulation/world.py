@@ -71,7 +71,7 @@ class World:
         """Let go of everything, in order and in silence."""
         self.loop.close()
         for life in self.lives:
-            life.worker._drop_everything()
+            life.worker.drop_everything()
             life.worker._residents.clear()
 
     @property
