@@ -14,7 +14,9 @@ import pytest
 from perdure.core.errors import SchemaMismatch, StoreError, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
+from perdure.store.migrations import known
 from perdure.store.mysql import session
+from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import Connection, Way
 from perdure.store.mysql.literals import literal
 from perdure.store.mysql.store import MysqlStore
@@ -22,6 +24,9 @@ from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
 from tests.servers.databases import Databases, execute, mysql_dsn
+from tests.servers.places import TABLES
+
+VERSIONS = [(one.version,) for one in known(MYSQL)]
 
 
 @pytest.fixture
@@ -60,10 +65,10 @@ async def test_two_prefixes_share_a_database_and_see_nothing_of_each_other(fresh
 
 async def test_many_that_start_at_once_migrate_once(fresh: str) -> None:
     stores = await asyncio.gather(*(opened(fresh) for _ in range(6)))
-    assert await stores[0].query("SELECT COUNT(*) FROM perdure_migrations") == [(1,)]
+    assert await stores[0].query("SELECT version FROM perdure_migrations ORDER BY version") == VERSIONS
     for store in stores:
         await store.close()
-    assert [one.applied_at > 0 for one in await migration_status(fresh, Host())] == [True]
+    assert all(one.applied_at > 0 for one in await migration_status(fresh, Host()))
 
 
 async def test_a_migration_that_was_ended_half_way_is_finished_by_the_next(fresh: str) -> None:
@@ -87,14 +92,14 @@ async def test_whoever_was_ended_while_migrating_keeps_others_out_for_a_while_on
     )
     store = await opened(fresh)
     assert await store.now() > now + 500_000
-    assert await store.query("SELECT version FROM perdure_migrations") == [(1,)]
+    assert await store.query("SELECT version FROM perdure_migrations ORDER BY version") == VERSIONS
     await store.close()
 
 
 async def test_the_script_can_be_run_by_hand(fresh: str) -> None:
     await execute(fresh, [part for part in migration_script(fresh).split(";\n") if part.strip()])
     tables = f"SELECT 1 FROM information_schema.tables WHERE table_schema = '{name_of(fresh)}'"
-    assert len(await execute(fresh, [tables])) == 6
+    assert len(await execute(fresh, [tables])) == len(TABLES) + 1
 
 
 async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str) -> None:

@@ -16,6 +16,8 @@ from perdure.core.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_status, open_store
 from perdure.store.clock import ServerClock
+from perdure.store.migrations import known
+from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
@@ -23,6 +25,8 @@ from tests.servers.places import TABLES
 from tests.servers.schemas import Schemas, postgres_dsn
 
 asyncpg = pytest.importorskip("asyncpg")
+
+VERSIONS = [(one.version,) for one in known(POSTGRES)]
 
 
 @pytest.fixture
@@ -79,10 +83,10 @@ async def test_two_prefixes_share_a_schema_and_see_nothing_of_each_other(fresh: 
 
 async def test_many_that_start_at_once_migrate_once(fresh: str) -> None:
     stores = await asyncio.gather(*(opened(fresh) for _ in range(6)))
-    assert await stores[0].query("SELECT COUNT(*) FROM perdure_migrations") == [(1,)]
+    assert await stores[0].query("SELECT version FROM perdure_migrations ORDER BY version") == VERSIONS
     for store in stores:
         await store.close()
-    assert [one.applied_at > 0 for one in await migration_status(fresh, Host())] == [True]
+    assert all(one.applied_at > 0 for one in await migration_status(fresh, Host()))
 
 
 async def test_a_migration_waits_for_another_one_for_as_long_as_that_takes(fresh: str) -> None:
@@ -104,7 +108,7 @@ async def test_a_migration_waits_for_another_one_for_as_long_as_that_takes(fresh
     await transaction.rollback()
     await admin.close()
     await (await second).close()
-    assert await store.query("SELECT COUNT(*) FROM perdure_migrations") == [(1,)]
+    assert await store.query("SELECT version FROM perdure_migrations ORDER BY version") == VERSIONS
     await store.close()
 
 
