@@ -129,7 +129,10 @@ async def idle_child(ctx: Context, ledger: str) -> str:
 @workflow(EVERYTHING)
 async def everything(ctx: Context, ledger: str) -> list[str]:
     seen = [await ctx.step(effect, ledger, "first")]
+    ctx.emit("seen", seen[-1])
     seen.append(await ctx.step(effect_async, ledger, f"second, after {seen[0]}"))
+    ctx.emit("seen", seen[-1])
+    ctx.publish("last", seen[-1])
     seen += await asyncio.gather(
         ctx.step(effect, ledger, "side by side"),
         ctx.step(effect_async, ledger, "side by side"),
@@ -143,6 +146,7 @@ async def everything(ctx: Context, ledger: str) -> list[str]:
         except StepTimeout:
             seen.append("timed out")
     seen.append(await ctx.transaction(effect_in_a_transaction, ledger, f"third, after {seen[0]}"))
+    ctx.emit("seen", seen[-1])
     await ctx.sleep(0.12)
     seen.append(await ctx.receive("go", str))
     try:
@@ -157,6 +161,8 @@ async def everything(ctx: Context, ledger: str) -> list[str]:
         seen.append(await ctx.step(effect, ledger, seen[-1]))
     seen.append(await ctx.receive("more", str, correlation="all"))
     seen.append(await ctx.call(child(ledger, "last")))
+    ctx.emit("seen", seen[-1])
+    ctx.publish("last", seen[-1])
     return seen
 
 

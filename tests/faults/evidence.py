@@ -80,6 +80,7 @@ async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
         if id not in end.runs or end.runs[id]["status"] not in wanted
     ]
     wrong += await _check_rows(home, end)
+    wrong += await _check_outputs(home, end)
     wrong += [
         f"child {id!r} is {run['status']}"
         for id, run in end.runs.items()
@@ -101,6 +102,17 @@ async def _check_rows(home: Home, end: Snapshot) -> list[str]:
         if record["location"] == "effect_in_a_transaction" and not record["failed"]
     )
     return [] if sorted(rows) == recorded else [f"a transaction has written {rows} and recorded {recorded}"]
+
+
+async def _check_outputs(home: Home, end: Snapshot) -> list[str]:
+    """What a run has shown is what it came to, each thing once: nothing that a crash undid was ever to be seen."""
+    async with home.looking("outputs") as look:
+        sql = "SELECT kind, payload FROM perdure_outputs WHERE run_id = 'main' ORDER BY kind, name, position"
+        shown = [] if look is None else [(row["kind"], json.loads(row["payload"])) for row in await look(sql)]
+    seen = json.loads(end.runs.get("main", {}).get("output") or "[]")
+    third = [value for value in seen if value.startswith("third")]
+    wanted = [("state", seen[-1]), *(("stream", value) for value in [*seen[:2], *third, seen[-1]])] if seen else []
+    return [] if shown == wanted else [f"run 'main' has shown {shown} and came to {wanted}"]
 
 
 async def scan_for_wrongs(home: Home) -> list[str]:
