@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.core.errors import InvalidId, InvalidName
-from perdure.core.ids import check_id, check_name, child_id, uuid7
+from perdure.core.ids import check_id, check_name, child_id, short_key, uuid7
 
 NOW = 1_700_000_000_123_456
 
@@ -160,3 +160,10 @@ def test_descendants_of_any_generation_have_an_id() -> None:
 
 def test_the_digest_of_a_long_id_never_changes() -> None:
     assert child_id("p" * 255, "ship") == "p" * 213 + "/~0124c983123f66d3438e9c7008d3cdfadbdda38e"
+
+
+def test_a_key_is_readable_while_there_is_room_and_a_digest_when_not() -> None:
+    assert short_key("run:1:loop/~3/charge#2") == "run:1:loop/~3/charge#2"
+    found = {short_key(f"{'r' * 255}:{'n' * 200}/step#{number}") for number in range(1000)}
+    assert len(found) == 1000
+    assert max(map(len, found)) < 100

@@ -306,3 +306,29 @@ def test_code_that_is_not_async_looks_and_asks_too(tmp_path: Path) -> None:
             assert item == StreamItem(0, 0)
             break
         assert blocking.broadcast(stop, "x", correlation="nobody") == 0
+
+
+@workflow("outputs.deep.v1")
+async def deep(ctx: Context) -> str:
+    async def inner(ctx: Context) -> str:
+        ctx.emit("tokens", 1)
+        ctx.emit("tokens", 2)
+        assert await ctx.call(tokens(1)) == 1
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await ctx.call(paused())
+        ctx.send(ctx.run_id, "note", "to myself")
+        return await ctx.receive("note", str)
+
+    async def outer(ctx: Context) -> str:
+        return (await ctx.join({"i" * 200: inner}))["i" * 200]
+
+    return (await ctx.join({"o" * 200: outer}))["o" * 200]
+
+
+async def test_a_run_shows_and_sends_from_the_deepest_of_places(stage: Stage) -> None:
+    engine = stage.engine(deep, tokens, paused)
+    async with engine.worker():
+        run = await engine.start(deep(), id="r" * 255)
+        assert await run.result("20s") == "to myself"
+        assert [item.value async for item in run.stream("tokens")] == [1, 2]

@@ -206,7 +206,7 @@ class Requests(ABC):
             priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
             wake_at=wake_at,
             deadline=options.deadline,
-            write_id=f"{self._key}:{location}",
+            write_id=short_key(f"{self._key}:{location}"),
         )
         if not self.loop.closed:
             self.effects.append(new)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from perdure.core.codec import Codec
 from perdure.core.effects import NewOutput, Trim
 from perdure.core.family import ABANDONED
+from perdure.core.ids import short_key
 from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.children import cancel_key
@@ -79,7 +80,8 @@ class Draft:
             parent_id=parent.id,
             parent_location=operation.location,
             max_depth=max_depth if parent.parent_id is not None else 0,
-            write_id=f"{'' if operation.bound else ABANDONED}{parent.id}:{parent.generation}:{operation.location}:{parent.attempt}",
+            write_id=("" if operation.bound else ABANDONED)
+            + short_key(f"{parent.id}:{parent.generation}:{operation.location}:{parent.attempt}"),
         )
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
