@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from perdure.core.effects import Broadcasted, Renew
-from perdure.core.model import Finish, Kind, Reason, Status, Turn, Verdict
+from perdure.core.effects import Broadcasted, NewOutput, OutputKind, Renew
+from perdure.core.model import Finish, Kind, Lease, Reason, Status, Turn, Verdict
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -121,3 +122,26 @@ class Broadcasting:
         turns = [Turn(lease=lease, unsubscribes=(TOPIC,)) for lease in leases]
         await store.commit(turns, ACTOR)
         assert await tell(store) == Broadcasted(0, None)
+
+    async def test_broadcasts_and_turns_do_not_get_in_each_others_way(self, store: Store) -> None:
+        leases = [await held(store, f"r{number}") for number in range(6)]
+        await store.commit([Turn(lease=lease, subscribes=(TOPIC,)) for lease in leases], ACTOR)
+
+        async def tell_all(key: str) -> None:
+            chunk = await tell(store, key=key, limit=4)
+            while chunk.cursor is not None:
+                chunk = await tell(store, key=key, after=chunk.cursor, limit=4)
+
+        async def show(lease: Lease) -> None:
+            for number in range(8):
+                output = NewOutput(kind=OutputKind.STREAM, name="tokens", payload=f"{number}", key=f"{number}")
+                turn = Turn(lease=lease, records=(a_record(number),), outputs=(output,))
+                while (verdict := (await store.commit([turn], ACTOR))[0]) is Verdict.BUSY:
+                    pass
+                assert verdict is Verdict.APPLIED
+
+        await asyncio.gather(*(tell_all(key) for key in ("x", "y", "z")), *(show(lease) for lease in leases))
+        for lease in leases:
+            assert sorted(one.key[-1] for one in await store.inbox(lease.run_id, 0)) == ["x", "y", "z"]
+            shown = await store.outputs(lease.run_id, OutputKind.STREAM, "tokens", -1, 100)
+            assert [one.payload for one in shown] == [f"{number}" for number in range(8)]
