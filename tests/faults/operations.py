@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
 from perdure.core.model import (
     Again,
@@ -143,6 +144,42 @@ async def cancel_before_it_started(store: Store, system: ManualSystem) -> Ask:
 async def cancel_while_it_runs(store: Store, system: ManualSystem) -> Ask:
     await held(store)
     return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
+
+
+@operation
+async def pause_one_that_waits(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), next=a_park())
+    return lambda store: store.control(Order(run_id="r1", kind=Kind.PAUSE, key="p1"), ACTOR)
+
+
+@operation
+async def resume_one_that_was_paused(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
+    await store.control(Order(run_id="r1", kind=Kind.PAUSE, key="p1"), ACTOR)
+    return lambda store: store.control(Order(run_id="r1", kind=Kind.RESUME, key="p2"), ACTOR)
+
+
+@operation
+async def evict_one_that_runs(store: Store, system: ManualSystem) -> Ask:
+    await held(store)
+    return lambda store: store.control(Order(run_id="r1", kind=Kind.EVICT, key="e1"), ACTOR)
+
+
+@operation
+async def wake_one_that_sleeps(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), next=a_park(wake_at=START + SECOND, reason=Reason.TIMER))
+    return lambda store: store.control(Order(run_id="r1", kind=Kind.WAKE, key="w1", at=START), ACTOR)
+
+
+@operation
+async def pause_a_queue(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
+
+
+@operation
+async def resume_a_queue(store: Store, system: ManualSystem) -> Ask:
+    await store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
+    return lambda store: store.resume(PauseKind.QUEUE, "slow", ACTOR)
 
 
 # workers

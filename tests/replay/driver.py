@@ -139,6 +139,10 @@ class Driver:
         self._record(Kind.TIMER, timer.location, None, (timer.due - self.execution.time) / SECOND)
         return timer.location
 
+    def wake(self, location: str, at: int) -> None:
+        """Somebody changed when a sleep ends."""
+        self._record(Kind.WAKE, location, str(at), 0)
+
     def late(self, location: str) -> None:
         """A child that was given up has ended all the same."""
         self._record(Kind.CHILD, location, "1", 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import InvalidDuration
+from perdure.core.errors import Diverged, InvalidDuration
 from perdure.core.model import FAR, Kind
 from perdure.replay.operations import TimerOperation
 from tests.replay.driver import BEGINNING, SECOND, START, Driver, named
@@ -317,3 +317,39 @@ def test_a_cancelled_sleep_is_no_longer_due() -> None:
     assert run.execution.next_timer() is None
     run.complete("b", "end")
     assert run.settled().result == "end"
+
+
+def test_a_sleep_whose_end_was_moved_replays_as_it_was_moved() -> None:
+    async def flow(ctx: Context) -> Any:
+        await asyncio.gather(ctx.sleep("1h"), asyncio.sleep(60))
+        return ctx.now()
+
+    run = Driver(flow)
+    first = run.execution.sleep()
+    assert first is not None
+    run.wake(first.location, run.execution.time + 5 * SECOND)
+    assert run.fire() == first.location
+    run.wake("sleep", run.execution.time + 7200 * SECOND)
+    run.fire()
+    assert run.settled().result == (BEGINNING + timedelta(seconds=7205)).isoformat().replace("+00:00", "Z")
+
+
+def test_a_timer_that_bounds_something_is_no_sleep() -> None:
+    async def flow(ctx: Context) -> Any:
+        async with asyncio.timeout(5):
+            await ctx.receive("never", timeout="1h")
+
+    assert Driver(flow).execution.sleep() is None
+
+
+def test_a_sleep_that_was_moved_and_is_not_there_diverges() -> None:
+    async def before(ctx: Context) -> Any:
+        await ctx.sleep("1h")
+
+    async def after(ctx: Context) -> Any:
+        await named(ctx, "no sleep")
+
+    run = Driver(before)
+    run.wake("sleep", run.execution.time)
+    with pytest.raises(Diverged, match="sleep"):
+        Driver(after, history=run.history)

@@ -17,6 +17,12 @@ VALUES (:kind, :name, :reason, :actor, :now)
 {or_ignore}
 """
 
+_THERE = """
+SELECT 1
+FROM perdure_pauses
+WHERE kind = :kind AND name = :name
+"""
+
 _RESUME = """
 DELETE FROM perdure_pauses
 WHERE kind = :kind AND name = :name
@@ -38,7 +44,8 @@ async def pause(tx: Transaction, pause: Pause) -> None:
         "actor": tx.actor,
         "now": tx.now,
     }
-    await tx.execute(_PAUSE, row)
+    if not await tx.fetch(_THERE, {"kind": pause.kind.value, "name": pause.name}):
+        await tx.execute(_PAUSE, row)
     tx.stir(Change.READY)
 
 

@@ -170,14 +170,14 @@ STATES = (
         f"""
         SELECT id, reason, wake_at FROM perdure_runs WHERE status = 'waiting' AND (
           reason IS NULL OR reason IN ('diverged', 'poison', 'undecodable')
-          OR (wake_at >= {FAR} AND reason NOT IN ('message', 'child')))
+          OR (wake_at >= {FAR} AND reason NOT IN ('message', 'child', 'paused')))
         """,
     ),
     Rule(
         "no run waits with something unread (I8)",
         """
         SELECT id, reason, inbox_seq, inbox_read FROM perdure_runs
-        WHERE status = 'waiting' AND started_at <> 0 AND inbox_seq > inbox_read
+        WHERE status = 'waiting' AND started_at <> 0 AND inbox_seq > inbox_read AND reason <> 'paused'
         """,
     ),
     Rule(
@@ -228,7 +228,7 @@ INBOXES = (
         SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
         JOIN perdure_runs r ON r.id = m.run_id
         LEFT JOIN perdure_history h ON h.run_id = m.run_id AND h.inbox_seq = m.seq
-        WHERE m.consumed = 1 GROUP BY m.run_id, m.seq, m.kind, r.id, r.generation
+        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake') GROUP BY m.run_id, m.seq, m.kind, r.id, r.generation
         HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {_TRIMMED})
         """,
     ),

@@ -16,6 +16,7 @@ from perdure.testing.conformance.reads import Listing, Loading, Watching
 from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
 from perdure.testing.conformance.second import Families, Forking, Recovering, Reopening
+from perdure.testing.conformance.steering import Pauses, Steering
 from perdure.testing.conformance.topics import Broadcasting
 from perdure.testing.conformance.turns import Fencing, Turns
 from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
@@ -44,6 +45,7 @@ __all__ = [
     "Order",
     "Outputs",
     "Parking",
+    "Pauses",
     "PlainSql",
     "Points",
     "Recovering",
@@ -51,6 +53,7 @@ __all__ = [
     "Reopening",
     "Repeating",
     "Runs",
+    "Steering",
     "Suspects",
     "Sweeping",
     "Timers",

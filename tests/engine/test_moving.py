@@ -1,0 +1,214 @@
+"""Runs that are moved to another worker, and sleeps that end at another time than they were to."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+
+import pytest
+
+from perdure import Context, Kind, Reason, RunFinished, RunNotFound, Status, UsageError, workflow
+from perdure.testing import Environment
+from tests.engine.stage import Stage, until, until_recorded
+from tests.helpers import eventually
+
+
+@workflow("move.listen.v1")
+async def listening(ctx: Context) -> str:
+    return await ctx.receive("word", str)
+
+
+@workflow("move.sleep.v1")
+async def sleeping(ctx: Context) -> str:
+    await ctx.sleep("30d")
+    return ctx.now().isoformat()
+
+
+async def test_an_evicted_run_goes_to_another_worker_when_its_step_has_ended(stage: Stage) -> None:
+    entered, may_end = asyncio.Event(), asyncio.Event()
+    calls: list[str] = []
+
+    async def hold(name: str) -> None:
+        calls.append(name)
+        entered.set()
+        await may_end.wait()
+
+    @workflow("move.steps.v1")
+    async def stepping(ctx: Context) -> str:
+        await ctx.step(hold, "first")
+        await ctx.step(hold, "second")
+        return "done"
+
+    engine = stage.engine(stepping)
+    first, second = engine.worker(), engine.worker()
+    async with first:
+        run = await engine.start(stepping(), id="r")
+        await entered.wait()
+        async with second:
+            entered.clear()
+            assert await run.evict()
+
+            async def told() -> bool:
+                return [entry.kind for entry in await run.inbox()] == [Kind.EVICT] and not entered.is_set()
+
+            await eventually(told, saying="the order being there")
+            may_end.set()
+            assert await run.result("20s") == "done"
+            events = [(event.kind, event.actor) for event in await run.events()]
+    assert calls == ["first", "second"]
+    assert [actor for kind, actor in events if kind == "claimed"] == [first.id, second.id]
+    assert "evicted" in [kind for kind, _ in events]
+    assert [record.kind for record in await run.history()] == [Kind.STEP] * 2
+
+
+async def test_an_evicted_run_goes_on_where_it_is_if_there_is_no_other_worker(stage: Stage) -> None:
+    calls: list[int] = []
+
+    async def tick(number: int) -> None:
+        calls.append(number)
+        await asyncio.sleep(0.002)
+
+    @workflow("move.alone.v1")
+    async def ticking(ctx: Context) -> None:
+        for number in range(1_000_000):
+            await ctx.step(tick, number)
+
+    engine = stage.engine(ticking)
+    async with engine.worker():
+        run = await engine.start(ticking())
+        await until_recorded(run, 1)
+        assert await run.evict()
+
+        async def again() -> bool:
+            return [event.kind for event in await run.events()].count("claimed") == 2
+
+        await eventually(again, saying="the run being taken again")
+        await until_recorded(run, len(await run.history()) + 2)
+        await run.cancel()
+        await until(run, Status.CANCELLED)
+    assert calls == sorted(set(calls))
+
+
+async def test_a_step_that_does_not_end_keeps_an_evicted_run_only_for_so_long(on_disk: Stage) -> None:
+    entered = asyncio.Event()
+    ended: list[str] = []
+
+    async def hold() -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    @workflow("move.stuck.v1")
+    async def stuck(ctx: Context) -> None:
+        await ctx.step(hold)
+
+    engine = on_disk.engine(stuck)
+    async with engine.worker(grace="20ms"):
+        run = await engine.start(stuck())
+        await entered.wait()
+        entered.clear()
+        assert await run.evict()
+        await entered.wait()
+        await run.cancel()
+        await until(run, Status.CANCELLED)
+    assert ended == ["cancelled", "cancelled"]
+
+
+async def test_a_run_that_nobody_holds_is_evicted_from_memory(stage: Stage) -> None:
+    taken_up: list[str] = []
+
+    @workflow("move.memory.v1")
+    async def remembered(ctx: Context) -> str:
+        taken_up.append("anew")
+        return await ctx.receive("word", str)
+
+    engine = stage.engine(remembered)
+    async with engine.worker():
+        run = await engine.start(remembered())
+        await until(run, Status.WAITING)
+        assert not await run.evict()
+        await run.send("word", "here")
+        assert await run.result("20s") == "here"
+        assert not await run.evict()
+    assert taken_up == ["anew", "anew"]
+
+
+async def test_a_sleeping_run_is_woken_now_and_replays_as_it_was_woken(stage: Stage) -> None:
+    @workflow("move.two.v1")
+    async def twice(ctx: Context) -> str:
+        await asyncio.gather(asyncio.sleep(3 * 86400), ctx.sleep("30d"))
+        return await ctx.receive("word", str)
+
+    engine = stage.engine(twice)
+    run = await engine.start(twice())
+    async with engine.worker():
+        await until(run, Status.WAITING)
+        await run.wake()
+        await until_recorded(run, 2)
+        await until(run, Status.WAITING)
+        await run.wake()
+        await until_recorded(run, 4)
+        await until(run, Status.WAITING)
+        assert (await run.run()).reason is Reason.MESSAGE
+    kinds = [(record.kind, record.location) for record in await run.history()]
+    assert kinds == [(Kind.WAKE, "sleep#2"), (Kind.TIMER, "sleep#2"), (Kind.WAKE, "sleep"), (Kind.TIMER, "sleep")]
+    await run.send("word", "up")
+    async with engine.worker():
+        assert await run.result("20s") == "up"
+
+
+async def test_the_end_of_a_sleep_is_moved() -> None:
+    async with Environment([sleeping]) as env:
+        run = await env.start(sleeping())
+        await env.settle()
+        await run.wake("1h")
+        await env.settle()
+        assert (await run.run()).reason is Reason.TIMER
+        await run.wake(env.now + datetime.timedelta(hours=2))
+        await env.advance("119m")
+        assert await run.status() is Status.WAITING
+        await env.advance("1m")
+        assert await run.result() == env.now.isoformat()
+
+
+async def test_a_run_for_later_is_begun_at_another_time() -> None:
+    async with Environment([listening]) as env:
+        run = await env.start(listening(), at="10d")
+        other = await env.start(listening(), at="10d")
+        await run.wake("1h")
+        await other.wake()
+        await env.settle()
+        assert (await other.run()).reason is Reason.MESSAGE
+        assert (await run.run()).started_at == 0
+        await env.advance("1h")
+        assert (await run.run()).reason is Reason.MESSAGE
+        for one in (run, other):
+            await one.send("word", "hello")
+            assert await one.result() == "hello"
+
+
+async def test_waking_a_run_that_is_not_asleep_is_refused_and_says_why(stage: Stage) -> None:
+    engine = stage.engine(listening)
+    async with engine.worker():
+        run = await engine.start(listening())
+        await until(run, Status.WAITING)
+        with pytest.raises(UsageError, match="not asleep.*waits for a message"):
+            await run.wake()
+        assert await run.inbox() == []
+        await run.send("word", "on")
+        await run.result("20s")
+        with pytest.raises(RunFinished):
+            await run.wake()
+        with pytest.raises(RunNotFound):
+            await engine.wake("nobody")
+
+
+async def test_a_paused_sleep_is_not_woken() -> None:
+    async with Environment([sleeping]) as env:
+        run = await env.start(sleeping())
+        await env.settle()
+        await run.pause("first things first")
+        with pytest.raises(UsageError, match="first things first"):
+            await run.wake()

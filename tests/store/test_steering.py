@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from perdure.testing import conformance
+
+
+class TestPauses(conformance.Pauses): ...
+
+
+class TestSteering(conformance.Steering): ...
