@@ -25,7 +25,7 @@ else:
 ENVIRONMENT = "PERDURE_URL"
 
 
-def _one_target(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str:
+def _one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[str, ...]) -> str:
     if len(value) > 1:
         raise click.UsageError(f"Got unexpected extra argument ({value[1]})", ctx)
     target = value[0] if value else os.environ.get(ENVIRONMENT, "")
@@ -46,6 +46,23 @@ def with_target(function: F) -> F:
     """Give a command its leading TARGET, which may be left out where the environment names one."""
     # A variadic argument takes what the ones behind it leave over, which makes the first of them optional.
     return click.argument("target", nargs=-1, callback=_one_target, metavar="[TARGET]")(function)
+
+
+def with_what(function: F) -> F:
+    """Give a command a run, a type or a queue to act on, behind its TARGET; see `what_of`."""
+    function = click.option("--queue", help="All runs in a queue.")(function)
+    function = click.option("--type", "type_", help="All runs of a workflow.")(function)
+    return click.argument("names", nargs=-1, metavar="[TARGET] [RUN]")(function)
+
+
+def what_of(names: tuple[str, ...], type: str | None, queue: str | None) -> tuple[str, dict[str, str]]:
+    """The target, and what was named: a run, a type or a queue."""
+    named = {key: value for key, value in (("type", type), ("queue", queue)) if value is not None}
+    if not named and names:
+        named, names = {"run_id": names[-1]}, names[:-1]
+    if len(named) != 1:
+        raise click.UsageError("Say what: one RUN, or one of --type and --queue.")
+    return _one_target(click.get_current_context(), None, names), named
 
 
 def with_output(function: F) -> F:

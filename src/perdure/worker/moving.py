@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+
+from perdure.core.errors import StoreError
 from perdure.core.fleet import WorkerStatus
 from perdure.core.model import Run
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.worker.claimer import Claimer
+
+logger = logging.getLogger("perdure.worker")
 
 
-async def another_home(store: Store, run: Run, worker_id: str, system: System) -> str | None:
+async def move(
+    run: Run, leave: Callable[[str | None], None], worker_id: str, store: Store, system: System, claimer: Claimer
+) -> None:
+    """Say where the run goes, and see to it that this worker does not take it back at once."""
+    home = None
+    try:
+        home = await _another_home(run, worker_id, store, system)
+    except StoreError as error:
+        logger.warning("run %s is given back to anybody: %s", run.id, error)
+    if home is not None:
+        claimer.stand_off()
+    asyncio.get_running_loop().call_soon(leave, home)
+
+
+async def _another_home(run: Run, worker_id: str, store: Store, system: System) -> str | None:
     """A worker that lives and serves the run, other than this one; None if there is none."""
     now = store.clock()
     others = [

@@ -29,7 +29,7 @@ from perdure.worker.heart import Heart
 from perdure.worker.held import Held
 from perdure.worker.journal import Journal
 from perdure.worker.moment import Moment
-from perdure.worker.moving import another_home
+from perdure.worker.moving import move
 from perdure.worker.options import WorkerOptions
 from perdure.worker.residents import Residents
 from perdure.worker.signalled import work_until_signalled
@@ -328,22 +328,13 @@ class Worker:
 
     def moving(self, held: Held, leave: Callable[[str | None], None]) -> None:
         """See `Owner`."""
-        self._read(self._move(held, leave), f"perdure move {held.run.id}")
+        moving = move(held.run, leave, self.id, self._store, self._system, self._claimer)
+        self._read(moving, f"perdure move {held.run.id}")
 
     def _read(self, reading: Coroutine[Any, Any, None], name: str) -> None:
         task = self._system.spawn(reading, name)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
-
-    async def _move(self, held: Held, leave: Callable[[str | None], None]) -> None:
-        home = None
-        try:
-            home = await another_home(self._store, held.run, self.id, self._system)
-        except StoreError as error:
-            logger.warning("run %s is given back to anybody: %s", held.run.id, error)
-        if home is not None:
-            self._claimer.stand_off()
-        asyncio.get_running_loop().call_soon(leave, home)
 
     async def _read_inbox(self, held: Held) -> None:
         while held.stage in (Stage.ACTIVE, Stage.SEALED):
