@@ -54,6 +54,16 @@ async def looping(ctx: Context) -> int:
     return await ctx.loop(0, count_messages, commit_every=5)
 
 
+async def add_messages(ctx: Context, total: int) -> Continue[int] | Break[int]:
+    number = await ctx.receive("number", int)
+    return Continue(total + number) if number else Break(total)
+
+
+@workflow("branches.loop-without-steps.v1")
+async def looping_without_steps(ctx: Context) -> int:
+    return await ctx.loop(0, add_messages, commit_every=5)
+
+
 @workflow("branches.anew.v1")
 async def anew(ctx: Context, rest: int, total: int) -> int:
     total += await ctx.receive("number", int)
@@ -158,3 +168,15 @@ async def test_a_run_that_begins_anew_keeps_its_id_and_its_unread_messages(stage
     assert [event.kind for event in await run.events()].count("continued") == 3
     children = await engine.list(parent=run.id)
     assert len(children.runs) == 4
+
+
+async def test_messages_that_a_loop_let_go_before_they_were_recorded_are_read_all_the_same(stage: Stage) -> None:
+    engine = stage.engine(looping_without_steps)
+    run = await engine.start(looping_without_steps())
+    for number in range(1, 11):
+        await run.send("number", number)
+    async with engine.worker():
+        await until_parked_after(run, 10)
+    async with engine.worker():
+        await run.send("number", 0)
+        assert await run.result("20s") == sum(range(11))

@@ -88,3 +88,5 @@ class Renew(Struct, frozen=True, gc=False):
     #: Messages that the history had taken in and nobody received: name, payload, key. They are put into the inbox again, unread,
     #: if it is not refused, and without a word in the audit trail.
     carried: tuple[tuple[str, str, str], ...] = ()
+    #: Up to which entry the inbox is read also if it is refused.
+    read: int = 0

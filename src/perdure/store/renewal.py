@@ -37,7 +37,7 @@ def read_at_once(turn: Turn) -> int:
     """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried."""
     if not isinstance(turn.next, Renew):
         return turn.read
-    return max((record.inbox_seq for record in turn.records), default=0)
+    return max([turn.next.read, *(record.inbox_seq for record in turn.records)])
 
 
 def carried(run_id: str, renew: Renew) -> list[NewMessage]:

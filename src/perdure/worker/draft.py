@@ -32,7 +32,9 @@ class Draft:
         self._pull: Callable[[], list[NewOutput]] | None = None
         self._listening: dict[str, bool] = {}
         self._trim: Trim | None = None
-        self._read = 0
+        #: Up to which entry of the inbox records were made since the last turn. Some of them may be trimmed already.
+        self.read = 0
+        self._unrecorded = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
         """What the workflow did without waiting for it, after what its steps have emitted by now."""
@@ -60,7 +62,7 @@ class Draft:
 
     def took_in(self, entry: int) -> None:
         """An entry of the inbox was taken in and left no record."""
-        self._read = entry
+        self._unrecorded = entry
 
     def trim(self, records: tuple[tuple[int, int], ...], seen: int) -> None:
         """What is not needed any more. It leaves with what comes next anyway."""
@@ -109,14 +111,13 @@ class Draft:
         self._listening.clear()
         self._trim = None
         self.urgent = self.filled = False
+        self.read = 0
 
     def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
         """The turn; the draft is empty afterwards."""
         self.urgent = False
-        read, self._read = self._read, 0
-        for record in records:
-            if record.inbox_seq > read:
-                read = record.inbox_seq
+        read = max(self.read, self._unrecorded)
+        self.read = self._unrecorded = 0
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
         self._take_emitted()

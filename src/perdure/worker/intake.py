@@ -17,7 +17,7 @@ def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], see
             seen = max(seen, message.seq)
             draft.took_in(seen)
         elif message.seq > seen and execution.outcome is None:
-            seen = message.seq
+            seen = draft.read = message.seq
             draft.urgent = True
             _record(execution, message, now)
         elif message.kind is Kind.CANCEL:
