@@ -22,6 +22,7 @@ from perdure.core.system import System
 from perdure.replay.loop import outside
 from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
+from perdure.worker.beginnings import Beginnings
 from perdure.worker.claimer import Claimer
 from perdure.worker.crew import Crew
 from perdure.worker.emitting import Emitting
@@ -39,9 +40,6 @@ from perdure.worker.threads import StepThreads
 from perdure.workflow.definition import Workflow
 
 logger = logging.getLogger("perdure.worker")
-
-#: So many runs begin with one look at the clocks.
-AT_ONCE = 32
 
 
 class Worker:
@@ -83,8 +81,7 @@ class Worker:
         self._held: dict[str, Held] = {}
         #: Those of them that are only being written for the last time.
         self._ending: set[Held] = set()
-        #: And those that have not begun.
-        self._taken: list[Held] = []
+        self._beginnings = Beginnings(self._moment)
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
         self._claimer = Claimer(store, system, self)
@@ -252,18 +249,7 @@ class Worker:
         held = Held(claimed, self._workflows[claimed.run.type], records, self._crew)
         self._hold(held)
         held.receive(inbox)
-        self._taken.append(held)
-        if len(self._taken) == 1:
-            asyncio.get_running_loop().call_soon(self._begin_taken)
-
-    def _begin_taken(self) -> None:
-        # In parts, so that what the first of them do is under way while the rest begin.
-        part, self._taken = self._taken[:AT_ONCE], self._taken[AT_ONCE:]
-        if self._taken:
-            asyncio.get_running_loop().call_soon(self._begin_taken)
-        moment = self._moment()
-        for held in part:
-            held.begin(moment)
+        self._beginnings.add(held)
 
     def take_again(self, held: Held, claimed: ClaimedRun) -> None:
         """Work on a run that stayed in memory."""

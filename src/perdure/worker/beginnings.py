@@ -1,0 +1,38 @@
+"""Runs that were just taken, begun together.
+
+They share one look at the clocks, and begin in parts, so that what the first of them do is under way while the rest begin. Each
+begins in a plain callback of the loop, never inside a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from perdure.worker.held import Held
+from perdure.worker.moment import Moment
+
+#: So many begin with one look at the clocks.
+_AT_ONCE = 32
+
+
+class Beginnings:
+    """See the module."""
+
+    def __init__(self, moment: Callable[[], Moment]) -> None:
+        self._moment = moment
+        self._waiting: list[Held] = []
+
+    def add(self, held: Held) -> None:
+        """Begin it soon."""
+        self._waiting.append(held)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        part, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin)
+        moment = self._moment()
+        for held in part:
+            held.begin(moment)
