@@ -51,6 +51,7 @@ from perdure.core.errors import (
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
+from perdure.core.report import Finding, Problem, Report
 from perdure.core.retry import Retry
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
@@ -95,6 +96,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Fatal",
+    "Finding",
     "Handle",
     "InvalidCursor",
     "InvalidDuration",
@@ -110,11 +112,13 @@ __all__ = [
     "Page",
     "PayloadTooLarge",
     "PerdureError",
+    "Problem",
     "Question",
     "RaceError",
     "Reason",
     "Received",
     "Record",
+    "Report",
     "Retry",
     "RetryAfter",
     "Rollback",

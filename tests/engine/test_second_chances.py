@@ -9,6 +9,7 @@ import pytest
 
 from perdure import (
     Context,
+    DecodeError,
     Engine,
     Handle,
     Kind,
@@ -380,6 +381,35 @@ async def test_a_fork_that_makes_no_sense_is_refused_before_anything_is_written(
     with pytest.raises(RunExists, match="'source' already"):
         await run.fork(id="source")
     assert await stage.dump() == before
+
+
+async def test_a_fork_that_would_not_come_to_its_step_is_refused_before_anything_is_written(stage: Stage) -> None:
+    world = World()
+    world.broken = False
+
+    @workflow("second.crossroads.v1")
+    async def order(ctx: Context, wanted: bool) -> str:
+        cents = await ctx.step(world.quote)
+        if wanted and cents < 10:
+            await ctx.sleep(0.001)
+        return await ctx.step(world.charge, cents)
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order(True))
+        await run.result("20s")
+        before = await stage.rows("SELECT id FROM perdure_runs")
+        with pytest.raises(
+            UsageError, match="does not come to that step: .* timer 'sleep', but the code waits for step"
+        ):
+            await run.fork(from_step="World.charge", input=order(False))
+        with pytest.raises(UsageError, match="does not come to that step"):
+            await run.fork(from_step="World.charge", results={"World.quote": 10})
+        with pytest.raises(DecodeError, match="World.quote"):
+            await run.fork(from_step="World.charge", results={"World.quote": "seven"})
+        assert await stage.rows("SELECT id FROM perdure_runs") == before
+        early = await run.fork(from_step="sleep", input=order(False))
+        assert await early.result("20s") == "paid 7"
 
 
 async def test_second_chances_from_code_that_is_not_async(stage: Stage) -> None:

@@ -45,6 +45,7 @@ COMMANDS = MappingProxyType(
         "retry": "perdure.cli.retry",
         "recover": "perdure.cli.recover",
         "fork": "perdure.cli.fork",
+        "check": "perdure.cli.check",
         "migrate": "perdure.cli.migrate",
     }
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.core.control import Pause
     from perdure.core.duration import Duration
     from perdure.core.model import Page, Record, Run, Status
+    from perdure.core.report import Report
     from perdure.workflow.channels import Channel, Question
     from perdure.workflow.definition import Call, Workflow
 
@@ -133,6 +134,10 @@ class Blocking:
     def why(self, run_id: str) -> str:
         """See `Engine.why`."""
         return self._wait(self._engine.why(run_id))
+
+    def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
+        """See `Engine.check`."""
+        return self._wait(self._engine.check(types=types, limit=limit))
 
     @contextmanager
     def worker(self, **options: Any) -> Generator[None]:

@@ -2,18 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from perdure.client.control import Control
 from perdure.client.why import is_unserved
-from perdure.core.model import Run
+from perdure.core.errors import UsageError
+from perdure.core.failure import ErrorTypes
+from perdure.core.model import FINISHED, Kind, Loaded, Reason, Run, RunFilter, Status
+from perdure.core.report import Finding, Problem, Report
+from perdure.store import open_store
+from perdure.store.protocol import Store
+from perdure.worker import Checkup
+from perdure.workflow.definition import Workflow
+
+T = TypeVar("T")
+
+UNFINISHED = tuple(status for status in Status if status not in FINISHED)
+PAGE = 100
 
 
 class Checking(Control):
     """What an `Engine` knows about code and runs."""
+
+    url: str
+    workflows: dict[str, Workflow[Any, Any]]
+    _errors: ErrorTypes
+
+    @abstractmethod
+    def _is_at_hand(self) -> bool:
+        """Whether the engine's store is open, or is somebody else's to open. Raises `EngineClosed`."""
 
     async def unserved(self, runs: Sequence[Run]) -> set[str]:
         """The ids of those of the runs that are ready and that no live worker takes: their type or their queue has none."""
         store = await self._opened()
         workers, now = await store.workers(), await store.now()
         return {run.id for run in runs if is_unserved(run, workers, now)}
+
+    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
+        """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
+
+        The gate before a deploy: says which runs would diverge, where, and what to do about it. `limit` bounds how many runs are
+        looked at, newest first.
+        """
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit must be at least 1, not {limit}")
+        if isinstance(types, str):
+            raise UsageError(f"types is a list of workflow types: [{types!r}]")
+        findings: list[Finding] = []
+        checked, more = 0, False
+        async with self._looking() as store:
+            async for runs in _pages(store, types):
+                room = len(runs) if limit is None else limit - checked
+                more = len(runs) > room
+                for loaded in await store.load([run.id for run in runs[:room]]):
+                    if not loaded.run.status.finished:
+                        checked += 1
+                        findings += await self._check(store, loaded)
+                if more or (limit is not None and checked >= limit):
+                    break
+        return Report(checked=checked, more=more, findings=tuple(findings))
+
+    async def _check(self, store: Store, loaded: Loaded) -> list[Finding]:
+        run = loaded.run
+        workflow = self.workflows.get(run.type)
+        if workflow is None:
+            return [_unserved(run, self.workflows)]
+        children = await _unheard_children(store, loaded)
+        checkup = Checkup(self._codec, self._errors)
+        return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
+
+    @asynccontextmanager
+    async def _looking(self) -> AsyncIterator[Store]:
+        """A store that may read and must not migrate: the engine's own, if that is open already."""
+        if self._is_at_hand():
+            yield await self._opened()
+            return
+        store = open_store(self.url, self._system, migrate=False)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+async def _pages(store: Store, types: Sequence[str] | None) -> AsyncIterator[tuple[Run, ...]]:
+    for type in [None] if types is None else dict.fromkeys(types):
+        cursor: str | None = None
+        while True:
+            page = await store.list(RunFilter(status=UNFINISHED, type=type), PAGE, cursor)
+            yield page.runs
+            cursor = page.cursor
+            if cursor is None:
+                break
+
+
+async def _unheard_children(store: Store, loaded: Loaded) -> list[str]:
+    """The places of children whose end the run's history does not have yet."""
+    run = loaded.run
+    waits = run.reason is Reason.CHILD or any(message.kind is Kind.CHILD for message in loaded.inbox)
+    # A run that began anew, or is tried anew, has children of the time before.
+    if not waits or run.generation > 1 or run.attempt > 1:
+        return []
+    heard = {record.location for record in loaded.records if record.kind is Kind.CHILD}
+    places: dict[str, None] = {}
+    cursor: str | None = None
+    while True:
+        page = await store.list(RunFilter(parent_id=run.id), PAGE, cursor)
+        places.update((one, None) for child in page.runs if (one := child.parent_location) and one not in heard)
+        cursor = page.cursor
+        if cursor is None:
+            return list(places)
+
+
+def _unserved(run: Run, workflows: dict[str, Workflow[Any, Any]]) -> Finding:
+    return Finding(
+        run_id=run.id,
+        type=run.type,
+        problem=Problem.UNSERVED,
+        expected=f"a workflow of the type {run.type!r}",
+        found=f"only {', '.join(sorted(workflows)) or 'nothing'}",
+        fix="keep it among the engine's workflows until its runs are done; or check only the types of this engine",
+    )
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Do it in a callback of its own: a run's loop must not take the place of one that is in the middle of a task."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def act() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    loop.call_soon(act)
+    return await done

@@ -85,6 +85,7 @@ class Engine(Checking, Telling):
         self._store: Store = (
             Retrying(open_store(url, self._system, migrate=migrate), self._system) if store is None else store
         )
+        self._lent = store is not None
         self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"
         self._opening: asyncio.Lock | None = None
@@ -282,6 +283,10 @@ class Engine(Checking, Telling):
                 await self._store.open()
                 self._state = "open"
         return self._store
+
+    def _is_at_hand(self) -> bool:
+        self._unless_closed()
+        return self._state == "open" or self._lent
 
     def _unless_closed(self) -> Store:
         if self._state == "closed":

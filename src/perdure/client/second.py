@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
+from perdure.client.checking import aside
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.core.duration import instant
-from perdure.core.errors import RunExists, RunFinished, RunNotFound, UsageError
+from perdure.core.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.core.model import Kind, NewRun, Record, Run, Status
 from perdure.core.second import Fork, Reopened, kept
+from perdure.worker import Checkup
 from perdure.workflow.definition import Call
 
 if TYPE_CHECKING:
@@ -87,10 +89,36 @@ async def fork(engine: Engine, run_id: str, **wanted: Unpack[ForkOptions]) -> st
     options["deadline"] = wanted.get("deadline")
     encoded = _input(engine, source, wanted.get("input"))
     new = new_run(source.type, encoded, options, engine._system, store.clock())
-    answer = await store.fork(_fork(source, past, from_step, new, engine._system.entropy(8).hex()), engine._actor)
+    fork = _fork(source, past, from_step, new, engine._system.entropy(8).hex())
+    await _try_out(engine, source, fork)
+    answer = await store.fork(fork, engine._actor)
     if not answer.created:
         raise RunExists(f"there is a run {new.id!r} already; give the fork of {run_id!r} another id")
     return new.id
+
+
+async def _try_out(engine: Engine, source: Run, fork: Fork) -> None:
+    """Replay the past of a fork, where its code is here. Raises `UsageError` if that does not lead to its step."""
+    workflow = engine.workflows.get(source.type)
+    if workflow is None or not fork.records:
+        return
+    as_it_will_be = replace(
+        source,
+        id=fork.run.id,
+        input=fork.run.input,
+        attempt=1,
+        generation=1,
+        seed=fork.seed,
+        started_at=fork.started_at,
+    )
+    checkup = Checkup(engine._codec, engine._errors)
+    try:
+        await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))
+    except Diverged as error:
+        raise UsageError(
+            f"a fork of run {source.id!r} from {fork.step!r} with these arguments and results does not come to that step: the copied "
+            f"history has {error.expected}, but {error.found}; fork it from an earlier step"
+        ) from error
 
 
 def _input(engine: Engine, source: Run, given: Call[Any] | Mapping[str, Any] | None) -> str:

@@ -119,6 +119,12 @@ class LoopStuck(WorkflowError):
 class Diverged(WorkflowError):
     """The code does not follow the recorded history; the message shows the difference."""
 
+    def __init__(self, message: str, *, expected: str = "", found: str = "") -> None:
+        super().__init__(message)
+        #: What the history has, and what the code does instead.
+        self.expected = expected
+        self.found = found
+
 
 class ChildLimit(WorkflowError):
     """A run would have too many children under way, or too many ancestors; the child was not started."""

@@ -19,23 +19,26 @@ _SHOWN = 5
 
 def diverged(run_id: str, record: Record, found: str) -> Diverged:
     """The error for a record that the code cannot account for; `found` is what there is instead."""
+    expected = f"record {record.seq}: {record.kind} {record.location!r}"
     return Diverged(
         f"run {run_id!r} does not follow its history any more:\n"
-        f"  - record {record.seq}: {record.kind} {record.location!r}\n"
+        f"  - {expected}\n"
         f"  + {found}\n"
-        "Nothing was written. Deploy code that makes the recorded calls in the recorded order, and the run goes on"
+        "Nothing was written. Deploy code that makes the recorded calls in the recorded order, and the run goes on",
+        expected=expected,
+        found=found,
     )
 
 
 def position(
-    record: Record, operations: Collection[Operation], messages: Collection[str], outcome: Outcome | None
+    location: str, operations: Collection[Operation], messages: Collection[str], outcome: Outcome | None
 ) -> str:
-    """Where the code stands instead of waiting for `record`, in words."""
+    """Where the code stands instead of waiting for what is recorded at `location`, in words."""
     if outcome is not None:
         error = outcome.error
         return "the workflow returned" if error is None else f"the workflow raised {type(error).__name__}: {error}"
     for operation in operations:
-        if operation.location == record.location:
+        if operation.location == location:
             return f"the code asks for a {operation.kind} there"
     waits = [f"{operation.kind} {operation.location!r}" for operation in operations]
     waits += [f"message {name!r}" for name in messages]

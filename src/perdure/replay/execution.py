@@ -314,8 +314,11 @@ class Execution(Versioning):
         self._resolve(operation, record)
 
     def _diverged(self, record: Record) -> Diverged:
-        found = position(record, self._open.values(), self.awaited_messages(), self.outcome)
-        return diverged(self.run_id, record, found)
+        return diverged(self.run_id, record, self.position(record.location))
+
+    def position(self, location: str) -> str:
+        """Where the code stands instead of waiting for what is there, in words."""
+        return position(location, self._open.values(), self.awaited_messages(), self.outcome)
 
     def _resolve(self, operation: Operation, record: Record) -> None:
         if self._closing is not None:

@@ -86,6 +86,10 @@ class Versioning(Requests):
             self._open[location] = RemovedOperation(location, future, kind)
         return future
 
+    def knows_child(self, location: str) -> bool:
+        """Whether the workflow has called a child there."""
+        return location in self._open or location in self._closed_children
+
     def _version_place(self, name: str) -> str:
         return current_scope.get(self._root).next(_APART + name).replace(_APART, "", 1)
 

@@ -1,6 +1,7 @@
 """Executing runs: joins replay and store."""
 
+from perdure.worker.checkup import Checkup
 from perdure.worker.options import WorkerOptions
 from perdure.worker.worker import Worker
 
-__all__ = ["Worker", "WorkerOptions"]
+__all__ = ["Checkup", "Worker", "WorkerOptions"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from perdure.core.codec import Codec
+from perdure.core.failure import ErrorTypes
 from perdure.core.model import Record, Run
 from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
@@ -14,8 +17,20 @@ from perdure.workflow.definition import Workflow
 
 def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew) -> Execution:
     """The execution of a run, not yet begun. Raises `DecodeError` when its input does not fit the workflow."""
+    return execution_of(run, workflow, records, crew.codec, crew.errors, crew.logger)
+
+
+def execution_of(
+    run: Run,
+    workflow: Workflow[Any, Any],
+    records: tuple[Record, ...],
+    codec: Codec,
+    errors: ErrorTypes,
+    logger: logging.Logger,
+) -> Execution:
+    """The same, for whoever is no worker."""
     signature = workflow.signature
-    arguments = signature.decode(run.input, crew.codec, f"input of run {run.id!r} ({run.type})")
+    arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
     origin = Origin(
         run_id=run.id,
         type=run.type,
@@ -35,8 +50,8 @@ def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record
         signature.returns,
         origin,
         records,
-        codec=crew.codec,
-        errors=crew.errors,
-        logger=crew.logger,
+        codec=codec,
+        errors=errors,
+        logger=logger,
         gives_up=gives_up,
     )

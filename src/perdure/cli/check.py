@@ -1,0 +1,78 @@
+"""`perdure check`: whether the runs under way can go on with the code that is here."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from perdure.cli.output import Output
+from perdure.cli.params import with_output, with_target
+from perdure.cli.target import find_engine, is_url
+from perdure.core.report import Finding, Report
+
+FAILED = 1
+
+
+@click.command("check")
+@with_target
+@click.option("--type", "types", multiple=True, help="Only runs of this workflow type.")
+@click.option("--own", is_flag=True, help="Only runs of the engine's own types; others are somebody else's.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many runs, newest first.")
+@with_output
+def command(target: str, types: tuple[str, ...], own: bool, limit: int | None, output: Output) -> int:
+    """Replay every unfinished run against the code in front of it, and say which would not go on. Nothing is written.
+
+    The gate before a deploy: exits with 1 if a run would diverge. TARGET is an engine, such as shop:engine.
+    """
+    if is_url(target):
+        raise click.UsageError("A check needs code: name an engine, such as shop:engine, not a database.")
+    report = asyncio.run(_check(target, types, own, limit))
+    if output.json:
+        output.document(_document(report))
+    else:
+        _show(output, report)
+    return 0 if report.ok else FAILED
+
+
+async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | None) -> Report:
+    engine = find_engine(target)
+    try:
+        wanted = [*types, *(engine.workflows if own else ())]
+        return await engine.check(types=wanted or None, limit=limit)
+    finally:
+        await engine.close()
+
+
+def _document(report: Report) -> dict[str, object]:
+    return {
+        "ok": report.ok,
+        "checked": report.checked,
+        "more": report.more,
+        "findings": [_finding(finding) for finding in report.findings],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, object]:
+    return {
+        "id": finding.run_id,
+        "type": finding.type,
+        "problem": finding.problem.value,
+        "warning": finding.is_warning,
+        "expected": finding.expected,
+        "found": finding.found,
+        "fix": finding.fix,
+    }
+
+
+def _show(output: Output, report: Report) -> None:
+    for finding in report.findings:
+        style = "yellow" if finding.is_warning else "red"
+        output.line(f"{finding.run_id} ({finding.type}): {finding.problem.value}", style)
+        output.line(f"  - {finding.expected}")
+        output.line(f"  + {finding.found}")
+        output.line(f"  fix: {finding.fix}")
+    bad = len({finding.run_id for finding in report.findings if not finding.is_warning})
+    runs = f"{report.checked} run{'' if report.checked == 1 else 's'} checked"
+    rest = "; there are more" if report.more else ""
+    output.line(f"{runs}, {bad} would not go on{rest}." if bad else f"{runs}, all go on with this code{rest}.")
