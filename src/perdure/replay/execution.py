@@ -17,11 +17,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.core.codec import Codec
-from perdure.core.errors import Diverged, LoopStuck, WorkflowError
+from perdure.core.errors import LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
 from perdure.core.family import OnClose
 from perdure.core.model import Kind, Message, NewMessage, NewRun, Record
-from perdure.replay.divergence import Arguments, diverged, position
+from perdure.replay.divergence import Arguments
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask
 from perdure.replay.log import ReplayLog
@@ -312,13 +312,6 @@ class Execution(Versioning):
             self._closed_children.add(record.location)
         self._close(operation)
         self._resolve(operation, record)
-
-    def _diverged(self, record: Record) -> Diverged:
-        return diverged(self.run_id, record, self.position(record.location))
-
-    def position(self, location: str) -> str:
-        """Where the code stands instead of waiting for what is there, in words."""
-        return position(location, self._open.values(), self.awaited_messages(), self.outcome)
 
     def _resolve(self, operation: Operation, record: Record) -> None:
         if self._closing is not None:

@@ -11,10 +11,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.core.errors import Diverged
 from perdure.core.model import Kind, Record
-from perdure.replay.divergence import diverged
+from perdure.replay.divergence import diverged, position
 from perdure.replay.futures import Watched
 from perdure.replay.operations import Operation, RemovedOperation
+from perdure.replay.outcome import Outcome
 from perdure.replay.requests import Requests
 from perdure.workflow.scopes import current_scope
 
@@ -45,6 +47,7 @@ NOTHING_RECORDED = Recorded(())
 class Versioning(Requests):
     """The part of an execution that answers for versions."""
 
+    outcome: Outcome | None
     unsaved: list[Record]
     next_seq: int
     recorded = NOTHING_RECORDED
@@ -89,6 +92,13 @@ class Versioning(Requests):
     def knows_child(self, location: str) -> bool:
         """Whether the workflow has called a child there."""
         return location in self._open or location in self._closed_children
+
+    def position(self, location: str) -> str:
+        """Where the code stands instead of waiting for what is there, in words."""
+        return position(location, self._open.values(), self.awaited_messages(), self.outcome)
+
+    def _diverged(self, record: Record) -> Diverged:
+        return diverged(self.run_id, record, self.position(record.location))
 
     def _version_place(self, name: str) -> str:
         return current_scope.get(self._root).next(_APART + name).replace(_APART, "", 1)
