@@ -293,11 +293,21 @@ async def gathered_call_added(do: Doing, new: bool) -> None:
 
 @diverges
 async def parallel_made_sequential(do: Doing, new: bool) -> None:
+    gate = asyncio.Event()
+
+    async def waits() -> None:
+        await gate.wait()
+        await do.step("b")
+
+    async def goes() -> None:
+        await do.step("a")
+        gate.set()
+
     if new:
-        await do.sleep(0.05)
+        await do.step("b")
         await do.step("a")
     else:
-        await asyncio.gather(do.sleep(0.05), do.step("a"))
+        await asyncio.gather(waits(), goes())
 
 
 def _branches(do: Doing, *names: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -76,7 +76,7 @@ class Checking(Control):
         return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
 
     @asynccontextmanager
-    async def _looking(self) -> AsyncIterator[Store]:
+    async def _looking(self) -> AsyncGenerator[Store, None]:
         """A store that may read and must not migrate: the engine's own, if that is open already."""
         if self._is_at_hand():
             yield await self._opened()
