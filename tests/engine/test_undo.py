@@ -34,6 +34,14 @@ async def ship(order: str) -> None:
     raise ConnectionError("no van")
 
 
+@step(retry=Retry.never())
+async def ship_once() -> str:
+    log.append("ship")
+    if log.count("ship") == 1:
+        raise ConnectionError("no van")
+    return "shipped"
+
+
 @pytest.fixture(autouse=True)
 def _fresh_log() -> None:
     log.clear()
@@ -200,6 +208,22 @@ async def test_a_run_that_expires_is_not_undone(on_disk: Stage) -> None:
         with pytest.raises(RunFailed, match="deadline"):
             await run.result("20s")
     assert log == ["charge o-1"]
+
+
+async def test_a_run_that_is_opened_again_does_again_what_was_undone(on_disk: Stage) -> None:
+    @workflow("undo.opened.v1")
+    async def opened(ctx: Context) -> str:
+        await ctx.step(charge, "o-1")
+        return await ctx.step(ship_once)
+
+    engine = on_disk.engine(opened)
+    async with engine.worker():
+        run = await engine.start(opened())
+        with pytest.raises(RunFailed, match="no van"):
+            await run.result("20s")
+        await run.retry()
+        assert await run.result("20s") == "shipped"
+    assert log == ["charge o-1", "ship", "refund receipt of o-1", "charge o-1", "ship"]
 
 
 async def test_what_undoes_a_step_has_to_be_a_function() -> None:

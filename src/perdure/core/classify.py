@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from perdure.core.models import problems_of
 
 _REQUEST_TIMEOUT, _TOO_EARLY, _TOO_MANY_REQUESTS, _UNAVAILABLE = 408, 425, 429, 503
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -104,7 +105,7 @@ def _by_status(status: int, headers: Any, now: int | None) -> Classified:
 def _by_class(error: BaseException) -> Classified:
     names = {(each.__module__, each.__name__) for each in type(error).__mro__}
     if isinstance(error, msgspec.ValidationError) or not names.isdisjoint(_INVALID):
-        return Classified(category=Category.INVALID, details=tuple(_details(error))[:_DETAILS])
+        return Classified(category=Category.INVALID, details=tuple(problems_of(error))[:_DETAILS])
     if isinstance(error, TimeoutError | ConnectionError) or not names.isdisjoint(_TRANSIENT):
         return Classified(category=Category.TRANSIENT)
     return Classified(category=Category.UNKNOWN)
@@ -152,14 +153,3 @@ def _seconds_until(date: str, said_at: str | None, now: int | None) -> float:
 def _moment(date: str) -> datetime.datetime:
     moment = parsedate_to_datetime(date)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
-
-
-def _details(error: BaseException) -> Iterator[str]:
-    listed = getattr(error, "errors", None)
-    problems = listed() if callable(listed) else None
-    if not isinstance(problems, list):
-        yield str(error)
-        return
-    for problem in problems:
-        place = ".".join(str(part) for part in problem.get("loc", ()))
-        yield f"{place}: {problem.get('msg', '')}" if place else str(problem.get("msg", ""))

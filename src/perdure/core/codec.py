@@ -17,6 +17,7 @@ import msgspec
 
 from perdure.core.errors import DecodeError, EncodeError, PayloadTooLarge
 from perdure.core.flaw import DEPTH, find_flaw, has_set_of_sets, ordered
+from perdure.core.models import AdaptedDecoder, decode_model, encode_model, mentions_model, order_model
 
 WARN_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
@@ -34,10 +35,13 @@ _BRACKET = ord("[")
 _QUICK_BYTES = 2 * DEPTH
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
-_encode = msgspec.json.Encoder().encode
-_encode_in_order = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder(enc_hook=encode_model).encode
+_encode_in_order = msgspec.json.Encoder(enc_hook=order_model, order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
 _decode_plain = msgspec.json.Decoder().decode
+
+
+AnyDecoder = msgspec.json.Decoder[Any] | AdaptedDecoder
 
 
 class Codec:
@@ -46,7 +50,7 @@ class Codec:
     def __init__(self, *, warn_bytes: int = WARN_BYTES, max_bytes: int = MAX_BYTES) -> None:
         self._warn_bytes = warn_bytes
         self._max_bytes = max_bytes
-        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+        self._decoders: dict[Any, AnyDecoder] = {}
 
     def encode(self, value: object, what: str) -> str:
         """The value as JSON; `what` says in errors whose it is. Raises `EncodeError` or `PayloadTooLarge`."""
@@ -113,7 +117,7 @@ class Codec:
                 raise (_bad_arguments(value, step) or _refusal(value, "a value", str(error))) from error
         return hashlib.blake2b(data, digest_size=6).hexdigest()
 
-    def _decoder(self, type: Any, what: str) -> msgspec.json.Decoder[Any]:
+    def _decoder(self, type: Any, what: str) -> AnyDecoder:
         try:
             known = self._decoders.get(type)
         except TypeError:
@@ -133,9 +137,19 @@ class Codec:
         )
 
 
-def _new_decoder(type: Any, what: str) -> msgspec.json.Decoder[Any]:
+def decoder_of(type: Any) -> AnyDecoder:
+    """What decodes JSON to a type. Raises whatever msgspec does about a type that cannot be decoded."""
     try:
-        return msgspec.json.Decoder(Any if type is inspect.Signature.empty else type)
+        return msgspec.json.Decoder(Any if type is inspect.Signature.empty else type, dec_hook=decode_model)
+    except Exception:
+        if not mentions_model(type):
+            raise
+    return AdaptedDecoder(type)
+
+
+def _new_decoder(type: Any, what: str) -> AnyDecoder:
+    try:
+        return decoder_of(type)
     except Exception as error:
         raise DecodeError(f"{_name(type)}, the type of {what}, cannot be decoded from JSON: {error}") from error
 

@@ -16,6 +16,8 @@ from uuid import UUID
 
 import msgspec
 
+from perdure.core.models import ModelError, encode_model, is_model
+
 #: How deep a value may be nested. Decoding recurses, and must not fail where the stack happens to be deeper.
 DEPTH = 200
 
@@ -45,6 +47,8 @@ def ordered(value: object, encode: Callable[[Any], bytes]) -> object:
 
 
 def _find(value: object, depth: int) -> Flaw | None:
+    if is_model(type(value)):
+        return _flaw_of_model(value, depth)
     parts = _parts(value)
     if parts is None:
         problem = _problem(value)
@@ -60,6 +64,14 @@ def _find(value: object, depth: int) -> Flaw | None:
         if flaw is not None:
             return step + flaw[0], flaw[1]
     return None
+
+
+def _flaw_of_model(model: object, depth: int) -> Flaw | None:
+    try:
+        inside = msgspec.json.decode(encode_model(model))
+    except ModelError as error:
+        return f".{error.path}" if error.path else "", error.problem
+    return _find(inside, depth + 1)
 
 
 def _parts(value: object) -> Iterable[tuple[str, object]] | None:
@@ -153,7 +165,7 @@ def _type_problem(value: object) -> str:
     kind = type(value)
     return (
         f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot carry. Pass plain data: None, bool, numbers, str, "
-        "bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses or msgspec Structs."
+        "bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses, msgspec Structs or pydantic models."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.codec import Codec
+from perdure.core.codec import AnyDecoder, Codec, decoder_of
 from perdure.core.errors import BadArguments, DecodeError
 
 
@@ -62,7 +62,7 @@ class Signature:
         self._parameters = parameters[1:]
         self._signature = inspect.Signature(self._parameters)
         self._takes_names = all(p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in self._parameters)
-        self._decoder: msgspec.json.Decoder[Any] | None = None
+        self._decoder: AnyDecoder | None = None
         self._local_names = dict(local_names or {})
         try:
             self._resolved: dict[str, Any] | None = type_hints(function, self._local_names)
@@ -113,7 +113,7 @@ class Signature:
             return self._decode_each(payload, codec, what)
         return {name: value for name in found.__struct_fields__ if (value := getattr(found, name)) is not msgspec.UNSET}
 
-    def _make_decoder(self) -> msgspec.json.Decoder[Any]:
+    def _make_decoder(self) -> AnyDecoder:
         """A decoder of all arguments at once. One that some type defeats refuses everything."""
         hints = self._hints
         fields: list[Any] = []
@@ -124,7 +124,7 @@ class Signature:
             fields.append(field if p.default is inspect.Parameter.empty else (*field, msgspec.UNSET))
         try:
             arguments = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-            return msgspec.json.Decoder(arguments)
+            return decoder_of(arguments)
         except Exception:
             return msgspec.json.Decoder(msgspec.defstruct("Nothing", [("perdure", int)]))
 
