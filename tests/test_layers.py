@@ -59,6 +59,7 @@ EXCEPTIONS = {
     ("replay/loop.py", "threading.get_ident"): "it starts no thread, it asks which one it is on",
     ("worker/threads.py", "threading."): "steps that block run in threads which can be abandoned, unlike a pool's",
     ("worker/emitting.py", "threading.Condition"): "steps emit from their own threads, and wait there for room",
+    ("worker/processes.py", "threading."): "a process of a step is talked to by a thread, and ends by one of its own",
     ("client/blocking.py", "threading."): "the facade for callers without an event loop has one on a thread",
     ("client/blocking.py", "asyncio."): "the facade for callers without an event loop has one on a thread",
 }

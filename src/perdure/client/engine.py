@@ -134,6 +134,7 @@ class Engine(Checking, Telling):
         poison_after: int = 5,
         stall_limit: Duration = 60.0,
         child_depth: int = 100,
+        processes: int | None = None,
         open_children: int = 10_000,
     ) -> EngineWorker:
         """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`."""
@@ -149,6 +150,7 @@ class Engine(Checking, Telling):
             poison_after=poison_after,
             stall_limit=stall_limit,
             child_depth=child_depth,
+            processes=processes,
             open_children=open_children,
         )
         return EngineWorker(self, options)

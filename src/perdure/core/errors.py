@@ -9,7 +9,7 @@
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
       StreamFull: a step emits faster than the database takes it in
       StepFailed: a step's or child's error whose class is not known here
-        StepTimeout (also TimeoutError)
+        StepTimeout (also TimeoutError)   ProcessDied
       RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
       Expired: a run past its deadline
       JoinError, RaceError (also ExceptionGroup): branches of a workflow that failed
@@ -145,6 +145,10 @@ class StepFailed(PerdureError):
 
 class StepTimeout(StepFailed, TimeoutError):
     """A step took longer than its timeout."""
+
+
+class ProcessDied(StepFailed):
+    """The process that a step ran in ended before the step did."""
 
 
 class RunFailed(PerdureError):

@@ -66,6 +66,7 @@ class WorkerSettings(TypedDict, total=False):
     poison_after: int
     stall_limit: Duration
     child_depth: int
+    processes: int | None
     open_children: int
 
 

@@ -1,4 +1,4 @@
-"""One attempt at one step, on the worker's loop or in a thread."""
+"""One attempt at one step, on the worker's loop, in a thread or in a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from perdure.core.errors import StepTimeout
 from perdure.core.system import Cancellable, System
@@ -25,7 +25,7 @@ class Attempt:
     """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
 
     __slots__ = (
-        "_arrivals", "_begun", "_emission", "_job", "_over", "_pending", "_system", "_task", "_threads", "_timed_out",
+        "_arrivals", "_begun", "_emission", "_job", "_over", "_pending", "_process", "_system", "_task", "_threads", "_timed_out",
         "number", "operation", "recipient", "run_id", "started_at",
     )  # fmt: skip
 
@@ -57,10 +57,28 @@ class Attempt:
         info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
         if request.spec.is_async:
             self._task = self._system.spawn(self._run(info), self.operation.location)
+        elif request.options.process is True:
+            self._start_process(threads, info, timeout)
+            return
         else:
             self._threads = threads
             self._job = threads.submit(lambda: _in_thread(info, request), lambda *end: self._thread_done(info, *end))
         if timeout is not UNSET:
+            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+
+    def _start_process(self, threads: StepThreads, info: StepInfo, timeout: float | UnsetType) -> None:
+        self._threads = threads
+        loop = asyncio.get_running_loop()
+
+        def begun() -> None:
+            if timeout is not UNSET:
+                loop.call_soon_threadsafe(self._limit, timeout)
+
+        self._process = threads.processes.call(self.operation.request, info, begun)
+        self._job = threads.submit(self._process.run, lambda *end: self._thread_done(info, *end))
+
+    def _limit(self, timeout: float) -> None:
+        if not self._over:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     def is_over(self) -> bool:
@@ -145,6 +163,8 @@ class Attempt:
             self._task.cancel()
         elif self._job is not None and self._threads is not None:
             self._threads.abandon(self._job)
+            if hasattr(self, "_process"):
+                self._process.kill()
 
 
 def _in_thread(info: StepInfo, request: StepRequest) -> Any:

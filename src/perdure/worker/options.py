@@ -33,6 +33,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     affinity: float = 0.02
     #: Threads that steps have abandoned (a timeout, a cancellation) after which no more runs are claimed.
     abandoned_threads: int = 50
+    #: Processes for steps that want one of their own; None: as many as there are processors.
+    processes: int | None = None
     #: Ancestors that a run may have, and children that it may have under way.
     child_depth: int = 100
     open_children: int = 10_000
@@ -53,6 +55,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         stall_limit: Duration = 60.0,
         child_depth: int = 100,
         open_children: int = 10_000,
+        processes: int | None = None,
     ) -> WorkerOptions:
         """Validated settings, from what a user writes."""
         if slots < 1:
@@ -61,6 +64,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             raise UsageError("resident must be 0 or more, poison_after 1 or more")
         if child_depth < 1 or open_children < 1:
             raise UsageError("child_depth and open_children must be 1 or more")
+        if processes is not None and processes < 1:
+            raise UsageError(f"processes={processes} must be 1 or more, or None for as many as there are processors")
         if not queues:
             raise UsageError("a worker needs at least one queue")
         if seconds(lease) < 0.1:
@@ -76,4 +81,5 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             stall_limit=seconds(stall_limit),
             child_depth=child_depth,
             open_children=open_children,
+            processes=processes,
         )

@@ -29,8 +29,8 @@ class Stoppable(Protocol):
     def release_rest(self) -> None:
         """Give back every run as it is."""
 
-    def drop_everything(self) -> None:
-        """Let go of every run, writing nothing."""
+    def abandon(self) -> None:
+        """End here without a word to the database."""
 
 
 async def work_until_signalled(worker: Stoppable, system: System) -> None:
@@ -59,6 +59,6 @@ async def work_until_signalled(worker: Stoppable, system: System) -> None:
             logger.warning(
                 "worker %s did not wait for the database; its runs go to others when its lease ends", worker.id
             )
-            worker.drop_everything()
+            worker.abandon()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from perdure.worker.processes import StepProcesses
+
 logger = logging.getLogger("perdure.worker")
 
 #: A thread without work for this long ends.
@@ -40,14 +42,16 @@ class Job:
 class StepThreads:
     """Daemon threads, as many as there are sync steps under way."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: so many abandoned ones are too many."""
+    def __init__(self, limit: int, processes: int | None = None) -> None:
+        """`limit`: so many abandoned ones are too many. `processes`: so many at a time; None: as there are processors."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         #: Threads without work that no job in the queue counts on.
         self._idle = 0
         self._limit = limit
         self._abandoned = 0
+        #: For steps that want a process of their own.
+        self.processes = StepProcesses(processes)
 
     @property
     def clogged(self) -> bool:

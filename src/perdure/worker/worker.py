@@ -62,7 +62,7 @@ class Worker:
         self._system = system
         self._workflows = workflows
         self._journal = Journal(store, system, lambda: self.id, self._moment)
-        self._threads = StepThreads(options.abandoned_threads)
+        self._threads = StepThreads(options.abandoned_threads, options.processes)
         self._crew = Crew(
             system=system,
             store=store,
@@ -181,6 +181,7 @@ class Worker:
             await self._heart.stop()
         self.drop_everything()
         self._residents.clear()
+        self._threads.processes.close()
         try:
             await self._store.retire(self.id)
         except StoreError as error:
@@ -191,6 +192,11 @@ class Worker:
     async def run_until_signalled(self) -> None:
         """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
         await work_until_signalled(self, self._system)
+
+    def abandon(self) -> None:
+        """End here without a word to the database."""
+        self.drop_everything()
+        self._threads.processes.close()
 
     async def _let_finish(self, grace: float) -> None:
         for held in list(self._held.values()):

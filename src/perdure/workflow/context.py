@@ -16,7 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from perdure.core.duration import Duration, instant, microseconds
-from perdure.core.errors import InvalidName
+from perdure.core.errors import InvalidName, UsageError
 from perdure.core.retry import Retry
 from perdure.workflow.branching import Branching
 from perdure.workflow.changing import Changing
@@ -27,7 +27,8 @@ from perdure.workflow.operation import Operation
 from perdure.workflow.runtime import StepRequest, WorkflowRandom
 from perdure.workflow.saga import current_undos
 from perdure.workflow.shielding import shielded
-from perdure.workflow.steps import NO_OPTIONS, make_options, spec_of
+from perdure.workflow.signature import describe
+from perdure.workflow.steps import NO_OPTIONS, check_for_process, make_options, spec_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,8 +57,12 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
             raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')
+        if options is NO_OPTIONS:
+            return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
+        if options.process is True:
+            check_for_process(function)
         operation = self._runtime.step(StepRequest(name, spec, args, kwargs, options))
-        if options is not NO_OPTIONS and options.undo is not UNSET:
+        if options.undo is not UNSET:
             current_undos(self._runtime).watch(operation, options.undo)
         return operation
 
@@ -79,6 +84,8 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
         """
         spec = spec_of(function)
         options = replace(self._options.over(spec.options), ephemeral=UNSET)
+        if options.process is True:
+            raise UsageError(f"{describe(function)} is to run in a transaction, which cannot be had in another process")
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
             raise InvalidName(
@@ -98,12 +105,15 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
         ephemeral: bool | None = None,
         using: Callable[[], Any] | None = None,
         undo: Callable[[Any], Any] | None = None,
+        process: bool | None = None,
     ) -> Context:
         """This context with other options for the steps called through it: `ctx.options(timeout="5s").step(...)`.
 
         `using` gives the connection of a transaction; see `transaction`. `undo` is given a step's result to undo it; see `saga`.
         """
-        chosen = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using, undo=undo)
+        chosen = make_options(
+            name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using, undo=undo, process=process
+        )
         return Context(self._runtime, chosen.over(self._options))
 
     def sleep(self, duration: Duration) -> Operation[None]:

@@ -15,7 +15,7 @@ from perdure.core.duration import Duration, seconds
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
-from perdure.workflow.signature import type_hints
+from perdure.workflow.signature import describe, type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -34,6 +34,7 @@ class StepOptions(Struct, frozen=True, kw_only=True):
     ephemeral: bool | UnsetType = UNSET
     using: Callable[[], Any] | UnsetType = UNSET
     undo: Callable[[Any], Any] | UnsetType = UNSET
+    process: bool | UnsetType = UNSET
 
     def over(self, other: StepOptions) -> StepOptions:
         """These options, filled up from `other`."""
@@ -58,6 +59,7 @@ def make_options(
     ephemeral: bool | None = None,
     using: Callable[[], Any] | None = None,
     undo: Callable[[Any], Any] | None = None,
+    process: bool | None = None,
 ) -> StepOptions:
     """Validated options, from what a user writes. Raises `UsageError` and the like."""
     if using is not None and not callable(using):
@@ -71,6 +73,7 @@ def make_options(
         ephemeral=UNSET if ephemeral is None else ephemeral,
         using=UNSET if using is None else using,
         undo=UNSET if undo is None else undo,
+        process=UNSET if process is None else process,
     )
 
 
@@ -91,6 +94,7 @@ def step(
     retry: Retry | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
+    process: bool | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -102,6 +106,7 @@ def step(
     retry: Retry | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
+    process: bool | None = None,
 ) -> Undoable[R]: ...
 
 
@@ -112,20 +117,32 @@ def step(
     retry: Retry | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
+    process: bool | None = None,
 ) -> Any:
     """Attach a policy to a function for when it is run as a step; the function itself stays as it is.
 
     `retry` says how often and when to try again; `timeout` bounds one attempt. An `ephemeral` step does not wait for its
     result to be durable before the workflow goes on; its record leaves with the next one. `undo` is a function that is given the
-    step's result to undo it, should the saga around it fail; see `Context.saga`.
+    step's result to undo it, should the saga around it fail; see `Context.saga`. `process` is for a sync function that keeps a
+    processor busy: it is called in a process of its own, which is killed if it takes longer than `timeout`.
     """
-    options = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, undo=undo)
+    options = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, undo=undo, process=process)
 
     def attach(function: F) -> F:
+        if process:
+            check_for_process(function)
         setattr(function, _OPTIONS, options)
         return function
 
     return attach
+
+
+def check_for_process(function: Callable[..., Any]) -> None:
+    """Raise `UsageError` if a function cannot be called in a process of its own."""
+    if _is_async(function):
+        raise UsageError(
+            f"{describe(function)} is an `async def`, which runs on the worker's loop; process=True is for functions that block"
+        )
 
 
 class StepSpec(Struct, frozen=True):

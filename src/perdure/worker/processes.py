@@ -1,0 +1,250 @@
+"""Processes for steps that would keep a thread of this one busy: `@step(process=True)`.
+
+Each is a fresh interpreter, started when it is first needed and used again. A call occupies a thread of the worker, which talks to the
+process; a process, unlike a thread, is killed when its step times out or is cancelled. All end with the worker: they are killed
+when it stops, and end by themselves when it dies.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from perdure.core.codec import Codec
+from perdure.core.errors import ProcessDied, StepFailed, UsageError
+from perdure.core.failure import Failure
+from perdure.workflow.current import StepInfo, current_step
+from perdure.workflow.runtime import StepRequest
+
+_EMITTED, _RETURNED, _RAISED = range(3)
+
+
+class StepProcesses:
+    """As many processes as there are steps that want one, up to a limit; more have to wait."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._room = threading.Semaphore(limit or os.cpu_count() or 1)
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._closed = False
+
+    def call(self, request: StepRequest, info: StepInfo, begun: Callable[[], object]) -> ProcessCall:
+        """A call, to be run in a thread; `begun` is called there when it has a process."""
+        return ProcessCall(self, request, info, begun)
+
+    def take(self) -> _Process:
+        """A process, when there is one. In a thread."""
+        self._room.acquire()
+        try:
+            with self._lock:
+                if self._closed:
+                    raise ProcessDied("the worker has stopped")
+                process = self._idle.pop() if self._idle else _Process()
+                self._all.add(process)
+                return process
+        except BaseException:
+            self._room.release()
+            raise
+
+    def give_back(self, process: _Process) -> None:
+        """It may be used again, unless it is dead."""
+        with self._lock:
+            again = not process.is_dead and not self._closed
+            if again:
+                self._idle.append(process)
+            else:
+                self._all.discard(process)
+        if not again:
+            process.end()
+        self._room.release()
+
+    def close(self) -> None:
+        """Kill them all, whatever they do."""
+        with self._lock:
+            self._closed = True
+            processes, self._all, idle, self._idle = self._all, set(), self._idle, []
+        for process in processes:
+            process.kill()
+        for process in idle:
+            process.end()
+
+
+class ProcessCall:
+    """A step's function being called in a process."""
+
+    def __init__(self, pool: StepProcesses, request: StepRequest, info: StepInfo, begun: Callable[[], object]) -> None:
+        self._pool = pool
+        self._request = request
+        self._info = info
+        self._begun = begun
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._killed = False
+
+    def run(self) -> Any:
+        """Call the function and wait for what it returns or raises. In a thread."""
+        data = _pickled(self._request, self._info)
+        process = self._pool.take()
+        try:
+            with self._lock:
+                self._process = process
+                if self._killed:
+                    return None
+            process.get_ready(self._info)
+            self._begun()
+            return process.call(data, self._info)
+        finally:
+            with self._lock:
+                self._process = None
+            self._pool.give_back(process)
+
+    def kill(self) -> None:
+        """Nobody wants the result any more. From any thread."""
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                self._process.kill()
+
+
+class _Process:
+    """An interpreter that calls one function after the other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="perdure step", daemon=True)
+        self._process.start()
+        theirs.close()
+        self._ready = False
+        self.is_dead = False
+
+    def get_ready(self, info: StepInfo) -> None:
+        """Wait for the interpreter to have started, which is no part of any step."""
+        if not self._ready:
+            self._receive(info)
+            self._ready = True
+
+    def call(self, data: bytes, info: StepInfo) -> Any:
+        """Call a function and wait for its end."""
+        try:
+            self._connection.send_bytes(data)
+        except OSError:
+            raise self._died(info) from None
+        while True:
+            kind, content = pickle.loads(self._receive(info))  # noqa: S301 - our own process wrote it
+            if kind == _RETURNED:
+                return content
+            if kind == _RAISED:
+                raise content
+            info.emit(*content)
+
+    def kill(self) -> None:
+        """End it at once; harmless when it has ended."""
+        self.is_dead = True
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill it and leave nothing of it. Nobody uses it any more."""
+        self.kill()
+        self._process.join()
+        self._connection.close()
+
+    def _receive(self, info: StepInfo) -> bytes:
+        try:
+            return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise self._died(info) from None
+
+    def _died(self, info: StepInfo) -> ProcessDied:
+        self.is_dead = True
+        self._process.join()
+        why = (
+            ""
+            if self._ready
+            else '. If that happens each time: a script that starts a worker needs `if __name__ == "__main__":` around that, '
+            "and what a step needs has to be importable"
+        )
+        return ProcessDied(
+            f"the process of step {info.location!r} of run {info.run_id!r} ended with exit code {self._process.exitcode} "
+            f"before the step did{why}"
+        )
+
+
+def _pickled(request: StepRequest, info: StepInfo) -> bytes:
+    told = info.run_id, info.location, info.attempt, info.due
+    try:
+        return pickle.dumps((request.spec.function, request.args, request.kwargs, *told))
+    except Exception as error:
+        raise UsageError(
+            f"step {info.location!r} of run {info.run_id!r} is to run in a process of its own, so its function and arguments have "
+            f"to be picklable: {error}. Define the function at the top of a module, and pass it plain data"
+        ) from error
+
+
+class _Caller:
+    """What `step_info` is about, in the process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def is_over(self) -> bool:
+        """Never: a process whose result is not wanted is killed."""
+        return False
+
+    def emit(self, stream: str, value: object) -> None:
+        """Leave it to the worker."""
+        self._connection.send_bytes(pickle.dumps((_EMITTED, (stream, value))))
+
+
+def _serve(connection: Connection) -> None:
+    """The life of a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the worker to deal with, which is asked by the same key
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    connection.send_bytes(b"ready")
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(_answer(data, _Caller(connection)))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _answer(data: bytes, caller: _Caller) -> bytes:
+    try:
+        function, args, kwargs, run_id, location, number, due = pickle.loads(data)  # noqa: S301 - the worker wrote it
+        current_step.set(StepInfo(run_id, location, number, due, caller))
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        return _raised(error)
+    try:
+        return pickle.dumps((_RETURNED, result))
+    except Exception as error:
+        return _raised(UsageError(f"what a step returns from a process of its own has to be picklable: {error}"))
+
+
+def _raised(error: BaseException) -> bytes:
+    where = "".join(traceback.format_tb(error.__traceback__))
+    failure = Failure.of(error, Codec())
+    try:
+        error.add_note(f"In its process (most recent call last):\n{where}")
+        data = pickle.dumps((_RAISED, error))
+        pickle.loads(data)  # noqa: S301 - some classes can be pickled and not be made again
+    except Exception:
+        data = pickle.dumps((_RAISED, StepFailed(str(failure), failure=failure)))
+    return data
