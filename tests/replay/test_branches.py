@@ -9,6 +9,7 @@ import pytest
 
 from perdure import Branch, Context, JoinError, RaceError
 from perdure.core.errors import BadArguments, InvalidName
+from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named, work
 
 
@@ -137,6 +138,99 @@ def test_the_losers_of_a_race_leave_no_history_and_are_not_run_again() -> None:
     assert (begun, other.open) == (["a"], ["after"])
     other.complete("after", 1)
     assert other.result == ["a", 1]
+
+
+def test_an_operation_that_a_losing_branch_was_given_is_given_up_on_replay_too() -> None:
+    async def passed_on(operations: list[Any]) -> Any:
+        return [await operation for operation in operations]
+
+    async def flow(ctx: Context) -> Any:
+        branches: dict[str, Branch[Any]] = {
+            "a": two_steps(ctx, "a"),
+            "b": asyncio.wait_for(named(ctx, "b"), 60),
+            "c": passed_on([named(ctx, "c"), named(ctx, "d")]),
+        }
+        won = await ctx.race(branches)
+        return [won.winner, await named(ctx, "after")]
+
+    run = Driver(flow)
+    run.complete("race/a/first", 1)
+    run.complete("c", 1)
+    run.complete("race/a/second", 2)
+    assert run.open == ["after"]
+    assert run.again().open == ["after"]
+    run.complete("after", 3)
+    assert run.settled().result == ["a", 3]
+
+
+def test_the_order_in_which_sets_give_tasks_does_not_depend_on_what_was_let_go() -> None:
+    async def winner(ctx: Context, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def flow(ctx: Context) -> Any:
+        orders = []
+        for number in range(8):
+            await ctx.race({f"b{each}": winner(ctx, each) for each in range(1 + number)})
+            tasks = [asyncio.create_task(named(ctx, "work"), name=f"t{each}") for each in range(3)]
+            done, _ = await asyncio.wait(tasks)
+            orders.append([task.get_name() for task in done])
+        return orders
+
+    run = Driver(flow)
+    for _ in range(8):
+        for _ in range(3):
+            run.complete(run.open[0])
+    run.settled()
+
+
+def test_a_child_of_a_branch_that_lost_may_end_when_the_race_is_over() -> None:
+    async def flow(ctx: Context) -> Any:
+        call = Call[Any].named("slow.v1")
+        won = await ctx.race({"a": lambda c: c.call(call), "b": lambda c: named(c, "work")})
+        return [won.winner, await named(ctx, "after")]
+
+    run = Driver(flow)
+    run.complete("race/b/work", 1)
+    run.late("race/a/slow.v1")
+    assert run.again().open == ["after"]
+    run.complete("after", 1)
+    assert run.settled().result == ["b", 1]
+
+
+def test_a_race_that_is_cancelled_while_its_losers_clean_up_is_cancelled() -> None:
+    async def careful(ctx: Context) -> None:
+        try:
+            await named(ctx, "work")
+        finally:
+            await ctx.shield(named(ctx, "cleanup"))
+
+    async def flow(ctx: Context) -> Any:
+        try:
+            async with asyncio.timeout(5):
+                await ctx.race({"a": careful, "b": lambda c: named(c, "work")})
+        except TimeoutError:
+            return "late"
+        return "in time"
+
+    run = Driver(flow)
+    run.complete("race/b/work", 1)
+    run.fire()
+    run.complete("race/a/cleanup")
+    assert run.settled().result == "late"
+
+
+def test_branches_of_a_race_that_is_cancelled_before_it_begins_are_not_left_behind() -> None:
+    async def flow(ctx: Context) -> Any:
+        one, other = named(ctx, "one"), named(ctx, "other")
+        ctx.race({"a": two_steps(ctx, "a"), "b": one}).cancel()
+        ctx.join({"a": two_steps(ctx, "a"), "b": asyncio.wait_for(other, 5)}).cancel()
+        return await named(ctx, "after")
+
+    run = Driver(flow)
+    assert run.open == ["after"]
+    run.complete("after", 1)
+    assert run.settled().result == 1
 
 
 def test_a_branch_of_a_race_that_fails_leaves_the_win_to_another() -> None:

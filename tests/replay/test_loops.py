@@ -8,6 +8,7 @@ from typing import Any
 
 from perdure import Break, Context, Continue
 from perdure.core.errors import BadArguments, WorkflowError
+from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 
 
@@ -173,6 +174,84 @@ def test_what_an_iteration_began_has_to_end_within_it() -> None:
     run.complete("loop/~0/work")
     assert isinstance(run.error, WorkflowError)
     assert "'loop/~0/forgotten' of run 'run-1' is still under way" in str(run.error)
+
+
+def test_what_a_kept_iteration_began_has_to_end_within_it_too() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nobody holds it is the point
+        return Continue(await named(ctx, "work"))
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1, keep=5)
+
+    run = Driver(flow)
+    run.complete("loop/~0/work", 1)
+    assert "'loop/~0/forgotten' of run 'run-1' is still under way" in str(run.error)
+
+
+def test_what_an_iteration_without_records_began_has_to_end_within_it_too() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        if count == 0:
+            asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nobody holds it is the point
+            return Continue(1)
+        return Continue(await named(ctx, "work"))
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1)
+
+    assert "'loop/~0/forgotten' of run 'run-1' is still under way" in str(Driver(flow).error)
+
+
+def test_a_receive_that_an_iteration_began_has_to_end_within_it_too() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        asyncio.ensure_future(ctx.receive("number"))  # noqa: RUF006 - that nobody holds it is the point
+        return Continue(await named(ctx, "work"))
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1)
+
+    run = Driver(flow)
+    run.complete("loop/~0/work", 1)
+    assert "receive('number') in 'loop/~0' of run 'run-1' is still under way" in str(run.error)
+
+
+def test_random_numbers_of_an_iteration_are_its_own_whatever_was_let_go() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[str]:
+        await named(ctx, "work", str(ctx.uuid()))
+        return Break(str(ctx.uuid())) if count == 3 else Continue(count + 1)
+
+    async def flow(ctx: Context) -> Any:
+        return [str(ctx.uuid()), await ctx.loop(0, body, commit_every=2), str(ctx.uuid())]
+
+    run = Driver(flow)
+    given = set[str]()
+    while run.outcome is None:
+        operation = run.operation(run.open[0])
+        given.add(operation.digest)
+        run.complete(operation.location)
+    assert len(given) == 4
+    assert len(set(run.settled().result)) == 3
+
+
+def test_a_child_that_was_given_up_may_end_when_its_iteration_is_long_over() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        try:
+            await asyncio.wait_for(ctx.call(Call.named("slow.v1")), 5)
+        except TimeoutError:
+            return Continue(count + 1)
+        return Break(count)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1)
+
+    run = Driver(flow)
+    run.fire()
+    run.late("loop/~0/slow.v1")
+    assert run.again().open == ["loop/~1/slow.v1", "loop/~1/timer"]
+    run.fire()
+    run.complete("loop/~2/slow.v1")
+    run.settled()
+    assert locations(run) == ["loop"]
 
 
 def test_a_body_that_returns_neither_is_told_so() -> None:

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
 from perdure.replay.futures import RunFuture, RunTask
+from perdure.workflow.scopes import Scope, current_scope
 
 T = TypeVar("T")
 
@@ -102,8 +103,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._timers: TimerSink | None = timers
         # A bare counter would collide between runs in asyncio's global set of tasks.
         self._hash_base = crc32(run_id.encode()) << 24
-        self._hash_count = 0
-        self._task_count = 0
+        #: Where everything is that is in no other scope.
+        self.root = Scope()
         #: Callbacks run since the workflow last asked for something durable: very many of them, and it is spinning.
         self.idle_callbacks = 0
         #: Workflow time since the run began, that of the record being applied.
@@ -120,13 +121,17 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def next_hash(self) -> int:
         """A number that no other future of any run has, the same in every replay."""
-        self._hash_count += 1
-        return self._hash_base + self._hash_count
+        scope = current_scope.get(self.root)
+        scope.futures += 1
+        if not scope.path:
+            return self._hash_base + scope.futures
+        return self._hash_base + (scope.number << 24) + scope.futures
 
     def next_task_name(self) -> str:
         """A name for a task without one."""
-        self._task_count += 1
-        return f"task-{self._task_count}"
+        scope = current_scope.get(self.root)
+        scope.tasks += 1
+        return f"{scope.path}task-{scope.tasks}"
 
     # time
 

@@ -75,6 +75,15 @@ class Mailbox:
             name for name, queue in self._receivers.items() if any(not receiver.future.done() for receiver in queue)
         ]
 
+    def waiting_inside(self, path: str) -> list[tuple[str, str]]:
+        """Where in the scope of that path something waits, and what it is."""
+        receivers = {id(receiver): receiver for queue in self._receivers.values() for receiver in queue}
+        return [
+            (receiver.scope.path, f"{receiver.future.label} in {receiver.scope.location!r}")
+            for receiver in receivers.values()
+            if not receiver.future.done() and receiver.scope.path.startswith(path)
+        ]
+
     def has(self, name: str) -> bool:
         """Whether a message of that name is there."""
         return name in self._messages

@@ -22,7 +22,7 @@ from perdure.replay.mailbox import Mailbox, bound
 from perdure.replay.memo import Memo
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
-from perdure.replay.scoping import Scoping
+from perdure.replay.scoping import Scoping, is_over
 from perdure.replay.timers import Timers
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (
@@ -33,10 +33,9 @@ from perdure.workflow.runtime import (
     Mark,
     Spawned,
     StepRequest,
-    WorkflowRandom,
 )
 from perdure.workflow.saga import Undos
-from perdure.workflow.scopes import Scope, current_scope
+from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
 
 
 class Requests(ABC):
@@ -63,7 +62,6 @@ class Requests(ABC):
         self._key = f"{origin.run_id}:{life}"
         self._codec = codec
         self._memo = memo
-        self._random: WorkflowRandom | None = None
         #: What tells the randomness of a copy from that of the run that it was copied from.
         self._salt = ""
         self._open: dict[str, Operation] = {}
@@ -73,7 +71,7 @@ class Requests(ABC):
         #: By place, the latest version that the code knows; and places of what the code no longer does.
         self._versions: dict[str, int] = {}
         self._removed: set[str] = set()
-        self._root = Scope()
+        self._root = self.loop.root
         self._functions = Functions(origin.run_id, origin.type)
         self._unawaited: dict[int, Watched[Any]] = {}
         self.timers = Timers()
@@ -117,11 +115,13 @@ class Requests(ABC):
 
     @property
     def random(self) -> WorkflowRandom:
-        """The run's one source of random numbers. The attempt is left out of the seed: an idempotency key stays what it was."""
+        """See `Runtime`. The attempt is left out of the seed: an idempotency key stays what it was."""
         self._check_inside()
-        if self._random is None:
-            self._random = WorkflowRandom(self._origin.randomness + self._salt)
-        return self._random
+        scope = current_scope.get(self._root)
+        if scope.random is None or scope.random[0] != self._salt:
+            where = f":{scope.path}" if scope.path else ""
+            scope.random = self._salt, WorkflowRandom(f"{self._origin.randomness}{self._salt}{where}")
+        return scope.random[1]
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
         """See `Runtime`."""
@@ -263,11 +263,12 @@ class Requests(ABC):
     def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
         """See `Runtime`."""
         self._check_inside()
-        for operation in self._open.values():
-            if operation.location.startswith(tuple(drop)):
+        open_here = [(each.location, f"{each.kind} {each.location!r}") for each in self._open.values()]
+        for location, what in open_here + self._mailbox.waiting_inside(scope.path):
+            if is_over(location, scope.path, mark.upto, drop):
                 raise WorkflowError(
-                    f"{operation.kind} {operation.location!r} of run {self.run_id!r} is still under way though its part of the "
-                    "workflow is over; await it inside of that part"
+                    f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; await it "
+                    "inside of that part"
                 )
         future = self._watch(scope.location)
         return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)

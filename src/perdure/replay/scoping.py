@@ -47,13 +47,11 @@ class Scoping:
         self._letters.setdefault(path, []).append(seq)
 
     def is_behind(self, record: Record) -> bool:
-        """Whether a record was kept for people to read: its scope has gone on since."""
-        path = record.location
-        while (cut := path.rfind("/~")) >= 0:
-            number = path[cut + 2 :].partition("/")[0]
-            path = path[:cut]
-            seq, mark = self._marks.get(path, (-1, None))
-            if mark is not None and record.seq < seq and int(number) < mark.upto:
+        """Whether a record belongs to a part that is over: it was kept for people to read, or is of a child that was given up."""
+        *scopes, _ = record.location.split("/")
+        for depth in range(1, len(scopes)):
+            seq, mark = self._marks.get("/".join(scopes[:depth]), (-1, None))
+            if mark is not None and (record.seq < seq or record.kind is Kind.CHILD) and is_left(scopes[depth], mark):
                 return True
         return False
 
@@ -88,6 +86,20 @@ class Scoping:
             else:
                 ranges.append((number, number))
         return tuple(ranges)
+
+
+def is_left(part: str, mark: Mark) -> bool:
+    """Whether a part of a scope is over: an iteration before the mark, or a branch that lost."""
+    if part.startswith("~"):
+        return int(part[1:]) < mark.upto
+    return mark.ended and part != msgspec.json.decode(mark.value, type=str)
+
+
+def is_over(location: str, path: str, upto: int, paths: Sequence[str]) -> bool:
+    """Whether a location is at one of the paths, or in an iteration before `upto` of the loop at `path`."""
+    if location.startswith(f"{path}~"):
+        return int(location[len(path) + 1 :].partition("/")[0]) < upto
+    return location.startswith(tuple(paths))
 
 
 def _pop_below(numbers: dict[str, list[int]], prefix: str) -> list[list[int]]:

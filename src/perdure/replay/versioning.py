@@ -117,7 +117,7 @@ class Versioning(Requests):
     def _is_for_nobody(self, record: Record, operation: Operation | None) -> bool:
         """Whether a record that no operation waits for is as it should be. Raises `Diverged`."""
         if record.kind is Kind.FORK:
-            self._salt, self._random = f":{record.payload}", None
+            self._salt = f":{record.payload}"
             return True
         if record.kind is Kind.VERSION:
             self._check_version(record)

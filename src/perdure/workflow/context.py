@@ -24,8 +24,9 @@ from perdure.workflow.children import Starting
 from perdure.workflow.failing import Failing
 from perdure.workflow.messaging import Messaging
 from perdure.workflow.operation import Operation
-from perdure.workflow.runtime import StepRequest, WorkflowRandom
+from perdure.workflow.runtime import StepRequest
 from perdure.workflow.saga import current_undos
+from perdure.workflow.scopes import WorkflowRandom
 from perdure.workflow.shielding import shielded
 from perdure.workflow.signature import describe
 from perdure.workflow.steps import NO_OPTIONS, check_for_process, make_options, spec_of

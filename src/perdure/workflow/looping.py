@@ -17,7 +17,7 @@ from msgspec import Struct
 from perdure.core.errors import BadArguments, WorkflowError
 from perdure.workflow.runtime import Mark, Runtime
 from perdure.workflow.saga import current_undos
-from perdure.workflow.scopes import Scope, inside
+from perdure.workflow.scopes import Scope, begin_in, inside
 from perdure.workflow.signature import type_hints
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def loop(
         raise BadArguments(f"{name}: commit_every={commit_every} must be at least 1, and keep={keep} at least 0")
     scope = runtime.open_scope(name)
     looping = _Loop(context, runtime, scope, body, commit_every, keep, type(state))
-    return asyncio.get_running_loop().create_task(looping.run(state))
+    return begin_in(scope, looping.run(state))
 
 
 class _Loop(Generic[S, V]):

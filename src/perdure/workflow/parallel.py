@@ -7,7 +7,6 @@ recorded, and a bound on how much goes on at a time. A branch is an awaitable, o
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowErro
 from perdure.core.ids import check_name
 from perdure.workflow.runtime import Mark, Runtime
 from perdure.workflow.saga import undo_losers
-from perdure.workflow.scopes import Scope, current_scope
+from perdure.workflow.scopes import Scope, begin_in, current_scope
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context
@@ -43,7 +42,8 @@ def join(
 ) -> asyncio.Task[dict[str, T]]:
     """Run all branches to their end."""
     scope = runtime.open_scope(name)
-    return asyncio.get_running_loop().create_task(_join(context, scope, checked(branches, name)))
+    listed = checked(branches, name)
+    return _tidied(begin_in(scope, _join(context, scope, listed)), listed)
 
 
 async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]]) -> dict[str, T]:
@@ -61,7 +61,8 @@ async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]
 def race(context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str) -> asyncio.Task[Won[T]]:
     """Run branches until the first of them succeeds."""
     scope = runtime.open_scope(name)
-    return asyncio.get_running_loop().create_task(_race(context, runtime, scope, checked(branches, name)))
+    listed = checked(branches, name)
+    return _tidied(begin_in(scope, _race(context, runtime, scope, listed)), listed)
 
 
 async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]]) -> Won[T]:
@@ -95,19 +96,43 @@ async def _only(
     context: Context, runtime: Runtime, scope: Scope, mark: Mark, winner: str, branches: Mapping[str, Branch[T]]
 ) -> T:
     others = [branch for name, branch in branches.items() if name != winner]
-    under_way = [branch for branch in others if isinstance(branch, asyncio.Future)]
+    under_way = [future for branch in others for future in _given_to(branch)]
     for future in under_way:
         # It was asked for outside of the race, so that its records are there; as the first time, somebody waits for it.
         future.add_done_callback(lambda _: None)
-    for branch in others:
-        if inspect.iscoroutine(branch):
-            branch.close()
     task = _begin(context, scope.branch(winner), branches[winner])
     await finish([task])
     for future in under_way:
         future.cancel()
     await runtime.reach(scope, mark, str, [])
     return task.result()
+
+
+def _given_to(branch: Branch[Any]) -> list[asyncio.Future[Any]]:
+    """The operation that a branch is; or those that a coroutine that has not begun was given as arguments."""
+    if isinstance(branch, asyncio.Future):
+        return [branch]
+    found: list[asyncio.Future[Any]] = []
+    if not inspect.iscoroutine(branch) or inspect.getcoroutinestate(branch) != inspect.CORO_CREATED:
+        return found
+    for argument in inspect.getcoroutinelocals(branch).values():
+        listed = argument if isinstance(argument, list | tuple) else [argument]
+        found += [one for one in listed if isinstance(one, asyncio.Future)]
+    return found
+
+
+def _tidied(task: asyncio.Task[T], branches: Mapping[str, Branch[Any]]) -> asyncio.Task[T]:
+    """The task; when it is over, so are branches that never began: those that lost before, or if it was cancelled too early."""
+
+    def on_end(_: asyncio.Future[Any]) -> None:
+        for branch in branches.values():
+            for future in _given_to(branch):
+                future.cancel()
+            if inspect.iscoroutine(branch) and inspect.getcoroutinestate(branch) == inspect.CORO_CREATED:
+                branch.close()
+
+    task.add_done_callback(on_end)
+    return task
 
 
 async def _first(tasks: Mapping[str, asyncio.Task[Any]]) -> str | None:
@@ -192,9 +217,7 @@ def _begin(context: Context, scope: Scope, branch: Branch[T]) -> asyncio.Task[T]
     async def run() -> T:
         return await (branch if inspect.isawaitable(branch) else branch(context))
 
-    surroundings = contextvars.copy_context()
-    surroundings.run(current_scope.set, scope)
-    return asyncio.get_running_loop().create_task(run(), context=surroundings)
+    return begin_in(scope, run())
 
 
 def error_of(task: asyncio.Task[Any], name: str) -> Exception | None:
@@ -217,15 +240,19 @@ async def finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until their cleanup is over."""
+    """Cancel tasks and wait until their cleanup is over; if that is cancelled, they are told once more, and it is raised then."""
+    interrupted: asyncio.CancelledError | None = None
     for task in tasks:
         task.cancel()
     while pending := [task for task in tasks if not task.done()]:
         try:
             await asyncio.wait(pending)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            interrupted = error
             for task in pending:
                 task.cancel()
     for task in tasks:
         if not task.cancelled():
             task.exception()
+    if interrupted is not None:
+        raise interrupted

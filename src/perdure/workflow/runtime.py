@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -13,7 +12,7 @@ from msgspec import Struct
 from perdure.core.effects import NewOutput
 from perdure.core.family import OnClose
 from perdure.core.model import FAR, Kind, NewMessage, NewRun
-from perdure.workflow.scopes import Scope
+from perdure.workflow.scopes import Scope, WorkflowRandom
 from perdure.workflow.steps import StepOptions, StepSpec
 
 if TYPE_CHECKING:
@@ -91,14 +90,6 @@ class Listening(Struct, frozen=True):
 Effect = NewOutput | NewMessage | NewRun | Listening
 
 
-class WorkflowRandom(random.Random):
-    """Random numbers that are the same on replay. Calling it gives a float in [0, 1)."""
-
-    def __call__(self) -> float:
-        """The next random float in [0, 1)."""
-        return self.random()
-
-
 class Runtime(Protocol):
     """The executing side of a workflow."""
 
@@ -114,7 +105,7 @@ class Runtime(Protocol):
 
     @property
     def random(self) -> WorkflowRandom:
-        """The run's one source of random numbers."""
+        """Where the current scope's random numbers come from."""
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
         """Run a step; resolves to its decoded result."""

@@ -6,26 +6,53 @@ its place there.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from hashlib import blake2b
+from random import Random
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class WorkflowRandom(Random):
+    """Random numbers that are the same on replay. Calling it gives a float in [0, 1)."""
+
+    def __call__(self) -> float:
+        """The next random float in [0, 1)."""
+        return self.random()
 
 
 class Scope:
-    """Counts the calls of each name in it."""
+    """Counts what is asked for in it, so that nothing there depends on what went on elsewhere and may be forgotten by now."""
 
-    __slots__ = ("_counts", "path")
+    __slots__ = ("_counts", "_number", "futures", "path", "random", "tasks")
 
     def __init__(self, path: str = "") -> None:
         #: Empty for the workflow itself; otherwise it ends with a slash.
         self.path = path
         self._counts: dict[str, int] = {}
+        self._number = -1
+        #: How many futures and tasks were made in it.
+        self.futures = 0
+        self.tasks = 0
+        #: Its source of random numbers, once it was asked for, and what those were salted with.
+        self.random: tuple[str, WorkflowRandom] | None = None
 
     def next(self, name: str) -> str:
         """The location of the next call of that name."""
         count = self._counts.get(name, 0) + 1
         self._counts[name] = count
         return self.path + name if count == 1 else f"{self.path}{name}#{count}"
+
+    @property
+    def number(self) -> int:
+        """What tells it from other scopes, the same in every process."""
+        if self._number < 0:
+            self._number = int.from_bytes(blake2b(self.path.encode(), digest_size=8).digest()) if self.path else 0
+        return self._number
 
     @property
     def location(self) -> str:
@@ -54,3 +81,10 @@ def inside(scope: Scope) -> Generator[None]:
     finally:
         # Not `reset`, which refuses where a run is ended from outside of its own context.
         current_scope.set(before)
+
+
+def begin_in(scope: Scope, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task of the running workflow whose place is the scope."""
+    surroundings = copy_context()
+    surroundings.run(current_scope.set, scope)
+    return asyncio.get_running_loop().create_task(coroutine, context=surroundings)
