@@ -111,7 +111,8 @@ class Driver:
         """All that the outside sees of where the workflow stands."""
         described = [describe(operation) for operation in self.execution.open_operations()]
         ended = [] if self.outcome is None else [f"{self.outcome.status} {_plain(self.outcome)}"]
-        return [*described, *(f"receive:{name}" for name in self.execution.awaited_messages()), *ended]
+        awaited = sorted(f"receive:{name}" for name in self.execution.awaited_messages())
+        return [*described, *awaited, *ended]
 
     # what happens to it
 

@@ -10,16 +10,24 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from tests.replay.programs import BRANCHES, LEAVES, Node
+from perdure.workflow.channels import question_name, topic
+from tests.replay.language import QUESTION, TOPIC
+from tests.replay.nodes import Node
+from tests.replay.programs import BRANCHES, LEAVES
 
 #: Names that steps share, so that calls of one name are counted; None gives every node a name of its own.
 SHARED = ("a", "b", "c")
 MESSAGES = ("x", "y")
+#: What may arrive, those that programs wait for most more often.
+ARRIVALS = (*MESSAGES, question_name(QUESTION), topic(*TOPIC), *MESSAGES)
 
 #: Steps are what most programs are made of.
 _LEAVES = ("step",) * 6 + LEAVES
 #: What often does not run to its end is tried more often.
-_BRANCHES = (*BRANCHES, "timeout", "timeout_at", "wait_for", "wait_for", "manager", "as_completed", "lock", "condition")
+_BRANCHES = (
+    *BRANCHES, "timeout", "timeout_at", "wait_for", "wait_for", "manager", "as_completed", "lock", "condition", "loop", "loop",
+    "race",
+)  # fmt: skip
 _DEPTH = 5
 
 
@@ -53,7 +61,7 @@ class Author:
 
     def program(self) -> Node:
         """A sequence of anything."""
-        number, count = 1 + self._tape.pick(2), 2 + self._tape.pick(5)
+        number, count = 1 + self._tape.pick(3), 2 + self._tape.pick(5)
         return Node("seq", self._id(), number=number, body=tuple(self.node(1) for _ in range(count)))
 
     def node(self, depth: int) -> Node:

@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.core.model import Kind, Record
 from tests.replay.generation import Author, Tape
-from tests.replay.programs import Node
+from tests.replay.nodes import Node, walk
 from tests.replay.recording import Play, recorded_locations
 
 #: Operations whose name is the program's own.
@@ -32,9 +32,9 @@ class Subject:
         self.position = play.position
         self.nodes = list(walk(program))
         self.begun = set(play.machine.begun)
-        self.recorded = {node_id for node_id, location in play.machine.begun.items() if location in locations}
+        self.recorded = {node_id for node_id, places in play.machine.begun.items() if places & locations}
         completed = {each.location for each in history if each.kind in (Kind.STEP, Kind.CHILD)}
-        self.completed = {node_id for node_id, location in play.machine.begun.items() if location in completed}
+        self.completed = {node_id for node_id, places in play.machine.begun.items() if places & completed}
         play.close()
 
     def holds_a_record(self, node: Node) -> bool:
@@ -59,13 +59,6 @@ class Subject:
                 for first, second in combinations(calls, 2):
                     if first.id in self.recorded:
                         yield node, first, second
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it."""
-    yield node
-    for each in node.body:
-        yield from walk(each)
 
 
 def change(program: Node, node_id: int, how: Callable[[Node], Node]) -> Node:

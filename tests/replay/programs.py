@@ -9,47 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from msgspec import Struct
-
 from perdure import Context
 from perdure.workflow.definition import Call
+from tests.replay import language
 from tests.replay.driver import deed, named
+from tests.replay.language import Language
+from tests.replay.nodes import Node, described
+from tests.replay.performing import FORGETFUL
 
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
 
 
-class Node(Struct, frozen=True, omit_defaults=True):
-    """One use of a primitive."""
-
-    op: str
-    #: What tells this node from all others; also the argument of a step or child.
-    id: int = 0
-    #: Of a step, child or message.
-    name: str = ""
-    #: Seconds, a count, or which of several locks, queues, …
-    number: int = 1
-    body: tuple[Node, ...] = ()
-
-
-class Machine:
+class Machine(Language):
     """Performs one program."""
 
     def __init__(self) -> None:
-        self.trace: list[str] = []
-        #: Nodes that were begun, with the location of those that have one.
-        self.begun: dict[int, str] = {}
-        self.ended: Counter[str] = Counter()
+        super().__init__()
         self._background: list[asyncio.Task[Any]] = []
-        self._shared: dict[tuple[str, int], Any] = {}
 
     async def perform(self, ctx: Context, program: Node) -> list[str]:
-        """The workflow."""
+        """The workflow. It gives what was seen outside of parts that replay may skip."""
         self._ctx = ctx
         for each in program.body:
             try:
@@ -63,39 +47,12 @@ class Machine:
         for task in self._background:
             end = (await asyncio.gather(task, return_exceptions=True))[0]
             self.note(program, described(end))
-        return self.trace
-
-    async def do(self, node: Node) -> Any:
-        """Perform one node and what hangs on it."""
-        self.begun.setdefault(node.id, "")
-        method: Callable[[Node], Awaitable[Any]] = getattr(self, f"_{node.op}")
-        result = await method(node)
-        self.ended[node.op] += 1
+        result = self.trace(lambda path: any(f"{name}/" in path or f"{name}#" in path for name in FORGETFUL))
+        if program.number == 3:
+            ctx.continue_as_new(Call.named("next.v1", result))
         return result
-
-    def note(self, node: Node, seen: object) -> None:
-        """Add what a node saw to the trace."""
-        self.trace.append(f"{node.op} {node.id}: {seen}")
-
-    def _tasks(self, node: Node) -> list[asyncio.Task[Any]]:
-        return [asyncio.create_task(self.do(each), name=f"t{number}") for number, each in enumerate(node.body)]
-
-    async def _each(self, nodes: tuple[Node, ...]) -> None:
-        for each in nodes:
-            await self.do(each)
-
-    def _same(self, kind: str, number: int, make: Callable[[], Any]) -> Any:
-        if (kind, number) not in self._shared:
-            self._shared[kind, number] = make()
-        return self._shared[kind, number]
 
     # one thing
-
-    async def _durable(self, node: Node, operation: Any) -> Any:
-        self.begun[node.id] = operation.label
-        result = await operation
-        self.note(node, result)
-        return result
 
     async def _step(self, node: Node) -> Any:
         return await self._durable(node, named(self._ctx, node.name, node.id))
@@ -146,11 +103,16 @@ class Machine:
     async def _seq(self, node: Node) -> None:
         await self._each(node.body)
 
+    def _parts(self, node: Node) -> list[Any]:
+        if self._cell.get().enclosed:
+            return list(self._tasks(node))
+        return [self.do(each) for each in node.body]
+
     async def _gather(self, node: Node) -> None:
-        self.note(node, await asyncio.gather(*(self.do(each) for each in node.body)))
+        self.note(node, await asyncio.gather(*self._parts(node)))
 
     async def _gather_all(self, node: Node) -> None:
-        results = await asyncio.gather(*(self.do(each) for each in node.body), return_exceptions=True)
+        results = await asyncio.gather(*self._parts(node), return_exceptions=True)
         self.note(node, [described(result) for result in results])
 
     async def _wait(self, node: Node, mode: str, timeout: float | None = None) -> None:
@@ -186,14 +148,16 @@ class Machine:
         self.note(node, [task.result() for task in tasks])
 
     async def _nested(self, node: Node) -> Any:
-        return await asyncio.create_task(self._each(node.body))
+        return await self._task(self._each(node.body))
 
     async def _spawn(self, node: Node) -> None:
-        self._background += self._tasks(node)
+        tasks = self._tasks(node)
+        if not self._cell.get().enclosed:
+            self._background += tasks
 
     async def _cancel(self, node: Node) -> None:
         first, *rest = node.body
-        task = asyncio.create_task(self.do(first))
+        task = self._task(self.do(first))
         await self._each(tuple(rest))
         self.note(node, task.cancel(f"by {node.id}"))
         end = (await asyncio.gather(task, return_exceptions=True))[0]
@@ -215,7 +179,7 @@ class Machine:
         self.note(node, await asyncio.wait_for(self._each(node.body), node.number))
 
     async def _shield(self, node: Node) -> None:
-        task = asyncio.create_task(self._each(node.body))
+        task = self._task(self._each(node.body))
         try:
             await asyncio.wait_for(asyncio.shield(task), node.number)
         except TimeoutError:
@@ -284,7 +248,7 @@ class Machine:
 
     async def _meanwhile(self, node: Node, waiter: Callable[[Node], Any], release: Callable[[], Any]) -> None:
         first, *rest = node.body
-        tasks = [asyncio.create_task(waiter(each)) for each in rest]
+        tasks = [self._task(waiter(each)) for each in rest]
         try:
             await self.do(first)
         finally:
@@ -301,7 +265,7 @@ class Machine:
             async with asyncio.timeout(20):
                 return await barrier.wait()
 
-        results = await asyncio.gather(*(branch(each) for each in node.body), return_exceptions=True)
+        results = await asyncio.gather(*(self._task(branch(each)) for each in node.body), return_exceptions=True)
         self.note(node, [described(result) for result in results])
 
     async def _transfer(self, node: Node, queue: asyncio.Queue[str]) -> None:
@@ -367,26 +331,19 @@ class Machine:
             self.note(node, variable.get())
 
         before = variable.get()
-        await asyncio.gather(branch())
+        await asyncio.gather(self._task(branch()))
         self.note(node, variable.get() == before)
 
 
-def described(value: object) -> str:
-    """A result or an error, without addresses and lines."""
-    if isinstance(value, BaseExceptionGroup):
-        return f"{type(value).__name__}[{', '.join(described(each) for each in value.exceptions)}]"
-    if isinstance(value, asyncio.CancelledError):
-        return "cancelled"
-    if isinstance(value, BaseException):
-        return f"{type(value).__name__}({value})"
-    return repr(value)
-
-
 #: Every primitive, by whether it has parts of its own.
-LEAVES = ("step", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail")
+LEAVES = (
+    "step", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail",
+    *language.LEAVES,
+)  # fmt: skip
 BRANCHES = (
     "seq", "gather", "gather_all", "wait_first", "wait_exception", "wait_all", "wait_in_time", "as_completed", "group",
     "nested", "spawn", "cancel", "timeout", "timeout_at", "wait_for", "shield", "try", "finally", "lock", "semaphore",
     "bounded", "event", "condition", "barrier", "queue", "priority_queue", "lifo_queue", "generator", "manager", "variable",
+    *language.BRANCHES,
 )  # fmt: skip
 PRIMITIVES = frozenset(LEAVES + BRANCHES)

@@ -9,11 +9,15 @@ from msgspec import Struct
 
 from perdure.core.model import Kind, Record
 from perdure.replay.operations import ChildOperation, StepOperation
+from perdure.replay.scoping import is_left, to_mark
+from perdure.workflow.channels import question_name
 from tests.replay.driver import Driver
-from tests.replay.generation import MESSAGES, Tape
-from tests.replay.programs import Machine, Node
+from tests.replay.generation import ARRIVALS, Tape
+from tests.replay.language import QUESTION
+from tests.replay.nodes import Node, walk
+from tests.replay.programs import Machine
 
-_MOST_RECORDS = 30
+_MOST_HAPPENINGS = 40
 
 
 class Play(Driver):
@@ -22,12 +26,28 @@ class Play(Driver):
     def __init__(self, program: Node, history: Sequence[Record] = ()) -> None:
         self.program = program
         self.machine = Machine()
+        #: What has left the run each time: effects, and children that were started or stopped.
+        self.left: list[str] = []
+        self.lefts: list[int] = []
+        #: Children that were given up.
+        self.lost: list[str] = []
+        self._looked = 0
         super().__init__(self.machine.perform, program, history=history)
 
     @property
     def position(self) -> list[str]:
-        """Where it stands, and everything that it has seen."""
-        return [*super().position, *self.machine.trace]
+        """Where it stands, and everything that it has seen in parts that are not over."""
+        marks = {each.location: to_mark(each) for each in self.history if each.kind is Kind.SCOPE}
+
+        def is_over(path: str) -> bool:
+            parts = path.split("/")
+            for number in range(1, len(parts) - 1):
+                mark = marks.get("/".join(parts[:number]))
+                if mark is not None and is_left(parts[number], mark):
+                    return True
+            return False
+
+        return [*super().position, *self.machine.trace(is_over)]
 
     def again(self, history: Any = None) -> Play:
         """The same program taken up with its history, or the one given."""
@@ -38,37 +58,64 @@ class Play(Driver):
         if self.outcome is None:
             assert self.execution.evict()
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether nobody can know if what followed from the last record has left: that was written without the rest."""
+        deeds = [self.machine.begun.get(node.id, set()) for node in walk(self.program) if node.op == "deed"]
+        return not self.history or any(self.history[-1].location in places for places in deeds)
+
+    def _save(self) -> None:
+        super()._save()
+        execution = self.execution
+        known = bool(self.history) and not self.lefts
+        effects = execution.effects[execution.known_effects :] if known else execution.effects
+        fresh = execution.fresh[execution.known if known else self._looked :]
+        # Wanting the same broadcasts twice is wanting them once.
+        lines = [repr(effect) for effect in effects]
+        self.left += [line for line in lines if not line.startswith("Listening") or line not in self.left]
+        self.left += [f"start {each.child_id}" for each in fresh if isinstance(each, ChildOperation) and each.open]
+        dropped = [each for each in execution.dropped if isinstance(each, ChildOperation)]
+        self.lost += [each.location for each in dropped]
+        if not known or self.is_uncertain:
+            dropped += execution.orphans
+        self.left += [f"stop {each.child_id}" for each in dropped]
+        self._looked = len(execution.fresh)
+        execution.effects, execution.dropped = [], []
+        self.lefts.append(len(self.left))
+
 
 class Recording(Struct, frozen=True):
     """What another process needs to replay a performance, and to tell whether it did."""
 
     program: Node
-    history: tuple[Record, ...]
+    happened: tuple[Record, ...]
+    stages: tuple[tuple[Record, ...], ...]
     positions: tuple[list[str], ...]
+    left: list[str]
+    lefts: list[int]
 
 
 def record(program: Node, events: Sequence[int]) -> Play:
     """Perform a program while things happen to it in a random order."""
     play = Play(program)
     tape = Tape(events)
-    lost: list[str] = []
-    while play.outcome is None and not tape.is_exhausted and len(play.history) < _MOST_RECORDS:
-        _happen(play, tape, lost)
-        lost += [each.location for each in play.execution.dropped if isinstance(each, ChildOperation)]
-        play.execution.dropped.clear()
+    while play.outcome is None and not tape.is_exhausted and len(play.happened) < _MOST_HAPPENINGS:
+        _happen(play, tape)
     return play
 
 
-def _happen(play: Play, tape: Tape, lost: list[str]) -> None:
+def _happen(play: Play, tape: Tape) -> None:
     """One thing that could happen now, happens."""
     kind = 60 - tape.pick(60)
     after = tape.pick(4) / 2
     if kind == 1 and not play.execution.cancel_requested:
         play.cancel()
     elif kind < 7:
-        play.message(MESSAGES[tape.pick(len(MESSAGES))], tape.pick(100), after=after)
-    elif kind < 16 and lost:
-        play.late(lost.pop())
+        name, value = ARRIVALS[tape.pick(len(ARRIVALS))], tape.pick(100)
+        question = {"key": f"k{len(play.happened)}", "value": value}
+        play.message(name, question if name == question_name(QUESTION) else value, after=after)
+    elif kind < 16 and play.lost:
+        play.late(play.lost.pop())
     elif kind < 22 and play.execution.next_timer() is not None:
         play.fire()
     else:
@@ -93,26 +140,46 @@ def _complete(play: Play, tape: Tape, after: float) -> None:
 
 def recording_of(play: Play) -> Recording:
     """What was recorded."""
-    return Recording(play.program, tuple(play.history), tuple(play.positions))
+    return Recording(
+        play.program, tuple(play.happened), tuple(play.stages), tuple(play.positions), play.left, play.lefts
+    )
 
 
 def verify(recording: Recording) -> str:
-    """Replay, cut at every record, must stand where the recorded run stood, and go on as it went on. Gives what is wrong."""
-    records, positions = recording.history, recording.positions
-    for cut in reversed(range(len(records) + 1)):
-        play = Play(recording.program, records[:cut])
-        if play.execution.warnings:
-            return f"after {cut} records it warns: {play.execution.warnings}"
-        if play.position != positions[cut]:
-            return f"after {cut} records it stands at\n{play.position}\ninstead of\n{positions[cut]}"
-        waiting = [each for each in play.execution.fresh if each.open]
-        if waiting != play.execution.open_operations():
-            return f"after {cut} records the worker is not told of all that is open"
-        for each in records[cut:]:
-            play.feed(each)
-        if play.position != positions[-1] or tuple(play.history) != records:
-            return f"cut at {cut} records and gone on it ends at\n{play.position}\ninstead of\n{positions[-1]}"
+    """Replay, cut after anything that happened, must stand where the recorded run stood, and go on as it went on.
+
+    Gives what is wrong.
+    """
+    for cut in reversed(range(len(recording.stages))):
+        play = Play(recording.program, recording.stages[cut])
+        wrong = _taken_up(play, recording, cut) or _gone_on(play, recording, cut)
+        if wrong:
+            return f"cut after {cut} happenings, {wrong}"
         play.close()
+    return ""
+
+
+def _taken_up(play: Play, recording: Recording, cut: int) -> str:
+    if play.execution.warnings:
+        return f"it warns: {play.execution.warnings}"
+    if play.position != recording.positions[cut]:
+        return f"it stands at\n{play.position}\ninstead of\n{recording.positions[cut]}"
+    if [each for each in play.execution.fresh if each.open] != play.execution.open_operations():
+        return "the worker is not told of all that is open"
+    return ""
+
+
+def _gone_on(play: Play, recording: Recording, cut: int) -> str:
+    before = recording.left[: recording.lefts[cut]]
+    left = [*before, *play.left] if not play.is_uncertain else list(dict.fromkeys([*before, *play.left]))
+    already = len(play.left)
+    for each in recording.happened[cut:]:
+        play.feed(each)
+    if play.position != recording.positions[-1] or tuple(play.history) != recording.stages[-1]:
+        return f"it ends at\n{play.position}\ninstead of\n{recording.positions[-1]}"
+    left += [line for line in play.left[already:] if not line.startswith("Listening") or line not in left]
+    if left != recording.left:
+        return f"these left it\n{left}\ninstead of\n{recording.left}"
     return ""
 
 

@@ -15,8 +15,9 @@ from itertools import cycle
 import pytest
 from hypothesis import example, given, settings
 
-from tests.replay.generation import plainest, programs, tapes
-from tests.replay.programs import PRIMITIVES, Machine, Node
+from tests.replay.generation import ARRIVALS, plainest, programs, tapes
+from tests.replay.nodes import Node
+from tests.replay.programs import PRIMITIVES, Machine
 from tests.replay.recording import Play, record, recording_of, verify
 from tests.replay.replica import Replica
 
@@ -41,8 +42,9 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def each_primitive_alone(law: Law) -> Law:
     """So that none is ever left out, however few examples there are."""
-    a_message, then_all_is_completed = [54, 0, 0, 7], [0] * 100
-    events = a_message + then_all_is_completed
+    messages = [number for which in range(len(ARRIVALS)) for number in (54, 0, which, 7)]
+    then_all_is_completed = [0] * 150
+    events = messages + then_all_is_completed
     for op in sorted(PRIMITIVES):
         law = example(plainest(op), events)(law)
     return law
@@ -88,7 +90,7 @@ def test_the_law_sees_a_trace_that_differs_in_one_word() -> None:
     assert play.outcome is not None
     assert verify(recording) == ""
     recording.positions[1][-1] += "!"
-    assert "after 1 records it stands at" in verify(recording)
+    assert "cut after 1 happenings, it stands at" in verify(recording)
 
 
 def test_iterating_a_set_of_text_is_found_out_by_a_process_with_another_hash_seed(replicas: list[Replica]) -> None:

@@ -28,7 +28,7 @@ from tests.replay.mutations import (
     swapped,
     with_other_arguments,
 )
-from tests.replay.programs import Node
+from tests.replay.nodes import Node
 from tests.replay.recording import Play, record
 
 EXAMPLES = 150
@@ -49,8 +49,7 @@ def subject_of(program: Node, events: list[int], cut: int) -> Subject:
     """A run of the program that lacks the last `cut` records."""
     play = record(program, events)
     play.close()
-    whole = len(play.history)
-    return Subject(program, play.history[: whole - cut % (whole + 1)])
+    return Subject(program, play.stages[-1 - cut % len(play.stages)])
 
 
 def some(changes: Changed, tape: Tape) -> Changed:
@@ -165,4 +164,4 @@ def test_named_operations_are_those_with_a_location() -> None:
     play = Play(program)
     while play.open:
         play.complete(play.open[0], 1)
-    assert [play.machine.begun[each.id] for each in program.body] == ["s2", "s3", "s4.v1"]
+    assert [play.machine.begun[each.id] for each in program.body] == [{"s2"}, {"s3"}, {"s4.v1"}]

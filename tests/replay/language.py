@@ -1,0 +1,162 @@
+"""The nodes of a program that use what a workflow has beyond asyncio: named parts, messages, effects, children."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Literal
+
+from perdure import Asked, Branch, Break, Channel, Context, Continue, JoinError, RaceError
+from perdure.workflow.definition import Call
+from perdure.workflow.scopes import current_scope
+from tests.replay.driver import named, work
+from tests.replay.nodes import Node, described
+from tests.replay.performing import Performer
+
+_POLICIES: tuple[Literal["cancel", "abandon", "wait"], ...] = ("cancel", "abandon", "wait")
+QUESTION = "q"
+TOPIC = ("t", "7")
+
+
+class Language(Performer):
+    """See the module."""
+
+    # in named parts
+
+    def _branches(self, node: Node) -> dict[str, Branch[list[str]]]:
+        """Each in one of the ways in which a branch can be given."""
+        branches: dict[str, Branch[Any]] = {}
+        for number, each in enumerate(node.body):
+            how = (node.number + number) % 3
+            if how == 0 and each.op == "step":
+                self.begun.setdefault(each.id, set())
+                branches[f"b{number}"] = self._durable(each, named(self._ctx, each.name, each.id))
+            elif how == 1:
+                branches[f"b{number}"] = self._enclosed((each,))
+            else:
+                branches[f"b{number}"] = self._branch(each)
+        return branches
+
+    def _branch(self, node: Node) -> Branch[list[str]]:
+        async def branch(ctx: Context) -> list[str]:
+            assert ctx.run_id == self._ctx.run_id
+            return await self._enclosed((node,))
+
+        return branch
+
+    async def _join(self, node: Node) -> Any:
+        try:
+            results = await self._ctx.join(self._branches(node))
+        except JoinError as error:
+            self.note(node, [(name, described(one)) for name, one in error.errors.items()])
+            self.note(node, error.results)
+            raise
+        self.note(node, results)
+        return results
+
+    async def _race(self, node: Node) -> Any:
+        try:
+            won = await self._ctx.race(self._branches(node))
+        except RaceError as error:
+            self.note(node, [(name, described(one)) for name, one in error.errors.items()])
+            raise
+        self.note(node, won)
+        return won.winner
+
+    async def _map(self, node: Node) -> Any:
+        async def part(ctx: Context, item: int) -> list[str]:
+            assert ctx.run_id == self._ctx.run_id
+            return [str(item), *await self._enclosed(node.body)]
+
+        results = await self._ctx.map(part, range(1 + node.number % 3), limit=1 + node.number % 2)
+        self.note(node, results)
+        return results
+
+    async def _map_steps(self, node: Node) -> Any:
+        items = [(node.id, number) for number in range(node.number)]
+        results = await self._ctx.options(name=node.name).map(work, items, limit=2)
+        self.note(node, results)
+        return results
+
+    async def _loop(self, node: Node) -> Any:
+        rounds, every, keep = 1 + node.number % 4, 1 + node.number % 3, node.number // 5
+
+        async def body(ctx: Context, state: list[Any]) -> Continue[list[Any]] | Break[list[str]]:
+            assert ctx.run_id == self._ctx.run_id
+            count, *seen = state
+            seen += await self._enclosed(node.body)
+            return Break(seen[-3:]) if count == rounds else Continue([count + 1, *seen[-3:]])
+
+        result = await self._ctx.loop([0], body, commit_every=every, keep=keep)
+        self.note(node, result)
+        return result
+
+    async def _protect(self, node: Node) -> Any:
+        result = await self._ctx.shield(self._each(node.body))
+        self.note(node, result)
+        return result
+
+    # messages
+
+    async def _receive_any(self, node: Node) -> Any:
+        channels: list[Channel[Any]] = [Channel("y"), Channel("x")]
+        timeout = node.number if node.number % 2 else None
+        return await self._durable(node, self._ctx.receive_any(*channels, timeout=timeout))
+
+    async def _receive_many(self, node: Node) -> Any:
+        timeout = node.number if node.number % 2 else None
+        messages: list[Any] = await self._ctx.receive_many(node.name, limit=2, timeout=timeout)
+        self.note(node, messages)
+        return messages
+
+    async def _question(self, node: Node) -> None:
+        asked: Asked[int, int] = await self._ctx.receive_question(QUESTION, int, timeout=node.number)
+        self.note(node, asked.value)
+        asked.reply(asked.value + node.id)
+
+    async def _listen(self, node: Node) -> None:
+        name, correlation = TOPIC
+        await self._durable(node, self._ctx.receive(name, timeout=node.number, correlation=correlation))
+
+    # effects
+
+    def _value(self, node: Node) -> str:
+        """Told from all others, so that one that is there twice was written twice."""
+        return f"{node.id} in {current_scope.get().path}"
+
+    async def _publish(self, node: Node) -> None:
+        self._ctx.publish("p", self._value(node))
+
+    async def _emit(self, node: Node) -> None:
+        for number in range(node.number):
+            self._ctx.emit("e", f"{self._value(node)} {number}")
+
+    async def _send(self, node: Node) -> None:
+        self._ctx.send("other", node.name, self._value(node), key=None if node.number % 2 else f"key {node.id}")
+
+    # children
+
+    async def _offspring(self, node: Node) -> Any:
+        child = self._ctx.spawn(Call.named(f"{node.name}.v1", node.id), on_close=_POLICIES[node.number % 3])
+        self.note(node, child.id)
+        if node.number == 6:
+            child.send("m", node.id)
+            child.cancel("not wanted")
+        result: Awaitable[Any] | None = None
+        if self._cell.get().enclosed:
+            # Nothing outlives the part that began it.
+            result = self._ctx.shield(child.result())
+        elif node.number > 3:
+            result = asyncio.wait_for(child.result(), node.number)
+        if result is not None:
+            self.note(node, await result)
+
+    async def _detached(self, node: Node) -> None:
+        self.note(node, self._ctx.start(Call.named(f"{node.name}.v1", node.id)))
+
+
+#: Every primitive here, by whether it has parts of its own.
+LEAVES = (
+    "map_steps", "receive_any", "receive_many", "question", "listen", "publish", "emit", "send", "offspring", "detached",
+)  # fmt: skip
+BRANCHES = ("join", "race", "map", "loop", "protect")

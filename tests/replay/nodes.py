@@ -1,0 +1,39 @@
+"""What random programs are made of, and how what they see is written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+
+class Node(Struct, frozen=True, omit_defaults=True):
+    """One use of a primitive."""
+
+    op: str
+    #: What tells this node from all others; also the argument of a step or child.
+    id: int = 0
+    #: Of a step, child or message.
+    name: str = ""
+    #: Seconds, a count, or which of several locks, queues, …
+    number: int = 1
+    body: tuple[Node, ...] = ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it."""
+    yield node
+    for each in node.body:
+        yield from walk(each)
+
+
+def described(value: object) -> str:
+    """A result or an error, without addresses and lines."""
+    if isinstance(value, BaseExceptionGroup):
+        return f"{type(value).__name__}[{', '.join(described(each) for each in value.exceptions)}]"
+    if isinstance(value, asyncio.CancelledError):
+        return "cancelled"
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}({value})"
+    return repr(value)
