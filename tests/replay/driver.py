@@ -35,6 +35,11 @@ def work(key: object) -> Any:
     raise AssertionError(f"step {key!r} was called")
 
 
+def unwork(key: object) -> Any:
+    """What undoes such a step."""
+    raise AssertionError(f"step {key!r} was undone")
+
+
 def named(ctx: Context, name: str, *args: Any) -> Any:
     """A step of that name."""
     return ctx.options(name=name).step(work, *(args or (name,)))
@@ -155,6 +160,10 @@ class Driver:
     def cancel(self, reason: str = "asked to") -> None:
         """Somebody cancelled the run."""
         self._record(Kind.CANCEL, "", codec.encode(reason, "reason"), 0)
+
+    def wake(self, location: str, due: int) -> None:
+        """Somebody changed when a sleep ends."""
+        self._record(Kind.WAKE, location, str(due), 0)
 
     def feed(self, record: Record) -> None:
         """What that record says happened."""

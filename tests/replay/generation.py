@@ -26,7 +26,7 @@ _LEAVES = ("step",) * 6 + LEAVES
 #: What often does not run to its end is tried more often.
 _BRANCHES = (
     *BRANCHES, "timeout", "timeout_at", "wait_for", "wait_for", "manager", "as_completed", "lock", "condition", "loop", "loop",
-    "race",
+    "race", "saga", "saga",
 )  # fmt: skip
 _DEPTH = 5
 
@@ -61,7 +61,7 @@ class Author:
 
     def program(self) -> Node:
         """A sequence of anything."""
-        number, count = 1 + self._tape.pick(3), 2 + self._tape.pick(5)
+        number, count = 1 + self._tape.pick(4), 2 + self._tape.pick(5)
         return Node("seq", self._id(), number=number, body=tuple(self.node(1) for _ in range(count)))
 
     def node(self, depth: int) -> Node:

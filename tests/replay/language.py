@@ -1,4 +1,4 @@
-"""The nodes of a program that use what a workflow has beyond asyncio: named parts, messages, effects, children."""
+"""The nodes of a program that use what a workflow has beyond asyncio: named parts, messages, effects, children, undos, versions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Literal
 
-from perdure import Asked, Branch, Break, Channel, Context, Continue, JoinError, RaceError
+from perdure import (
+    Asked, Branch, Break, Channel, Context, Continue, Failed, FailureKind, JoinError, RaceError, Rollback,
+)  # fmt: skip
 from perdure.workflow.definition import Call
+from perdure.workflow.outcomes import CAUGHT
 from perdure.workflow.scopes import current_scope
-from tests.replay.driver import named, work
+from tests.replay.driver import named, unwork, work
 from tests.replay.nodes import Node, described
 from tests.replay.performing import Performer
 
@@ -151,6 +154,45 @@ class Language(Performer):
         if result is not None:
             self.note(node, await result)
 
+    # undoing
+
+    async def _undoable(self, node: Node) -> Any:
+        return await self._durable(node, self._ctx.options(name=node.name, undo=unwork).step(work, node.id))
+
+    async def _saga(self, node: Node) -> Any:
+        async with self._ctx.saga() as saga:
+            results = await self._each(node.body)
+            if node.number % 4 == 0:
+                saga.keep()
+            if node.number % 4 == 1:
+                raise Rollback(node.id)
+        self.note(node, results)
+        return results
+
+    async def _undo(self, node: Node) -> None:
+        self._ctx.undo(unwork, node.id)
+
+    async def _rollback(self, node: Node) -> None:
+        self.ended["rollback"] += 1
+        raise Rollback(node.id)
+
+    async def _outcome(self, node: Node) -> Any:
+        first, *rest = node.body
+        catch = FailureKind if node.number % 2 else CAUGHT
+        outcome = await self._ctx.outcome(self._branch(first), catch=catch)
+        if isinstance(outcome, Failed):
+            self.note(node, (outcome.kind, described(outcome.error), outcome.attempts))
+            await self._each(tuple(rest))
+            return outcome.kind
+        self.note(node, outcome.value)
+        return outcome.value
+
+    # changing
+
+    async def _patched(self, node: Node) -> None:
+        self.note(node, (self._ctx.patched(f"p-{node.name}"), self._ctx.version("v", node.number)))
+        await self._ctx.removed(f"gone-{node.name}", "step")
+
     async def _detached(self, node: Node) -> None:
         self.note(node, self._ctx.start(Call.named(f"{node.name}.v1", node.id)))
 
@@ -158,5 +200,6 @@ class Language(Performer):
 #: Every primitive here, by whether it has parts of its own.
 LEAVES = (
     "map_steps", "receive_any", "receive_many", "question", "listen", "publish", "emit", "send", "offspring", "detached",
+    "undoable", "undo", "rollback", "patched",
 )  # fmt: skip
-BRANCHES = ("join", "race", "map", "loop", "protect")
+BRANCHES = ("join", "race", "map", "loop", "protect", "saga", "outcome")

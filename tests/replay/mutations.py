@@ -13,11 +13,12 @@ from tests.replay.nodes import Node, walk
 from tests.replay.recording import Play, recorded_locations
 
 #: Operations whose name is the program's own.
-NAMED = ("step", "deed", "child")
+NAMED = ("step", "deed", "child", "undoable")
 
 #: What performs its parts one after the other.
 SEQUENTIAL = (
     "seq", "nested", "timeout", "timeout_at", "wait_for", "shield", "lock", "semaphore", "bounded", "variable", "generator",
+    "map", "loop", "protect", "saga",
 )  # fmt: skip
 
 

@@ -22,6 +22,9 @@ from tests.replay.language import Language
 from tests.replay.nodes import Node, described
 from tests.replay.performing import FORGETFUL
 
+#: How the name of a transaction begins, and no other.
+DEED = "d-"
+
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
 
 
@@ -38,11 +41,9 @@ class Machine(Language):
         for each in program.body:
             try:
                 await self.do(each)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 self.note(program, described(error))
-            except asyncio.CancelledError as error:
-                self.note(program, described(error))
-                if program.number == 1:
+                if program.number == (1 if isinstance(error, asyncio.CancelledError) else 4):
                     raise
         for task in self._background:
             end = (await asyncio.gather(task, return_exceptions=True))[0]
@@ -58,7 +59,7 @@ class Machine(Language):
         return await self._durable(node, named(self._ctx, node.name, node.id))
 
     async def _deed(self, node: Node) -> Any:
-        return await self._durable(node, deed(self._ctx, node.name, node.id))
+        return await self._durable(node, deed(self._ctx, f"{DEED}{node.name}", node.id))
 
     async def _child(self, node: Node) -> Any:
         return await self._durable(node, self._ctx.call(Call.named(f"{node.name}.v1", node.id)))

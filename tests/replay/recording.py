@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -11,11 +11,11 @@ from perdure.core.model import Kind, Record
 from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.replay.scoping import is_left, to_mark
 from perdure.workflow.channels import question_name
-from tests.replay.driver import Driver
+from tests.replay.driver import SECOND, Driver
 from tests.replay.generation import ARRIVALS, Tape
 from tests.replay.language import QUESTION
-from tests.replay.nodes import Node, walk
-from tests.replay.programs import Machine
+from tests.replay.nodes import Node
+from tests.replay.programs import DEED, Machine
 
 _MOST_HAPPENINGS = 40
 
@@ -32,6 +32,8 @@ class Play(Driver):
         #: Children that were given up.
         self.lost: list[str] = []
         self._looked = 0
+        #: Whether nobody can know if what followed from the last record has left: that was written without the rest.
+        self.is_uncertain = not history or _is_alone(history[-1])
         super().__init__(self.machine.perform, program, history=history)
 
     @property
@@ -57,12 +59,6 @@ class Play(Driver):
         """Let go of what is left."""
         if self.outcome is None:
             assert self.execution.evict()
-
-    @property
-    def is_uncertain(self) -> bool:
-        """Whether nobody can know if what followed from the last record has left: that was written without the rest."""
-        deeds = [self.machine.begun.get(node.id, set()) for node in walk(self.program) if node.op == "deed"]
-        return not self.history or any(self.history[-1].location in places for places in deeds)
 
     def _save(self) -> None:
         super()._save()
@@ -116,8 +112,10 @@ def _happen(play: Play, tape: Tape) -> None:
         play.message(name, question if name == question_name(QUESTION) else value, after=after)
     elif kind < 16 and play.lost:
         play.late(play.lost.pop())
-    elif kind < 22 and play.execution.next_timer() is not None:
+    elif kind < 20 and play.execution.next_timer() is not None:
         play.fire()
+    elif kind < 22 and (sleep := play.execution.sleep()) is not None:
+        play.wake(sleep.location, play.execution.time + SECOND * tape.pick(5))
     else:
         _complete(play, tape, after)
 
@@ -151,12 +149,27 @@ def verify(recording: Recording) -> str:
     Gives what is wrong.
     """
     for cut in reversed(range(len(recording.stages))):
-        play = Play(recording.program, recording.stages[cut])
-        wrong = _taken_up(play, recording, cut) or _gone_on(play, recording, cut)
-        if wrong:
-            return f"cut after {cut} happenings, {wrong}"
-        play.close()
+        for history in _histories(recording, cut):
+            play = Play(recording.program, history)
+            wrong = _taken_up(play, recording, cut) or _gone_on(play, recording, cut)
+            if wrong:
+                return f"cut after {cut} happenings, {wrong}"
+            play.close()
     return ""
+
+
+def _histories(recording: Recording, cut: int) -> Iterator[tuple[Record, ...]]:
+    """What may be stored when so much has happened: the turn; before it, the record of a transaction, which has one of its own."""
+    yield recording.stages[cut]
+    before = recording.stages[cut - 1] if cut else ()
+    after = [each for each in recording.stages[cut] if not before or each.seq > before[-1].seq]
+    if len(after) > 1 and _is_alone(after[0]):
+        yield (*before, after[0])
+
+
+def _is_alone(record: Record) -> bool:
+    """Whether a transaction wrote it."""
+    return record.kind is Kind.STEP and record.location.rpartition("/")[2].startswith(DEED)
 
 
 def _taken_up(play: Play, recording: Recording, cut: int) -> str:

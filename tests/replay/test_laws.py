@@ -77,7 +77,7 @@ def test_replay_cut_anywhere_and_in_another_process_is_the_same_run(replicas: li
     report(coverage, "primitives that ran to their end")
     report(records, "records")
     assert set(coverage) == PRIMITIVES
-    assert set(records) == {"step", "timer", "message", "child", "cancel", "attempt"}
+    assert set(records) == {"step", "timer", "message", "child", "cancel", "attempt", "scope", "version", "wake"}
 
 
 def test_every_primitive_is_one_that_a_machine_can_perform() -> None:

@@ -164,4 +164,4 @@ def test_named_operations_are_those_with_a_location() -> None:
     play = Play(program)
     while play.open:
         play.complete(play.open[0], 1)
-    assert [play.machine.begun[each.id] for each in program.body] == [{"s2"}, {"s3"}, {"s4.v1"}]
+    assert [play.machine.begun[each.id] for each in program.body] == [{"s2"}, {"d-s3"}, {"s4.v1"}, {"s5"}]
