@@ -161,10 +161,6 @@ class Driver:
         """Somebody cancelled the run."""
         self._record(Kind.CANCEL, "", codec.encode(reason, "reason"), 0)
 
-    def wake(self, location: str, due: int) -> None:
-        """Somebody changed when a sleep ends."""
-        self._record(Kind.WAKE, location, str(due), 0)
-
     def feed(self, record: Record) -> None:
         """What that record says happened."""
         self.happened.append(record)

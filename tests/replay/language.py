@@ -7,7 +7,17 @@ from collections.abc import Awaitable
 from typing import Any, Literal
 
 from perdure import (
-    Asked, Branch, Break, Channel, Context, Continue, Failed, FailureKind, JoinError, RaceError, Rollback,
+    Asked,
+    Branch,
+    Break,
+    Channel,
+    Context,
+    Continue,
+    Failed,
+    FailureKind,
+    JoinError,
+    RaceError,
+    Rollback,
 )  # fmt: skip
 from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
