@@ -188,7 +188,7 @@ class Language(Performer):
 
     async def _outcome(self, node: Node) -> Any:
         first, *rest = node.body
-        catch = FailureKind if node.number % 2 else CAUGHT
+        catch = frozenset(FailureKind) if node.number % 2 else CAUGHT
         outcome = await self._ctx.outcome(self._branch(first), catch=catch)
         if isinstance(outcome, Failed):
             self.note(node, (outcome.kind, described(outcome.error), outcome.attempts))
