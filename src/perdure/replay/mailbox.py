@@ -36,10 +36,10 @@ class Receiver:
 class Mailbox:
     """Per name: messages without a receiver, or receivers without a message."""
 
-    def __init__(self, codec: Codec, run_id: str, taken: Callable[[Scope, int], None]) -> None:
+    def __init__(self, codec: Codec, run_id: str, taken: Callable[[str, int], None]) -> None:
         self._codec = codec
         self._run_id = run_id
-        #: Told which record went to which scope.
+        #: Told which record went to which scope, by its path. Not a method of whoever owns this: the two would keep each other alive.
         self._taken = taken
         self._messages: dict[str, deque[Letter]] = {}
         self._receivers: dict[str, deque[Receiver]] = {}
@@ -106,7 +106,8 @@ class Mailbox:
 
     def _hand_over(self, name: str, letter: Letter, receiver: Receiver) -> None:
         seq, payload = letter
-        self._taken(receiver.scope, seq)
+        if receiver.scope.path:
+            self._taken(receiver.scope.path, seq)
         try:
             value = self._codec.decode(payload, receiver.types[name], f"message {name!r} to run {self._run_id!r}")
         except DecodeError as error:

@@ -75,7 +75,7 @@ class Requests(ABC):
         self._functions = Functions(origin.run_id, origin.type)
         self._unawaited: dict[int, Watched[Any]] = {}
         self.timers = Timers()
-        self._mailbox = Mailbox(codec, origin.run_id, self._taken)
+        self._mailbox = Mailbox(codec, origin.run_id, scoping.received)
 
     @abstractmethod
     def _resolve(self, operation: Operation, record: Record) -> None:
@@ -174,10 +174,6 @@ class Requests(ABC):
             expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
             bound(future, self._opened(self.timers.set(location, due, expired), expired), names)
         return future
-
-    def _taken(self, scope: Scope, seq: int) -> None:
-        if scope.path:
-            self.scoping.received(scope.path, seq)
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """See `Runtime`."""
