@@ -18,6 +18,7 @@ from perdure import (
     Blocking,
     BlockingHandle,
     Call,
+    Channel,
     Context,
     Engine,
     Failed,
@@ -25,11 +26,13 @@ from perdure import (
     Handle,
     Operation,
     Page,
+    Question,
     Record,
     Retry,
     Run,
     Saga,
     Status,
+    StreamItem,
     Succeeded,
     step,
     workflow,
@@ -193,6 +196,10 @@ def declarations() -> None:
     assert_type(step(timeout="1s")(charge)("a", 1), str)
 
 
+approval = Channel("approval", bool)
+quote = Question("quote", Order, int)
+
+
 async def engine(order: Order) -> None:
     engine = Engine("sqlite://", [checkout, ship])
     run = await engine.start(checkout(order), id="o-42", at="1h", priority=3, deadline=datetime.timedelta(days=1))
@@ -209,6 +216,26 @@ async def engine(order: Order) -> None:
     assert_type(await engine.get("o-42", checkout), Handle[str])
     assert_type(await engine.list(status=Status.WAITING), Page)
     assert_type(await engine.start(Call.named("types.checkout.v1", order)), Handle[Any])
+
+    await run.send(approval, True)
+    await engine.send("o-42", approval, False, key="a")
+    await engine.send("o-42", "approval", "anything")
+    await engine.send("o-42", approval, "yes")  # type: ignore[misc]
+    await run.send(approval, "yes")  # type: ignore[misc]
+    assert_type(await engine.broadcast(approval, True, correlation="x"), int)
+    await engine.broadcast(approval, 3, correlation="x")  # type: ignore[misc]
+    await engine.broadcast(approval, True)  # type: ignore[call-overload]
+
+    assert_type(await run.ask(quote, order, timeout="3s"), int)
+    assert_type(await run.ask("quote", order, returns=int), int)
+    assert_type(await run.ask("quote", order), Any)
+    await run.ask(quote, 3)  # type: ignore[misc]
+    assert_type(await run.state("phase", str), str | None)
+    assert_type(await run.state("phase", str, default=""), str)
+    assert_type(await run.state("phase"), Any)
+    async for item in run.stream("tokens", str, after=3):
+        assert_type(item, StreamItem[str])
+        assert_type(item.value, str)
 
     await engine.start(checkout)  # type: ignore[arg-type]
     await engine.start(checkout(order), idd="o")  # type: ignore[call-arg]

@@ -64,8 +64,16 @@ class Handle(Generic[R_co]):
         """Why it is where it is, in a sentence."""
         return await self._engine.why(self.id)
 
+    @overload
+    async def send(self, name: Channel[T], value: T, *, key: str | None = None, connection: object = None) -> None: ...
+
+    @overload
     async def send(
-        self, name: Channel[T] | str, value: T | Any = None, *, key: str | None = None, connection: object = None
+        self, name: str, value: object = None, *, key: str | None = None, connection: object = None
+    ) -> None: ...
+
+    async def send(
+        self, name: Channel[Any] | str, value: object = None, *, key: str | None = None, connection: object = None
     ) -> None:
         """Send it a message. With a `key`, sending twice is sending once; on a `connection` of yours, when you commit."""
         await self._engine.send(self.id, name, value, key=key, connection=connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from perdure.client.writing import send_on
 from perdure.core.codec import Codec
@@ -36,11 +36,21 @@ class Telling(ABC):
     def _unless_closed(self) -> Store:
         """The store, open or not. Raises `EngineClosed`."""
 
+    @overload
+    async def send(
+        self, run_id: str, name: Channel[T], value: T, *, key: str | None = None, connection: object = None
+    ) -> None: ...
+
+    @overload
+    async def send(
+        self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
+    ) -> None: ...
+
     async def send(
         self,
         run_id: str,
-        name: Channel[T] | str,
-        value: T | Any = None,
+        name: Channel[Any] | str,
+        value: object = None,
         *,
         key: str | None = None,
         connection: object = None,
@@ -65,8 +75,14 @@ class Telling(ABC):
         if outcome is SendOutcome.FINISHED:
             raise RunFinished(f"run {run_id!r} has finished and takes no more messages; {name!r} was not sent")
 
+    @overload
+    async def broadcast(self, name: Channel[T], value: T, *, correlation: str, key: str | None = None) -> int: ...
+
+    @overload
+    async def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
+
     async def broadcast(
-        self, name: Channel[T] | str, value: T | Any = None, *, correlation: str, key: str | None = None
+        self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
     ) -> int:
         """Send a message to every run that listens for that name and correlation value; how many have it.
 
