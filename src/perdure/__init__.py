@@ -6,6 +6,7 @@ from perdure.client.handle import Handle
 from perdure.client.outputs import StreamItem
 from perdure.client.working import EngineWorker
 from perdure.core.classify import Category, Classified, classify
+from perdure.core.control import Pause, PauseKind
 from perdure.core.duration import Duration
 from perdure.core.errors import (
     BadArguments,
@@ -111,6 +112,8 @@ __all__ = [
     "NotInWorkflow",
     "Operation",
     "Page",
+    "Pause",
+    "PauseKind",
     "PayloadTooLarge",
     "PerdureError",
     "Problem",
