@@ -155,12 +155,13 @@ async def _evict(tx: Transaction, run: _Row, order: Order) -> Obeyed:
 async def _wake(tx: Transaction, run: _Row, order: Order) -> Obeyed:
     if run.status != Status.WAITING or run.reason != Reason.TIMER:
         return Obeyed.REFUSED
-    at = max(order.at, tx.now)
-    if run.started_at != 0 or at <= tx.now:
+    at, begun = max(order.at, tx.now), run.started_at != 0
+    if begun or at <= tx.now:
         run.become(Status.PENDING, None, tx.now)
     else:
         run.become(Status.WAITING, run.reason, min(at, run.deadline))
-    await _put(tx, run, order, to_json(at))
+    # The workflow of a run that has not begun has no sleep that this could mean.
+    await _put(tx, run, order, to_json(at) if begun else None)
     tx.note(order.run_id, "woken", to_json({"at": at}))
     tx.stir(Change.READY)
     return Obeyed.DONE

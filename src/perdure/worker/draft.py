@@ -88,7 +88,10 @@ class Draft:
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
         """Tell a child that its result is not wanted any more, or do not start it in the first place."""
-        if self.children.pop(operation.child_id, None) is None:
+        # One that is waited for all the same has to be there to end. And an earlier holder of the lease may have started it, with
+        # no record that would say so.
+        spared = not operation.open and self.children.pop(operation.child_id, None) is not None
+        if not spared or parent.token > 1:
             reason = self._codec.encode(f"its parent {parent.id!r} no longer waits for it", "reason")
             key = cancel_key(parent.id, operation.location)
             self.sends.append(

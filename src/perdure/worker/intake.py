@@ -13,7 +13,7 @@ from perdure.worker.steering import UNRECORDED
 def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], seen: int, now: int) -> int:
     """Record entries, in order, and let the workflow see them; up to which one was taken in."""
     for message in messages:
-        if message.kind in UNRECORDED or (message.kind is Kind.WAKE and execution.sleep() is None):
+        if message.kind in UNRECORDED or (message.kind is Kind.WAKE and not _wakes(message, execution)):
             seen = max(seen, message.seq)
             draft.took_in(seen)
         elif message.seq > seen and execution.outcome is None:
@@ -29,6 +29,11 @@ def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], see
             seen = max(seen, message.seq)
             draft.took_in(seen)
     return seen
+
+
+def _wakes(message: Message, execution: Execution) -> bool:
+    # One that only changed when the run begins says nothing more.
+    return message.payload is not None and execution.sleep() is not None
 
 
 def _record(execution: Execution, message: Message, now: int) -> None:
