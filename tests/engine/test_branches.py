@@ -180,3 +180,14 @@ async def test_messages_that_a_loop_let_go_before_they_were_recorded_are_read_al
     async with engine.worker():
         await run.send("number", 0)
         assert await run.result("20s") == sum(range(11))
+
+
+async def test_a_loop_that_lets_go_of_messages_within_one_turn_deletes_them_too(on_disk: Stage) -> None:
+    engine = on_disk.engine(looping_without_steps)
+    run = await engine.start(looping_without_steps())
+    for number in range(1, 401):
+        await run.send("number", number)
+    async with engine.worker():
+        await until_parked_after(run, 400)
+    assert (await on_disk.rows("SELECT COUNT(*), MAX(seq) FROM perdure_messages")) == [(300, 400)]
+    assert (await on_disk.rows("SELECT COUNT(*) FROM perdure_events"))[0][0] < 305

@@ -28,6 +28,8 @@ class Scoping:
         self._letters: dict[str, list[int]] = {}
         #: Numbers of records that the next turn is to delete.
         self.trimmed: list[int] = []
+        #: Whether anything was forgotten since the last turn, though it may have been recorded nowhere yet.
+        self.let_go = False
 
     def mark(self, location: str) -> Mark | None:
         """How far the scope there has got."""
@@ -61,14 +63,14 @@ class Scoping:
         Messages received in any iteration before `upto` are always forgotten: replay would deliver them again.
         """
         doomed = {self._marks[location][0]} if location in self._marks else set[int]()
-        for prefix in paths:
-            doomed.update(*_pop_below(self._inside, prefix), *_pop_below(self._letters, prefix))
-            for place in [place for place in self._marks if place.startswith(prefix)]:
-                del self._marks[place]
-        for prefix in _iterations(self._letters, f"{location}/", upto):
-            doomed.update(*_pop_below(self._letters, prefix))
+        over = set(paths)
+        doomed.update(*_pop_below(self._inside, over))
+        doomed.update(*_pop_below(self._letters, over.union(_iterations(self._letters, f"{location}/", upto))))
+        for place in [place for place in self._marks if _is_below(place, over)]:
+            del self._marks[place]
         if not doomed:
             return unsaved
+        self.let_go = True
         self.trimmed += doomed.difference([record.seq for record in unsaved])
         return [record for record in unsaved if record.seq not in doomed]
 
@@ -78,7 +80,7 @@ class Scoping:
 
     def take_trimmed(self) -> tuple[tuple[int, int], ...]:
         """What the next turn is to delete, as ranges; it is then somebody else's business."""
-        numbers, self.trimmed = sorted(self.trimmed), []
+        numbers, self.trimmed, self.let_go = sorted(self.trimmed), [], False
         ranges: list[tuple[int, int]] = []
         for number in numbers:
             if ranges and number == ranges[-1][1] + 1:
@@ -102,8 +104,18 @@ def is_over(location: str, path: str, upto: int, paths: Sequence[str]) -> bool:
     return location.startswith(tuple(paths))
 
 
-def _pop_below(numbers: dict[str, list[int]], prefix: str) -> list[list[int]]:
-    return [numbers.pop(path) for path in [path for path in numbers if path.startswith(prefix)]]
+def _pop_below(numbers: dict[str, list[int]], paths: set[str]) -> list[list[int]]:
+    return [numbers.pop(path) for path in [path for path in numbers if _is_below(path, paths)]]
+
+
+def _is_below(place: str, paths: set[str]) -> bool:
+    # By its own parts and not by each of the paths, which are as many as there are iterations between two marks.
+    cut = place.find("/")
+    while cut >= 0:
+        if place[: cut + 1] in paths:
+            return True
+        cut = place.find("/", cut + 1)
+    return False
 
 
 def _iterations(numbers: Iterable[str], path: str, upto: int) -> list[str]:

@@ -277,7 +277,7 @@ class Held(Holding):
             self._crew.owner.ending(self)
         if self._execution is not None:
             records, self._execution.unsaved = tuple(self._execution.unsaved), []
-            if self._execution.scoping.trimmed:
+            if self._execution.scoping.let_go:
                 self._draft.trim(self._execution.scoping.take_trimmed(), self.seen)
         self._committing = True
         if self._wakeup.timer is not None:

@@ -1,0 +1,35 @@
+"""Endless runs are worked on by other processes, so their database is a file, or on a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.endless.labour import Labour
+from tests.engine.stage import Stage
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
+
+
+@pytest.fixture(params=["file", "postgres", "mysql"])
+async def stage(
+    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> AsyncIterator[Stage]:
+    if request.param == "file":
+        stage = Stage(tmp_path / "runs.db")
+        yield stage
+        await stage.close()
+        return
+    async with (schemas if request.param == "postgres" else databases).one() as url:
+        stage = Stage(None, url)
+        yield stage
+        await stage.close()
+
+
+@pytest.fixture
+async def labour(stage: Stage, tmp_path: Path) -> AsyncIterator[Labour]:
+    labour = Labour(stage, tmp_path)
+    yield labour
+    await labour.end()
