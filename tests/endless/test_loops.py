@@ -63,7 +63,7 @@ async def test_a_run_that_takes_in_very_many_messages_stays_small(stage: Stage, 
     print(f"{messages:,} messages: {labour.summary}")
 
 
-async def test_a_run_that_finds_very_many_messages_waiting_takes_them_in_portions(stage: Stage, labour: Labour) -> None:
+async def test_a_run_that_finds_very_many_messages_waiting_stays_small(stage: Stage, labour: Labour) -> None:
     messages = amount(stage, 100_000, 4_000, 2_000)
     engine = stage.engine(listening)
     run = await engine.start(listening())

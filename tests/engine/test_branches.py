@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from perdure import Branch, Break, Context, Continue, JoinError, Retry, RunFailed, Status, step, workflow
@@ -191,3 +192,32 @@ async def test_a_loop_that_lets_go_of_messages_within_one_turn_deletes_them_too(
         await until_parked_after(run, 400)
     assert (await on_disk.rows("SELECT COUNT(*), MAX(seq) FROM perdure_messages")) == [(300, 400)]
     assert (await on_disk.rows("SELECT COUNT(*) FROM perdure_events"))[0][0] < 305
+
+
+async def test_the_state_of_a_loop_of_ephemeral_steps_becomes_durable_too(stage: Stage) -> None:
+    go_on = asyncio.Event()
+
+    @step(ephemeral=True)
+    async def look(number: int) -> int:
+        if number == 25:
+            await go_on.wait()
+        return number + 1
+
+    async def look_again(ctx: Context, number: int) -> Continue[int] | Break[int]:
+        number = await ctx.step(look, number)
+        return Continue(number) if number < 30 else Break(number)
+
+    @workflow("branches.ephemeral.v1")
+    async def looking(ctx: Context) -> int:
+        return await ctx.loop(0, look_again, name="look", commit_every=10)
+
+    engine = stage.engine(looking)
+    async with engine.worker():
+        run = await engine.start(looking())
+
+        async def there() -> bool:
+            return [record.payload for record in await run.history()][:1] == ['{"upto":20,"ended":false,"value":20}']
+
+        await eventually(there, within=10, saying="the loop having recorded its state")
+        go_on.set()
+        assert await run.result("20s") == 30

@@ -6,6 +6,7 @@ kept all the same, for people to read, is passed over by replay. Records that ar
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -71,8 +72,13 @@ class Scoping:
         if not doomed:
             return unsaved
         self.let_go = True
-        self.trimmed += doomed.difference([record.seq for record in unsaved])
-        return [record for record in unsaved if record.seq not in doomed]
+        # Looked up and not gone through: very many messages may be waiting to be recorded.
+        for first, last in _ranges(doomed):
+            start = bisect_left(unsaved, first, key=_seq)
+            end = bisect_right(unsaved, last, lo=start, key=_seq)
+            self.trimmed += set(range(first, last + 1)).difference([record.seq for record in unsaved[start:end]])
+            del unsaved[start:end]
+        return unsaved
 
     def finished_iterations(self, path: str, upto: int) -> list[str]:
         """The paths of a loop's iterations before `upto` that have records."""
@@ -80,14 +86,8 @@ class Scoping:
 
     def take_trimmed(self) -> tuple[tuple[int, int], ...]:
         """What the next turn is to delete, as ranges; it is then somebody else's business."""
-        numbers, self.trimmed, self.let_go = sorted(self.trimmed), [], False
-        ranges: list[tuple[int, int]] = []
-        for number in numbers:
-            if ranges and number == ranges[-1][1] + 1:
-                ranges[-1] = (ranges[-1][0], number)
-            else:
-                ranges.append((number, number))
-        return tuple(ranges)
+        trimmed, self.trimmed, self.let_go = self.trimmed, [], False
+        return _ranges(trimmed)
 
 
 def is_left(part: str, mark: Mark) -> bool:
@@ -102,6 +102,20 @@ def is_over(location: str, path: str, upto: int, paths: Sequence[str]) -> bool:
     if location.startswith(f"{path}~"):
         return int(location[len(path) + 1 :].partition("/")[0]) < upto
     return location.startswith(tuple(paths))
+
+
+def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def _seq(record: Record) -> int:
+    return record.seq
 
 
 def _pop_below(numbers: dict[str, list[int]], paths: set[str]) -> list[list[int]]:

@@ -35,6 +35,7 @@ def collect(
             if isinstance(operation, StepOperation):
                 ready.append(operation)
             elif isinstance(operation, ScopeOperation):
+                draft.urgent = True
                 execution.reached(operation, now)
             elif isinstance(operation, ChildOperation):
                 start_child(execution, draft, operation, run, crew, now)
