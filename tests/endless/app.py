@@ -12,15 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-from perdure import Break, Context, Continue, Engine, workflow
+from perdure import Break, Context, Continue, Engine, step_info, workflow
 
 COMMIT_EVERY = 100
+WORDS = 200
 
 
 class Diary:
     """What this process has to tell; whoever starts it reads it after its end."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._path = folder / f"{os.getpid()}.json"
         self._told: dict[str, int] = {}
 
@@ -77,10 +79,25 @@ async def listening(ctx: Context) -> int:
     return await ctx.loop(0, listen, name="listen", commit_every=COMMIT_EVERY)
 
 
+async def speak() -> int:
+    """Words come until somebody ends the process; in the second one, until all are said."""
+    count = 0
+    while count < WORDS:
+        step_info().emit("words", count)
+        count += 1
+        await asyncio.sleep(0.002 if len(list(diaries[0].folder.glob("*.json"))) > 1 else 0.02)
+    return count
+
+
+@workflow("endless.speak.v1")
+async def speaking(ctx: Context) -> int:
+    return await ctx.step(speak)
+
+
 async def main(url: str, folder: Path) -> None:
     diary = Diary(folder)
     diaries.append(diary)
-    async with Engine(url, [counting, listening]) as engine, engine.worker(lease=1):
+    async with Engine(url, [counting, listening, speaking]) as engine, engine.worker(lease=1):
         while True:
             diary.memory()
             await asyncio.sleep(0.1)

@@ -30,7 +30,7 @@ async def check(stage: Stage, labour: Labour) -> None:
 
 
 async def test_a_loop_of_very_many_steps_survives_kills_and_stays_small(stage: Stage, labour: Labour) -> None:
-    iterations, kills = amount(stage, 1_000_000, 3_000, 600), amount(stage, 10, 2, 1)
+    iterations, kills = amount(stage, 1_000_000, 3_000, 400), amount(stage, 10, 2, 1)
     engine = stage.engine(counting)
     run = await engine.start(counting(iterations))
     slowest = 0.0
@@ -48,7 +48,7 @@ async def test_a_loop_of_very_many_steps_survives_kills_and_stays_small(stage: S
 
 
 async def test_a_run_that_takes_in_very_many_messages_stays_small(stage: Stage, labour: Labour) -> None:
-    messages = amount(stage, 100_000, 2_000, 1_000)
+    messages = amount(stage, 100_000, 2_000, 500)
     engine = stage.engine(listening)
     run = await engine.start(listening())
     sending = asyncio.ensure_future(send(stage, run, messages))
@@ -64,7 +64,7 @@ async def test_a_run_that_takes_in_very_many_messages_stays_small(stage: Stage, 
 
 
 async def test_a_run_that_finds_very_many_messages_waiting_stays_small(stage: Stage, labour: Labour) -> None:
-    messages = amount(stage, 100_000, 4_000, 2_000)
+    messages = amount(stage, 100_000, 4_000, 500)
     engine = stage.engine(listening)
     run = await engine.start(listening())
     await send(stage, run, messages)

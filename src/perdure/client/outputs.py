@@ -27,6 +27,9 @@ class StreamItem(Struct, Generic[T], frozen=True):
 
     position: int
     value: T
+    #: Of an item that a step emitted: the same for all that one execution of it emitted, another one if it begins anew. Otherwise
+    #: empty.
+    source: str = ""
 
 
 async def state(engine: Engine, run_id: str, key: str, type: Any, default: Any) -> Any:
@@ -62,7 +65,7 @@ async def stream(
             items = await store.outputs(run_id, OutputKind.STREAM, name, last, CHUNK)
             for item in items:
                 last = item.position
-                yield StreamItem(item.position, _value(engine, item, type))
+                yield StreamItem(item.position, _value(engine, item, type), item.source)
             if items:
                 news.found()
             if len(items) == CHUNK:

@@ -1,0 +1,37 @@
+"""What a step emitted stays when its worker is killed, and the next one emits as another source."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from perdure.testing.invariants import scan_store
+from tests.endless.app import WORDS, speaking
+from tests.endless.labour import Labour
+from tests.engine.stage import Stage
+from tests.helpers import eventually
+
+
+async def test_what_a_killed_worker_emitted_stays_and_nothing_is_there_twice(stage: Stage, labour: Labour) -> None:
+    engine = stage.engine(speaking)
+    run = await engine.start(speaking())
+
+    async def words() -> list[tuple[str, int]]:
+        return [(item.source, item.value) async for item in run.stream("words", int, follow=False)]
+
+    async def some_are_there() -> bool:
+        return len(await words()) >= 3
+
+    await labour.begin()
+    await eventually(some_are_there)
+    await labour.kill()
+    before = await words()
+    await labour.begin()
+    assert await run.result("60s") == WORDS
+    after = await words()
+    assert after[: len(before)] == before
+    first, second = ([value for _, value in some] for _, some in groupby(after, lambda word: word[0]))
+    assert first == list(range(len(before)))
+    assert len(first) < WORDS
+    assert second == list(range(WORDS))
+    assert stage.store is not None
+    assert await scan_store(stage.store.query) == []
