@@ -103,6 +103,27 @@ def breaks_once(ledger: str) -> str:
     return value
 
 
+def mended(ledger: str) -> bool:
+    """Whether what breaks has been seen to."""
+    return any(line["did"] == "mend" for line in read(Path(ledger)))
+
+
+@step(retry=Retry.never())
+def breaks(ledger: str) -> str:
+    value = begin(ledger, "breaks")
+    if not mended(ledger):
+        raise Flaky("until it is mended")
+    return value
+
+
+@step(retry=Retry.fixed("1h", attempts=2))
+def stumbles(ledger: str) -> str:
+    value = begin(ledger, "stumbles")
+    if not mended(ledger):
+        raise Flaky("until it is mended")
+    return value
+
+
 async def lingers(ledger: str) -> str:
     """Outlives the process that executes it, except the last."""
     value = begin(ledger, "lingers")
@@ -171,6 +192,16 @@ async def again(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "kept"), await ctx.step(breaks_once, ledger)]
 
 
+@workflow("faults.broken.v1")
+async def broken(ctx: Context, ledger: str) -> list[str]:
+    return [await ctx.step(effect, ledger, f"kept {ctx.uuid()}"), await ctx.step(breaks, ledger)]
+
+
+@workflow("faults.stuck.v1")
+async def stuck(ctx: Context, ledger: str) -> str:
+    return await ctx.step(stumbles, ledger)
+
+
 @workflow("faults.stopped.v1")
 async def stopped(ctx: Context, ledger: str) -> str:
     for number in ("one", "two"):
@@ -187,4 +218,4 @@ async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
 
 
-WORKFLOWS: list[Workflow[Any, Any]] = [everything, child, idle_child, again, stopped, slow]
+WORKFLOWS: list[Workflow[Any, Any]] = [everything, child, idle_child, again, broken, stuck, stopped, slow]

@@ -20,13 +20,19 @@ Row = tuple[Any, ...]
 
 FINISHED = ("completed", "failed", "cancelled")
 
-#: Steps of this run fail it, and are executed again by its next attempt.
-RETRIED = "again"
+#: Steps of these runs fail them, and are executed again by the next attempt; one is finished, and then opened again.
+RETRIED = ("again", "broken")
+REOPENED = "broken"
+#: The attempts of this one's step are counted anew.
+RECOVERED = "stuck"
 
 #: What each run must be in the end. The odd one cannot be read by its workflow; every worker that starts tries it again.
 OUTCOMES = {
     "main": ("completed",),
     "again": ("completed",),
+    "broken": ("completed",),
+    "stuck": ("completed",),
+    "fork": ("completed",),
     "stopped": ("cancelled",),
     "slow": ("completed",),
     "odd": ("blocked", "pending"),
@@ -121,7 +127,7 @@ async def scan_for_wrongs(home: Home) -> list[str]:
     known = Known(
         starts=frozenset(line["run"] for line in ledger if line["did"] == "started"),
         sends=frozenset((line["run"], line["key"]) for line in ledger if line["did"] == "sent"),
-        effects=tuple((line["run"], line["location"]) for line in ledger if line["did"] == "step"),
+        effects=tuple((line["run"], line["location"]) for line in ledger if line["did"] in ("step", "copy")),
         repeats=len(ledger),
     )
     async with home.looking("scan") as look:
@@ -136,16 +142,16 @@ async def _tuples(look: Look, sql: str) -> list[Row]:
 def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
     wrong = []
     for id, records in crash.history.items():
-        if end.history.get(id, [])[: len(records)] != records:
+        if end.history.get(id, [])[: len(records)] != records and id != RECOVERED:
             wrong.append(f"run {id!r}: what was recorded before the crash was changed by its recovery")
     for id, known in crash.finished().items():
-        if end.finished().get(id) != known:
+        if end.finished().get(id) != known and (id != REOPENED or known[0]["status"] == "completed"):
             wrong.append(f"run {id!r} was finished before the crash and changed afterwards")
     settled = {
         (id, record["location"]): record
         for id, records in crash.history.items()
         for record in records
-        if record["kind"] == "step" or (record["kind"] == "attempt" and id != RETRIED)
+        if record["kind"] == "step" or (record["kind"] == "attempt" and id not in (*RETRIED, RECOVERED))
     }
     for line in ledger[crash.lines :]:
         record = settled.get((line.get("run", ""), line.get("location", "")))
@@ -157,7 +163,7 @@ def _compare(crash: Snapshot, end: Snapshot, ledger: list[dict[str, Any]]) -> li
 def _is_settled(record: dict[str, Any], attempt: int) -> bool:
     if record["kind"] == "attempt":
         return bool(attempt <= record["attempts"])
-    return not (record["failed"] and record["run_id"] == RETRIED)
+    return not (record["failed"] and record["run_id"] in RETRIED)
 
 
 def _check_values(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
@@ -165,7 +171,7 @@ def _check_values(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
     wrong = []
     returned: dict[tuple[str, str], set[str]] = {}
     for line in ledger:
-        if line["did"] == "step":
+        if line["did"] in ("step", "copy"):
             returned.setdefault((line["run"], line["location"]), set()).add(line["value"])
     for id, records in end.history.items():
         for record in records:
@@ -198,5 +204,5 @@ def _check_repeats(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
     return [
         f"run {run!r}: attempt {attempt} of {location!r} was made {times} times, and the run was lost {lost[run]} times"
         for (run, location, attempt), times in made.items()
-        if times > 1 + lost[run] + (2 if run == RETRIED else 0)
+        if times > 1 + lost[run] + (2 if run in (*RETRIED, RECOVERED) else 0)
     ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perdure import Call, Engine, EngineClosed, Handle, RunFinished, Status
+from perdure import Call, Engine, EngineClosed, Handle, RunFinished, RunNotFound, Status
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
@@ -95,6 +95,8 @@ class Client:
         calls = {
             "main": app.everything(self._ledger),
             "again": app.again(self._ledger),
+            "broken": app.broken(self._ledger),
+            "stuck": app.stuck(self._ledger),
             "stopped": app.stopped(self._ledger),
         }
         runs = {id: await self.start(call, id) for id, call in calls.items()}
@@ -107,7 +109,11 @@ class Client:
     async def ask(self) -> None:
         """Everything but the run that outlives its worker."""
         runs = await self.start_all()
-        await asyncio.gather(self.stop_one(runs["stopped"]), self.nudge(runs["main"]))
+        await asyncio.gather(
+            self.stop_one(runs["stopped"]),
+            self.nudge(runs["main"]),
+            self.give_second_chances(runs["broken"], runs["stuck"]),
+        )
         await runs["main"].result()
         await runs["again"].result()
         await until(lambda: self._is(runs["odd"], Status.BLOCKED))
@@ -127,6 +133,30 @@ class Client:
             return (await handle.status()).finished
 
         await until(is_reached)
+
+    async def give_second_chances(self, broken: Handle[Any], stuck: Handle[Any]) -> None:
+        if not app.mended(self._ledger):
+            await until(lambda: self._is(broken, *FINISHED))
+            await until(lambda: self._is(stuck, Status.WAITING, *FINISHED))
+            app.note(self._ledger, did="mend")
+        await until(lambda: self._is(stuck, Status.WAITING, Status.COMPLETED))
+        await stuck.recover()
+        if await broken.status() is Status.FAILED:
+            await broken.retry()
+        await broken.result()
+        if await self._is_new("fork"):
+            kept = next(record for record in await broken.history() if record.location == "effect")
+            app.note(self._ledger, did="copy", run="fork", location="effect", value=json.loads(kept.payload or ""))
+            await broken.fork(from_step="breaks", id="fork")
+        await (await self._engine.get("fork")).result()
+        await stuck.result()
+
+    async def _is_new(self, run_id: str) -> bool:
+        try:
+            await self._engine.get(run_id)
+        except RunNotFound:
+            return True
+        return False
 
     async def begin_slow(self) -> Handle[Any]:
         handle = await self.start(app.slow(self._ledger), "slow")

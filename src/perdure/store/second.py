@@ -171,7 +171,8 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
         await tx.execute(_BEGUN, begun)
     await _write(tx, new.id, answer.run.token, answer.run.nonce, fork.records)
     tx.note(new.id, "forked", to_json({"run": fork.source, "step": fork.step}))
-    return answer
+    made = await _locked(tx, new.id)
+    return answer if made is None else Created(made, True)
 
 
 async def _locked(tx: Transaction, run_id: str) -> Run | None:
