@@ -404,3 +404,10 @@ def test_the_digest_of_arguments_never_changes_between_versions() -> None:
 def test_a_value_without_json_has_no_digest() -> None:
     with pytest.raises(EncodeError, match=r"\[1\]\.k is of type builtins.object"):
         codec.digest([1, {"k": object()}])
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"), [(object, 1), (list[object], [1, "a", None]), (dict[str, object], {"a": [1]})]
+)
+def test_an_object_may_be_any_plain_value(declared: Any, value: Any) -> None:
+    assert codec.decode(codec.encode(value, "it"), declared, "it") == value
