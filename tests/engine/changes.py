@@ -336,17 +336,33 @@ async def branch_of_a_join_removed(do: Doing, new: bool) -> None:
     await do.ctx.join(_branches(do, "one", *([] if new else ["two"])))
 
 
-async def _loop(do: Doing, name: str, step: str) -> None:
+async def _loop(do: Doing, name: str, step: str, commit_every: int = 100) -> None:
     async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
         await type(do)(ctx).step(step)
         return Break(count) if count == 2 else Continue(count + 1)
 
-    await do.ctx.loop(0, body, name=name, commit_every=100)
+    await do.ctx.loop(0, body, name=name, commit_every=commit_every)
 
 
 @diverges
 async def loop_renamed(do: Doing, new: bool) -> None:
     await _loop(do, "pages" if new else "items", "fetch")
+
+
+@diverges
+async def step_of_a_loop_renamed(do: Doing, new: bool) -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        await type(do)(ctx).step("get" if new else "fetch")
+        if count == 1:
+            await ctx.receive("never")
+        return Continue(count + 1)
+
+    await do.ctx.loop(0, body, name="items", commit_every=100)
+
+
+@diverges
+async def loop_that_has_let_go_renamed(do: Doing, new: bool) -> None:
+    await _loop(do, "pages" if new else "items", "fetch", commit_every=1)
 
 
 @diverges
@@ -650,6 +666,12 @@ async def awaited_later(do: Doing, new: bool) -> None:
     else:
         await do.step("a")
     await do.step("b")
+
+
+@compatible
+async def step_of_iterations_that_were_let_go_renamed(do: Doing, new: bool) -> None:
+    await _loop(do, "items", "get" if new else "fetch", commit_every=1)
+    await do.step("a")
 
 
 @compatible

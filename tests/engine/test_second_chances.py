@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from perdure import (
+    Break,
     Context,
+    Continue,
     DecodeError,
     Engine,
     Handle,
@@ -255,6 +257,71 @@ async def _there(engine: Engine, run_id: str) -> Handle[Any]:
 
     await eventually(found, saying=f"run {run_id!r} being there")
     return await engine.get(run_id)
+
+
+async def test_what_a_failed_run_showed_sent_and_started_is_not_shown_sent_and_started_again(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.listens.v1")
+    async def listens(ctx: Context) -> list[str]:
+        first = await ctx.receive("word", str)
+        return [first, await ctx.receive("word", str)]
+
+    @workflow("second.idle.v1")
+    async def idle(ctx: Context) -> None:
+        await ctx.receive("never")
+
+    @workflow("second.shows.v1")
+    async def shows(ctx: Context) -> str:
+        ctx.emit("progress", "begun")
+        ctx.send("listener", "word", "hello")
+        ctx.start(idle())
+        ctx.spawn(idle(), on_close="abandon")
+        await ctx.step(world.quote)
+        ctx.emit("progress", "half")
+        return await ctx.options(retry=ONCE).step(world.charge, 1)
+
+    engine = stage.engine(listens, idle, shows)
+    async with engine.worker():
+        listener = await engine.start(listens(), id="listener")
+        run = await engine.start(shows(), id="shows")
+        await ends(run, Status.FAILED)
+        world.broken = False
+        await run.retry()
+        assert await run.result("20s") == "paid 1"
+        await listener.send("word", "bye")
+        assert await listener.result("20s") == ["hello", "bye"]
+        assert [item.value async for item in run.stream("progress")] == ["begun", "half"]
+        assert len((await engine.list(type="second.idle.v1")).runs) == 2
+
+
+async def test_a_loop_goes_on_from_where_it_had_got(stage: Stage) -> None:
+    world = World()
+    seen: list[int] = []
+
+    async def visit(number: int) -> int:
+        seen.append(number)
+        return number
+
+    @workflow("second.loop.v1")
+    async def looping(ctx: Context) -> int:
+        async def body(ctx: Context, number: int) -> Continue[int] | Break[int]:
+            await ctx.step(visit, number)
+            if number == 5:
+                await ctx.options(retry=ONCE).step(world.charge, number)
+                return Break(number)
+            return Continue(number + 1)
+
+        return await ctx.loop(0, body, name="visits", commit_every=2)
+
+    engine = stage.engine(looping)
+    async with engine.worker():
+        run = await engine.start(looping())
+        await ends(run, Status.FAILED)
+        world.broken = False
+        await run.retry()
+        assert await run.result("20s") == 5
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_step_that_waits_for_its_next_attempt_gets_all_of_them_at_once(stage: Stage) -> None:

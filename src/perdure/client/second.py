@@ -173,7 +173,12 @@ def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRu
     mark = Record(seq=0, kind=Kind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at)
     entries = count(1)
     records = tuple(
-        replace(record, seq=seq, run_attempt=1, inbox_seq=next(entries) if record.kind in _RECEIVED else 0)
+        replace(
+            record,
+            seq=seq,
+            run_attempt=1,
+            inbox_seq=next(entries) if record.inbox_seq or record.kind in _RECEIVED else 0,
+        )
         for seq, record in enumerate((*past[:-1], mark, past[-1]))
     )
     began = source.started_at if past[0].run_attempt == source.attempt else past[0].at
