@@ -76,8 +76,8 @@ WHERE id = :run_id AND finished_at = 0
 _OPEN = """
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, generation = generation + 1, attempt = attempt + 1, token = token + 1,
-    seed = :seed, output = NULL, started_at = 0, finished_at = 0, wake_at = :now, deadline = :deadline, inbox_read = inbox_seq, worker = NULL, home = NULL,
-    marked = 0, claims = 0
+    seed = :seed, output = NULL, started_at = 0, finished_at = 0, wake_at = :now, deadline = :deadline,
+    inbox_read = inbox_seq, worker = NULL, home = NULL, marked = 0, claims = 0
 WHERE id = :run_id
 """
 
