@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -231,6 +233,26 @@ def test_branches_of_a_race_that_is_cancelled_before_it_begins_are_not_left_behi
     assert run.open == ["after"]
     run.complete("after", 1)
     assert run.settled().result == 1
+
+
+def test_a_run_that_is_let_go_says_nothing_about_branches_that_did_not_begin() -> None:
+    async def flow(ctx: Context) -> Any:
+        won = None
+        try:
+            won = await ctx.race({"a": two_steps(ctx, "a"), "b": named(ctx, "b")})
+            await named(ctx, "after")
+        finally:
+            await ctx.join({"a": two_steps(ctx, "a")}, name="cleanup")
+        return won
+
+    run = Driver(flow)
+    run.complete("b")
+    other = run.again()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run.execution.evict()
+        assert other.execution.evict()
+        gc.collect()
 
 
 def test_a_branch_of_a_race_that_fails_leaves_the_win_to_another() -> None:

@@ -100,6 +100,8 @@ async def _only(
     for future in under_way:
         # It was asked for outside of the race, so that its records are there; as the first time, somebody waits for it.
         future.add_done_callback(lambda _: None)
+    for branch in others:
+        _close(branch)
     task = _begin(context, scope.branch(winner), branches[winner])
     await finish([task])
     for future in under_way:
@@ -128,11 +130,18 @@ def _tidied(task: asyncio.Task[T], branches: Mapping[str, Branch[Any]]) -> async
         for branch in branches.values():
             for future in _given_to(branch):
                 future.cancel()
-            if inspect.iscoroutine(branch) and inspect.getcoroutinestate(branch) == inspect.CORO_CREATED:
-                branch.close()
+            _close(branch)
 
-    task.add_done_callback(on_end)
+    if task.get_loop().is_closed():
+        on_end(task)  # the run is being let go, and nothing that it begins will run
+    else:
+        task.add_done_callback(on_end)
     return task
+
+
+def _close(branch: Branch[Any]) -> None:
+    if inspect.iscoroutine(branch) and inspect.getcoroutinestate(branch) == inspect.CORO_CREATED:
+        branch.close()
 
 
 async def _first(tasks: Mapping[str, asyncio.Task[Any]]) -> str | None:
