@@ -159,3 +159,18 @@ def test_a_module_that_cannot_be_imported_is_named(package: Path) -> None:
         discover("no_such_package")
     with pytest.raises(UsageError, match="not 5"):
         discover(5)  # type: ignore[arg-type]
+
+
+async def test_a_version_may_follow_a_transaction_at_once(stage: Stage) -> None:
+    async def write(_: Any, item: str) -> str:
+        return item.upper()
+
+    @workflow("versions.transaction.v1")
+    async def order(ctx: Context, item: str) -> list[Any]:
+        return [await ctx.transaction(write, item), ctx.patched("tax"), await ctx.step(quote, item)]
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order("pen"))
+        assert await run.result("20s") == ["PEN", True, 3]
+    assert [record.kind for record in await run.history()] == [Kind.STEP, Kind.VERSION, Kind.STEP]

@@ -121,9 +121,9 @@ class Seal:
             attempt.operation, record.payload, committed.value, record.at, attempt.started_at, attempt.number,
             moment.around,
         )  # fmt: skip
-        # It is the run's only new record, and durable already.
-        assert execution.unsaved == [record]
-        execution.unsaved.clear()
+        # It is durable already; what follows it are versions that the workflow asked for.
+        assert execution.unsaved[0] == record
+        del execution.unsaved[0]
 
     def _settle(self) -> None:
         try:
