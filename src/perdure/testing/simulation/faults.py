@@ -23,7 +23,7 @@ from perdure.testing.simulation.loop import Crashed, Process, SimLoop
 from perdure.testing.simulation.system import SimSystem
 
 READING_VERBS = (
-    "now", "get", "get_many", "list", "history", "inbox", "events", "outputs", "workers", "holdings", "load", "marked",
+    "now", "get", "get_many", "list", "history", "inbox", "events", "outputs", "workers", "holdings", "load", "marked", "pauses",
     "recorded",
 )  # fmt: skip
 _VERBS = frozenset(READING_VERBS) | frozenset(MUTATING_VERBS)

@@ -17,22 +17,36 @@ from typing import Any
 from perdure.core.errors import Fatal
 from perdure.core.retry import Retry
 from perdure.testing.simulation import programs
+from perdure.testing.simulation.language import Language, Log
 from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.programs import (
     Child,
     Cleanup,
+    Contest,
     Deed,
     Gather,
     Group,
+    Join,
     Limit,
+    Loop,
+    Map,
     Op,
+    Outcome,
     Program,
     Race,
     Receive,
+    ReceiveAny,
+    Saga,
+    Shield,
+    Show,
     Sleep,
+    Spawn,
     Step,
+    Tell,
     Try,
+    Version,
 )
+from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
 from perdure.workflow.current import step_info
 from perdure.workflow.definition import Call, Workflow
@@ -67,6 +81,11 @@ class Steps:
             raise RuntimeError(f"execution {number} failed")
         return f"result {number}"
 
+    async def undo(self, result: str) -> str:
+        """Undo what a step did."""
+        self.ledger.sometimes["something was undone"] += 1
+        return await self.work([result], 0.0, 0, False, False)
+
     async def write(self, connection: sqlite3.Connection, seen: list[str], failures: int) -> str:
         """Write a row, then fail or succeed."""
         info = step_info()
@@ -81,21 +100,15 @@ class Steps:
         return result
 
 
-class Log(list[str]):
-    """What a workflow has seen, in the order in which it saw it."""
-
-    #: Whether some of its sleeps may be over before they begin.
-    slept = False
-
-
 class Interpreter:
     """Executes programs; counts in `sometimes`, where that is wanted, what came before what."""
 
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         # Bound once: the engine looks at a step's signature once for each function that it is given.
-        self._work, self._write = steps.work, steps.write
+        self._work, self._write, self._undo = steps.work, steps.write, steps.undo
         self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
+        self._language = Language(self._run, self._child_of)
         self.workflows = (
             Workflow(PLAIN, self.main, retry=None),
             Workflow(STUBBORN, self.main_again, retry=Retry(attempts=3, initial=0.5, jitter=0)),
@@ -114,6 +127,9 @@ class Interpreter:
         await self._run(ctx, programs.decode(program), log)
         return list(log)
 
+    def _child_of(self, body: Program) -> Call[list[str]]:
+        return self.workflows[0](programs.encode(body))
+
     async def _run(self, ctx: Context, program: Program, log: Log) -> None:
         for op in program:
             await self._one(ctx, op, log)
@@ -122,6 +138,10 @@ class Interpreter:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
+            case Show() | Tell() | ReceiveAny() | Version():
+                await self._effect(ctx, op, log)
+            case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn():
+                await self._language.perform(ctx, op, log)
             case Deed(name=name, failures=failures):
                 deed = ctx.options(name=name, retry=_RETRY).transaction(self._write, log[-_MEMORY:], failures)
                 log.append(await deed)
@@ -157,8 +177,30 @@ class Interpreter:
         return [self._run(ctx, branch, log) for branch in branches]
 
     async def _step(self, ctx: Context, op: Step, log: Log) -> str:
-        options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral)
+        undo = self._undo if op.undo else None
+        options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral, undo=undo)
         return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
+
+    async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version, log: Log) -> None:
+        match op:
+            case Show(items=items):
+                ctx.publish("at", len(log))
+                for number in range(items):
+                    ctx.emit("stream", f"{len(log)}.{number}")
+            case Tell(name=name):
+                ctx.send(ctx.run_id, name, f"message {ctx.uuid()}")
+            case Version(name=name):
+                log.append(f"version {ctx.version(name, 1)} {ctx.patched(name)}")
+            case ReceiveAny(timeout=timeout, many=many):
+                try:
+                    if many:
+                        log.extend(await ctx.receive_many("go", str, limit=2, timeout=timeout))
+                    else:
+                        log.append(
+                            (await ctx.receive_any(Channel("go", str), Channel("stop", str), timeout=timeout)).value
+                        )
+                except TimeoutError:
+                    log.append("nothing came")
 
     async def _receive(self, ctx: Context, name: str, timeout: float | None, log: Log) -> None:
         try:

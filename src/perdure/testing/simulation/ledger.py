@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -131,5 +131,11 @@ class Ledger:
     def loaded(self, run_id: str, records: Sequence[Record]) -> None:
         """Somebody read a whole history: it has all that was ever seen of it."""
         self.seen(run_id, records)
-        if (run_id, len(records)) in self._records:
-            self.violated(f"the history of run {run_id} is shorter than it was: {len(records)} records")
+        end = records[-1].seq + 1 if records else 0
+        if (run_id, end) in self._records:
+            self.violated(f"the history of run {run_id} is shorter than it was: it ends before {end}")
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Every record that anybody was told to be durable, with its run."""
+        for (run_id, _), record in self._records.items():
+            yield run_id, record

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +27,7 @@ class Step(Struct, frozen=True, tag="step"):
     fatal: bool = False
     timeout: float | None = None
     ephemeral: bool = False
+    undo: bool = False
 
 
 class Deed(Struct, frozen=True, tag="deed"):
@@ -95,7 +97,91 @@ class Child(Struct, frozen=True, tag="child"):
     stubborn: bool = False
 
 
-Op = Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child
+class Show(Struct, frozen=True, tag="show"):
+    """A state and items of a stream."""
+
+    items: int = 1
+
+
+class Tell(Struct, frozen=True, tag="tell"):
+    """A message of the run to itself."""
+
+    name: str
+
+
+class ReceiveAny(Struct, frozen=True, tag="any"):
+    """Whichever message comes first, or several of one name."""
+
+    timeout: float | None = None
+    many: bool = False
+
+
+class Version(Struct, frozen=True, tag="version"):
+    """A version of the code that is pinned."""
+
+    name: str
+
+
+class Join(Struct, frozen=True, tag="join"):
+    """Branches under `ctx.join`."""
+
+    branches: tuple[Program, ...]
+
+
+class Contest(Struct, frozen=True, tag="contest"):
+    """Branches under `ctx.race`."""
+
+    branches: tuple[Program, ...]
+
+
+class Map(Struct, frozen=True, tag="map"):
+    """A body for each of some items, so many at a time."""
+
+    body: Program
+    count: int
+    limit: int
+
+
+class Loop(Struct, frozen=True, tag="loop"):
+    """A body over and over, under `ctx.loop`."""
+
+    body: Program
+    rounds: int
+    commit_every: int
+    keep: int = 0
+
+
+class Saga(Struct, frozen=True, tag="saga"):
+    """A body that is undone if it fails, or is made to."""
+
+    body: Program
+    fails: bool = False
+
+
+class Outcome(Struct, frozen=True, tag="outcome"):
+    """A body whose outcome is a value."""
+
+    body: Program
+
+
+class Shield(Struct, frozen=True, tag="shield"):
+    """A body that is not interrupted."""
+
+    body: Program
+
+
+class Spawn(Struct, frozen=True, tag="spawn"):
+    """A child that is not waited for at once, if at all."""
+
+    body: Program
+    on_close: Literal["cancel", "abandon", "wait"]
+    awaited: bool = False
+
+
+Op = (
+    Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Version
+    | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn
+)  # fmt: skip
 Program = tuple[Op, ...]
 
 _DECODER = msgspec.json.Decoder(Program)
@@ -118,11 +204,11 @@ class Author:
         self._rng = rng
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
         leaves: list[tuple[Callable[[], Op], int]] = [
-            (self._step, 8), (self._deed, 3), (self._sleep, 3), (self._receive, 3),
+            (self._step, 8), (self._deed, 3), (self._sleep, 3), (self._receive, 3), (self._effect, 3),
         ]  # fmt: skip
         nests: list[tuple[Callable[[int], Op], int]] = [
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
-            (self._child, 6),
+            (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4),
         ]  # fmt: skip
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
@@ -149,6 +235,7 @@ class Author:
             fatal=rng.random() < 0.05,
             timeout=rng.choice((None, None, 0.5, 3.0)),
             ephemeral=rng.random() < 0.15,
+            undo=rng.random() < 0.2,
         )
 
     def _deed(self) -> Op:
@@ -159,6 +246,36 @@ class Author:
 
     def _receive(self) -> Op:
         return Receive(self._rng.choice(MESSAGES), self._rng.choice((None, 0.2, 1.0, 4.0)))
+
+    def _effect(self) -> Op:
+        rng = self._rng
+        kinds: tuple[Callable[[], Op], ...] = (
+            lambda: Show(rng.randint(0, 3)),
+            lambda: Tell(rng.choice(MESSAGES)),
+            lambda: ReceiveAny(rng.choice((None, 0.2, 3.0)), many=rng.random() < 0.5),
+            lambda: Version(rng.choice(STEPS)),
+        )
+        return rng.choice(kinds)()
+
+    def _parallel(self, depth: int) -> Op:
+        rng = self._rng
+        if rng.random() < 0.3:
+            return Map(self.program(depth), rng.randint(1, 4), rng.randint(1, 3))
+        return (Join if rng.random() < 0.5 else Contest)(self._branches(depth))
+
+    def _loop(self, depth: int) -> Op:
+        rng = self._rng
+        return Loop(self.program(depth), rng.randint(1, 5), rng.randint(1, 3), rng.choice((0, 0, 1, 2)))
+
+    def _saga(self, depth: int) -> Op:
+        rng = self._rng
+        if rng.random() < 0.3:
+            return (Outcome if rng.random() < 0.5 else Shield)(self.program(depth))
+        return Saga((Step(rng.choice(STEPS), undo=True), *self.program(depth)), fails=rng.random() < 0.5)
+
+    def _spawn(self, depth: int) -> Op:
+        rng = self._rng
+        return Spawn(self.program(depth), rng.choice(("cancel", "abandon", "wait")), awaited=rng.random() < 0.4)
 
     def _branches(self, depth: int) -> tuple[Program, ...]:
         return tuple(self.program(depth) for _ in range(self._rng.randint(2, 3)))

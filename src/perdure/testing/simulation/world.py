@@ -35,6 +35,10 @@ LEASE = 3.0
 BOUND = 300.0
 
 
+#: A record may be let go once a scope has got further.
+_NOT_TRIMMED = "WHEN NOT EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = OLD.run_id AND s.kind = 'scope' AND s.seq > OLD.seq)"
+
+
 class Life:
     """A worker in a process of its own."""
 
@@ -125,7 +129,7 @@ class World:
             ("outcome", "runs", "UPDATE", "WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation"),
             ("run", "runs", "DELETE", ""),
             ("record_changed", "history", "UPDATE", ""),
-            ("record_removed", "history", "DELETE", ""),
+            ("record_removed", "history", "DELETE", _NOT_TRIMMED),
         ):
             old = "OLD.id" if table == "runs" else "OLD.run_id"
             raw.execute(

@@ -1,0 +1,118 @@
+"""The part of the interpreter that knows named parts of a workflow.
+
+What such a part has seen is its own: replay may skip a part that is over, and then nobody else has to miss it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from perdure.core.errors import Rollback
+from perdure.testing.simulation.programs import (
+    Contest,
+    Join,
+    Loop,
+    Map,
+    Outcome,
+    Program,
+    Saga,
+    Shield,
+    Spawn,
+)
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call
+from perdure.workflow.looping import Break, Continue
+from perdure.workflow.parallel import Branch
+from perdure.workflow.scopes import current_scope
+
+#: How much of what an iteration has seen is left to the next.
+_LEFT = 4
+
+Part = Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn
+
+
+class Log(list[str]):
+    """What a workflow has seen, in the order in which it saw it."""
+
+    #: Whether some of its sleeps may be over before they begin.
+    slept = False
+
+    def part(self) -> Log:
+        """Of a part of the workflow."""
+        log = Log()
+        log.slept = self.slept
+        return log
+
+
+class Language:
+    """See the module."""
+
+    def __init__(
+        self, run: Callable[[Context, Program, Log], Awaitable[None]], child_of: Callable[[Program], Call[list[str]]]
+    ) -> None:
+        self._run = run
+        self._child_of = child_of
+
+    async def perform(self, ctx: Context, part: Part, log: Log) -> None:
+        """Do what the part says."""
+        match part:
+            case Join(branches=branches):
+                joined = await ctx.join(self._branches(branches, log))
+                log.extend(f"{name} {' '.join(seen)}" for name, seen in joined.items())
+            case Contest(branches=branches):
+                won = await ctx.race(self._branches(branches, log))
+                log += [f"winner {won.winner}", *won.value]
+            case Map(body=body, count=count, limit=limit):
+                log += await self._map(ctx, body, count, limit, log)
+            case Loop():
+                log += await self._loop(ctx, part, log)
+            case Saga(body=body, fails=fails):
+                async with ctx.saga():
+                    await self._run(ctx, body, log)
+                    if fails:
+                        raise Rollback("it was to be")
+            case Outcome(body=body):
+                log.append(f"ok {(await ctx.outcome(self._branch(body, log))).ok}")
+            case Shield(body=body):
+                await ctx.shield(self._run(ctx, body, log))
+            case Spawn():
+                await self._spawn(ctx, part, log)
+
+    def _branches(self, branches: Sequence[Program], log: Log) -> dict[str, Branch[list[str]]]:
+        return {f"b{number}": self._branch(body, log) for number, body in enumerate(branches)}
+
+    def _branch(self, body: Program, log: Log) -> Branch[list[str]]:
+        async def branch(ctx: Context) -> list[str]:
+            own = log.part()
+            await self._run(ctx, body, own)
+            return list(own)
+
+        return branch
+
+    async def _map(self, ctx: Context, body: Program, count: int, limit: int, log: Log) -> list[str]:
+        async def part(ctx: Context, item: int) -> str:
+            own = log.part()
+            await self._run(ctx, body, own)
+            return f"{item} {' '.join(own)}"
+
+        return await ctx.map(part, range(count), limit=limit)
+
+    async def _loop(self, ctx: Context, loop: Loop, log: Log) -> list[str]:
+        async def body(ctx: Context, state: list[Any]) -> Continue[list[Any]] | Break[list[str]]:
+            count, *seen = state
+            own = log.part()
+            own += seen
+            await self._run(ctx, loop.body, own)
+            left = list(own[-_LEFT:])
+            return Break(left) if count >= loop.rounds else Continue([count + 1, *left])
+
+        return await ctx.loop([1], body, commit_every=loop.commit_every, keep=loop.keep)
+
+    async def _spawn(self, ctx: Context, spawn: Spawn, log: Log) -> None:
+        child = ctx.spawn(self._child_of(spawn.body), on_close=spawn.on_close)
+        if current_scope.get().path:
+            # What a part began has to end within it, also if it is given up.
+            log.append("child " + " ".join(await ctx.shield(child.result())))
+        elif spawn.awaited:
+            log.append("child " + " ".join(await child))
