@@ -31,7 +31,7 @@ AT_ONCE = 4
 SOME = 6
 TRIES = 8
 #: Seconds that others may take for everything there is to do, beyond the lease of somebody who stands still.
-BOUND = 25.0
+BOUND = 60.0
 
 #: The verbs with which a worker writes, and the points at which it holds no transaction open.
 VERBS = ("register", "unblock", "heartbeat", "claim", "commit", "sweep", "retire")

@@ -13,7 +13,7 @@ from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
 from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
 from perdure.store.mysql.literals import Sql, Templates, tuples
-from perdure.store.protocol import Change
+from perdure.store.noting import NotingOnServer
 from perdure.store.wave import Doubtful
 
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
@@ -27,30 +27,19 @@ VALUES :rows
 """
 
 
-class MysqlTransaction:
+class MysqlTransaction(NotingOnServer):
     """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
         self, connection: Connection, templates: Templates, clock: ServerClock, actor: str, *, locking: bool
     ) -> None:
+        super().__init__(clock, actor)
         self.connection = connection
-        self.actor = actor
         self._templates = templates
-        self._clock = clock
         self._locking = locking
-        self._now = 0
-        self._stirred = 0
-        self._notes: list[tuple[str, int, str, str, str]] = []
         self._waiting: list[str] = []
         #: Whether nothing that is written can be there already, unless it was written before by the same request.
         self.optimistic = False
-
-    @property
-    def now(self) -> int:
-        """The server's time at the first look at it since rows were last locked."""
-        if self._now == 0:
-            self._now = self._clock.now()
-        return self._now
 
     async def execute(self, sql: str, params: Params) -> int:
         """Run one statement; how many rows it found or made."""
@@ -78,7 +67,7 @@ class MysqlTransaction:
         """Run a query."""
         if "{for_update}" in sql:
             # It may wait for locks; the time is what it is afterwards.
-            self._now = 0
+            self.locked()
             if not self._locking:
                 sql = sql.replace("{for_update}", "")
         [answer] = await self.send(self._templates.fill(sql, params))
@@ -110,23 +99,6 @@ class MysqlTransaction:
             raise
         return answers[len(waiting) :]
 
-    def locked(self) -> None:
-        """Rows were locked just now, so it is later than it was."""
-        self._now = 0
-
-    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail."""
-        self._notes.append((run_id, self.now, kind, self.actor, data))
-
-    def stir(self, change: Change) -> None:
-        """Say what this changes for somebody who waits."""
-        self._stirred |= int(change)
-
-    @property
-    def stirred(self) -> Change:
-        """Everything that was said so."""
-        return Change(self._stirred)
-
     def begin(self) -> None:
         """Begin with the next statement."""
         self.connection.in_transaction = True
@@ -134,8 +106,7 @@ class MysqlTransaction:
 
     def write_notes(self) -> None:
         """Put the noted lines into the transaction."""
-        notes, self._notes = self._notes, []
-        self.insert(_NOTES, notes)
+        self.insert(_NOTES, self._take_lines())
 
     async def commit(self) -> None:
         """Make it durable."""

@@ -12,10 +12,10 @@ from typing import Any
 
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
+from perdure.store.noting import NotingOnServer
 from perdure.store.patience import Patience
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import Connection
-from perdure.store.protocol import Change
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"VALUES\s*\((.*?)\)", re.DOTALL)
@@ -94,29 +94,18 @@ class Statements:
         return POSTGRES.render(sql, self._tables)
 
 
-class PostgresTransaction:
+class PostgresTransaction(NotingOnServer):
     """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
         self, connection: Connection, statements: Statements, clock: ServerClock, actor: str, *, locking: bool
     ) -> None:
+        super().__init__(clock, actor)
         self.connection = connection
-        self.actor = actor
         self._statements = statements
-        self._clock = clock
         self._locking = locking
         #: Seconds that `execute` may take, if not the usual number.
         self.patience: float | None = None
-        self._now = 0
-        self._stirred = 0
-        self._notes: list[tuple[str, int, str, str, str]] = []
-
-    @property
-    def now(self) -> int:
-        """The server's time at the first look at it since rows were last locked."""
-        if self._now == 0:
-            self._now = self._clock.now()
-        return self._now
 
     async def execute(self, sql: str, params: Params) -> int:
         """Run one statement; how many rows it changed."""
@@ -137,7 +126,7 @@ class PostgresTransaction:
         """Run a query."""
         if "{for_update}" in sql:
             # It may wait for locks; the time is what it is afterwards.
-            self._now = 0
+            self.locked()
             if not self._locking:
                 sql = sql.replace("{for_update}", "")
         text, names = self._statements.named(sql)
@@ -155,31 +144,13 @@ class PostgresTransaction:
         """Run a statement with `$1` parameters, of this database only; how many rows it changed."""
         return _count(await self.connection.execute(self._statements.plain(sql), *args))
 
-    def locked(self) -> None:
-        """Rows were locked just now, so it is later than it was."""
-        self._now = 0
-
-    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail."""
-        self._notes.append((run_id, self.now, kind, self.actor, data))
-
-    def stir(self, change: Change) -> None:
-        """Say what this changes for somebody who waits."""
-        self._stirred |= int(change)
-
-    @property
-    def stirred(self) -> Change:
-        """Everything that was said so."""
-        return Change(self._stirred)
-
     def take_notes(self) -> list[list[Any]]:
         """The noted lines as arrays for `NOTES`; whoever takes them writes them."""
-        notes, self._notes = self._notes, []
-        return [list(column) for column in zip(*notes, strict=True)] or [[] for _ in range(5)]
+        return [list(column) for column in zip(*self._take_lines(), strict=True)] or [[] for _ in range(5)]
 
     async def write_notes(self) -> None:
         """Put the noted lines into the transaction."""
-        if self._notes:
+        if self._lines:
             await self.connection.execute(self._statements.plain(NOTES), *self.take_notes())
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from perdure.core.errors import StoreCorrupt, StoreReadOnly
 from perdure.core.system import System
 from perdure.store.dialect import Dialect, Row, drive
+from perdure.store.noting import Noting
 from perdure.store.protocol import Change
 from perdure.store.sqlite.errors import is_busy, translate
 from perdure.store.sqlite.files import (
@@ -65,16 +66,19 @@ class Clock:
         return self._last
 
 
-class SqliteTransaction:
+class SqliteTransaction(Noting):
     """A transaction, as shared verbs see it. Its coroutines never suspend."""
 
     def __init__(self, connection: sqlite3.Connection, render: Callable[[str], str], now: int, actor: str) -> None:
+        super().__init__(actor)
         self._connection = connection
         self._render = render
-        self.now = now
-        self.actor = actor
-        self._stirred = 0
-        self._notes: list[tuple[str, int, str, str, str]] = []
+        self._now = now
+
+    @property
+    def now(self) -> int:
+        """The time when the transaction began."""
+        return self._now
 
     async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
         """Run one statement; how many rows it changed."""
@@ -92,24 +96,10 @@ class SqliteTransaction:
         """The same, for code that is only ever run on SQLite."""
         return self._connection.execute(self._render(sql), params).fetchall()
 
-    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail."""
-        self._notes.append((run_id, self.now, kind, self.actor, data))
-
-    def stir(self, change: Change) -> None:
-        """Say what this changes for somebody who waits."""
-        # Plain integers: combining flags is a slow thing to do once a run.
-        self._stirred |= int(change)
-
-    @property
-    def stirred(self) -> Change:
-        """Everything that was said so."""
-        return Change(self._stirred)
-
     def write_notes(self) -> None:
         """Put the noted lines into the transaction."""
-        if self._notes:
-            self._connection.executemany(self._render(_NOTE), self._notes)
+        if self._lines:
+            self._connection.executemany(self._render(_NOTE), self._take_lines())
 
 
 Body = Callable[[SqliteTransaction], Coroutine[Any, Any, T]]
