@@ -53,7 +53,18 @@ async def family(ctx: Context) -> str:
     return await ctx.call(checkout(Order("child", 5)))
 
 
-engine = Engine("sqlite:///shop.db", [checkout, approval, family])
+@step(retry=Retry.never())
+def refund(receipt: str) -> None:
+    raise OSError("the bank is closed")
+
+
+@workflow("doomed")
+async def doomed(ctx: Context) -> None:
+    await ctx.options(undo=refund).step(charge, 5)
+    raise LookupError("no van")
+
+
+engine = Engine("sqlite:///shop.db", [checkout, approval, family, doomed])
 not_an_engine = 42
 """
 

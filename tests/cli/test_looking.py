@@ -93,6 +93,15 @@ def test_show_tells_the_history_with_every_attempt(perdure: Perdure) -> None:
     assert 'raise ValueError("nothing to charge")' in text
 
 
+def test_show_tells_what_could_not_be_undone(perdure: Perdure) -> None:
+    assert perdure("start", "shop:engine", "doomed", "--id", "sad").code == 0
+    work("sad")
+    known = perdure("show", URL, "sad", "--json").json
+    assert known["run"]["error"]["message"] == "no van"
+    assert known["run"]["error"]["not_undone"]["charge"]["message"] == "the bank is closed"
+    assert "What 'charge' did was not undone: OSError: the bank is closed" in perdure("show", URL, "sad").out
+
+
 def test_show_keeps_what_proves_a_lease_to_itself(perdure: Perdure) -> None:
     start(perdure, "o-1")
     run = perdure("show", URL, "o-1", "--json").json["run"]

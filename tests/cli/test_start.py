@@ -60,7 +60,7 @@ def test_an_unknown_workflow_is_refused_with_the_known_ones(perdure: Perdure) ->
     assert answer.code == 1
     assert answer.out == ""
     assert '"UnknownWorkflow"' in answer.err
-    assert "approval, checkout, family" in answer.err
+    assert "approval, checkout, doomed, family" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_worker_works_until_it_is_signalled(perdure: Perdure, number: signal.S
             "event": "working",
             "pid": process.pid,
             "url": URL,
-            "types": ["approval", "checkout", "family"],
+            "types": ["approval", "checkout", "doomed", "family"],
         }
         assert wait_for(perdure, "o-1") == "completed"
         process.send_signal(number)

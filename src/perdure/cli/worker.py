@@ -26,6 +26,7 @@ from perdure.store.url import shown
 @click.option("--queue", "queues", multiple=True, default=("default",), show_default=True, help="A queue to take from.")
 @click.option("--lease", default="15s", show_default=True, help="Without a sign of life for so long, others take over.")
 @click.option("--grace", default="10s", show_default=True, help="How long steps may go on once asked to stop.")
+@click.option("--processes", type=int, help="Processes for steps that want one.  [default: as many as processors]")
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--stop-at-eof", is_flag=True, help="Stop too when standard input ends, as it does when a parent dies.")
 @with_output
