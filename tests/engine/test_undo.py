@@ -226,6 +226,31 @@ async def test_a_run_that_is_opened_again_does_again_what_was_undone(on_disk: St
     assert log == ["charge o-1", "ship", "refund receipt of o-1", "charge o-1", "ship"]
 
 
+async def test_children_that_are_waited_for_between_two_attempts_are_not_taken_for_undoing(on_disk: Stage) -> None:
+    @workflow("undo.child.v1")
+    async def child(ctx: Context) -> None:
+        await ctx.receive("end")
+
+    @workflow("undo.waiting.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def waiting(ctx: Context) -> str:
+        await ctx.step(charge, "o-1")
+        for name in ("first", "second"):
+            ctx.spawn(child(), id=name, on_close="wait")
+        return await ctx.step(ship_once)
+
+    engine = on_disk.engine(waiting, child)
+    async with engine.worker():
+        run = await engine.start(waiting())
+        await until_recorded(run, 2)
+        await engine.send("first", "end")
+        await until_recorded(run, 3)
+        await until(run, Status.WAITING)
+    async with engine.worker():
+        await engine.send("second", "end")
+        assert await run.result("20s") == "shipped"
+    assert log == ["charge o-1", "ship", "ship"]
+
+
 async def test_what_undoes_a_step_has_to_be_a_function() -> None:
     with pytest.raises(ValueError, match="undo="):
         step(undo="refund")  # type: ignore[call-overload]

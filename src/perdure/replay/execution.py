@@ -35,6 +35,7 @@ from perdure.replay.scoping import Scoping, to_payload
 from perdure.replay.undoing import Undoing
 from perdure.replay.versioning import NOTHING_RECORDED, Recorded, Versioning
 from perdure.workflow.context import Context
+from perdure.workflow.saga import UNDO
 from perdure.workflow.scopes import current_scope
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
@@ -348,8 +349,9 @@ class Execution(Versioning):
             self._end(replace(outcome, final=False))
 
     def _is_to_be_undone(self, error: BaseException) -> bool:
-        # Nothing but an undo is ever recorded after a failure, so a record that is left says how this was decided.
-        return self.cancel_requested or self._applied < len(self._history) or self._gives_up(error, self.time)
+        # An undo that is recorded says how this was decided, whatever the policy has become since.
+        decided = any(record.location.endswith(UNDO) for record in self._history[self._applied :])
+        return self.cancel_requested or decided or self._gives_up(error, self.time)
 
     def _end(self, outcome: Outcome) -> None:
         children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
