@@ -24,6 +24,9 @@ from perdure.core.failure import Failure
 from perdure.workflow.current import StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
 
+#: How long an interpreter may take to start.
+START_SECONDS = 60.0
+
 _EMITTED, _RETURNED, _RAISED = range(3)
 
 
@@ -130,6 +133,8 @@ class _Process:
     def get_ready(self, info: StepInfo) -> None:
         """Wait for the interpreter to have started, which is no part of any step."""
         if not self._ready:
+            if not self._connection.poll(START_SECONDS):
+                self.kill()
             self._receive(info)
             self._ready = True
 
