@@ -52,6 +52,22 @@ def test_messages_and_cancellations_work_from_code_that_is_not_async() -> None:
         assert not other.cancel()
 
 
+def test_runs_are_steered_from_code_that_is_not_async() -> None:
+    with Engine("sqlite://", [double, wait]).blocking() as engine:
+        run = engine.start(wait(), at="10d", id="later")
+        assert engine.pause("later")
+        assert not run.pause("again")
+        assert run.resume()
+        assert not engine.resume("later")
+        run.wake("1h")
+        engine.wake("later")
+        assert not run.evict()
+        assert not engine.evict("later")
+        assert engine.pause(queue="default", reason="why not")
+        assert [pause.reason for pause in engine.paused()] == ["why not"]
+        assert engine.resume(queue="default")
+
+
 def test_errors_arrive_in_the_calling_thread() -> None:
     with Engine("sqlite://", [double]).blocking() as engine, engine.worker():
         with pytest.raises(RunNotFound):

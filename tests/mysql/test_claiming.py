@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from perdure.core.control import Pause, PauseKind
 from perdure.core.model import FAR, ClaimRequest, Turn, Verdict
 from perdure.store.mysql import claim as claiming
 from perdure.store.mysql.driver import Way
@@ -44,6 +45,16 @@ async def test_an_idle_claim_is_one_statement(store: MysqlStore) -> None:
     request = ClaimRequest(worker="w1", nonce="n", limit=10, types=(TYPE,))
     seen = await traced(store)
     assert (await store.claim(request)).runs == ()
+    assert len(seen) == 1
+
+
+async def test_a_claim_that_finds_only_what_is_paused_is_one_statement_too(store: MysqlStore) -> None:
+    await store.register(a_worker())
+    await store.create([a_run(f"r{number}") for number in range(20)], ACTOR)
+    await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
+    assert (await store.claim(ClaimRequest(worker="w1", nonce="n", limit=10, types=(TYPE,)))).runs == ()
+    seen = await traced(store)
+    assert (await store.claim(ClaimRequest(worker="w1", nonce="m", limit=10, types=(TYPE,)))).runs == ()
     assert len(seen) == 1
 
 
