@@ -200,6 +200,10 @@ def test_models_have_the_same_digest_in_every_process() -> None:
     assert len(seen) == 1
 
 
+def test_what_is_declared_to_be_any_object_comes_back() -> None:
+    assert codec.decode('[1, "two"]', list[object], "it") == [1, "two"]
+
+
 def test_models_that_differ_have_different_digests() -> None:
     one, other = (Line(article="a", price=Decimal(price)) for price in (1, 2))
     assert codec.digest(one) != codec.digest(other)

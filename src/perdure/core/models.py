@@ -59,7 +59,9 @@ def decode_model(kind: Any, value: Any) -> Any:
     if kind is object:
         return value
     if not is_model(kind):
-        raise NotImplementedError(f"objects of type {kind.__name__} are not supported")
+        if isinstance(kind, type) and isinstance(value, kind):
+            return value  # `object`, of which everything is one
+        raise NotImplementedError(f"objects of type {getattr(kind, '__name__', kind)} are not supported")
     try:
         return kind.model_validate_json(_encode(value))
     except Exception as error:
