@@ -38,6 +38,8 @@ class Moment:
 
     def __init__(self, guess: float) -> None:
         self._centre = guess
+        # Several races are under way when one has taught where to look, so the search overshoots.
+        self._least, self._most = guess / 30, guess * 30
         self._random = random.Random()
         self._seen: set[bool] = set()
 
@@ -50,7 +52,8 @@ class Moment:
         """Whether the drawn moment came before the other event."""
         self._seen.add(early)
         step = 1.15 if len(self._seen) == 2 else 1.6
-        self._centre = self._centre * step if early else self._centre / step
+        centre = self._centre * step if early else self._centre / step
+        self._centre = min(self._most, max(self._least, centre))
 
 
 class Arena:

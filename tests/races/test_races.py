@@ -114,10 +114,10 @@ async def parking(ctx: Context, seconds: float) -> int:
 
 
 async def test_a_message_against_a_run_that_parks(stage: Stage) -> None:
-    moment = Moment(0.03)
+    moment = Moment(0.05)
 
     async def one(engine: Engine, number: int) -> str:
-        run = await engine.start(parking(0.01))
+        run = await engine.start(parking(0.04))
         await asyncio.sleep(moment.draw())
         await run.send("word", number)
         assert await run.result(LONG) == number
