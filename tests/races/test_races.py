@@ -63,10 +63,10 @@ async def outcome_of(run: Handle[Any]) -> Status:
 
 
 async def test_a_cancellation_against_completion(stage: Stage) -> None:
-    moment = Moment(0.06)
+    moment = Moment(0.2)
 
     async def one(engine: Engine, number: int) -> str:
-        run = await engine.start(working(0.06))
+        run = await engine.start(working(0.3))
         seen = [asyncio.ensure_future(outcome_of(await each.get(run.id))) for each in arena.engines]
         await asyncio.sleep(moment.draw())
         asked = await run.cancel("enough")

@@ -31,7 +31,7 @@ from perdure.replay.operations import ChildOperation, Operation, ScopeOperation,
 from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
 from perdure.replay.results import Results
-from perdure.replay.scoping import Scoping, to_payload
+from perdure.replay.scoping import Scoping, places_below, to_payload
 from perdure.replay.undoing import Undoing
 from perdure.replay.versioning import NOTHING_RECORDED, Recorded, Versioning
 from perdure.workflow.context import Context
@@ -201,6 +201,7 @@ class Execution(Versioning):
         """A scope has got so far: record that, and forget what lies before."""
         self.unsaved = self.scoping.trim(operation.location, operation.mark.upto, operation.drop, self.unsaved)
         self.record(Kind.SCOPE, operation.location, to_payload(operation.mark), now)
+        self._closed_children -= places_below(self._closed_children, operation.drop)
 
     def carry(self, message: Message) -> None:
         """Keep a message that came when the workflow had decided to begin anew, behind those that came before."""

@@ -104,6 +104,12 @@ def is_over(location: str, path: str, upto: int, paths: Sequence[str]) -> bool:
     return location.startswith(tuple(paths))
 
 
+def places_below(places: Iterable[str], paths: Iterable[str]) -> set[str]:
+    """Those of the places that are at one of the paths."""
+    over = set(paths)
+    return {place for place in places if _is_below(place, over)} if over else set()
+
+
 def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
