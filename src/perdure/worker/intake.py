@@ -14,8 +14,10 @@ def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], see
     """Record entries, in order, and let the workflow see them; up to which one was taken in."""
     for message in messages:
         if message.kind in UNRECORDED or (message.kind is Kind.WAKE and not _wakes(message, execution)):
-            seen = max(seen, message.seq)
-            draft.took_in(seen)
+            # A message that came after the end is left unread, for another attempt; and so is all that came after it.
+            if execution.outcome is None or message.seq == seen + 1:
+                seen = max(seen, message.seq)
+                draft.took_in(seen)
         elif message.seq > seen and execution.outcome is None:
             seen = draft.read = message.seq
             draft.urgent = True
