@@ -88,8 +88,14 @@ class Audit:
         for run in self._runs.values():
             if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
                 yield f"run {run.id} was asked for by nobody"
-        for run_id, key, kind in self._query("SELECT run_id, message_key, kind FROM perdure_messages"):
-            if kind == "message" and (run_id, key) not in self._ledger.sent and not key.startswith(f"{run_id}:"):
+        for run_id, key, kind, name in self._query("SELECT run_id, message_key, kind, name FROM perdure_messages"):
+            asked = name.endswith("~ask")
+            if (
+                kind == "message"
+                and not asked
+                and (run_id, key) not in self._ledger.sent
+                and not key.startswith(f"{run_id}:")
+            ):
                 yield f"message {key} to run {run_id} was sent by nobody"
 
     def _lost_results(self) -> Iterator[str]:
@@ -101,7 +107,7 @@ class Audit:
         for run_id, history in self._everything():
             for record in history:
                 if record.kind in (Kind.STEP, Kind.MESSAGE) and record.payload and not record.failed:
-                    recorded[run_id].add(msgspec.json.decode(record.payload, type=str))
+                    recorded[run_id].add(str(msgspec.json.decode(record.payload)))
                 elif record.kind is Kind.SCOPE:
                     states[run_id] += record.payload or ""
         for effect in self._ledger.effects:

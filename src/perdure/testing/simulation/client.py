@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions
-from perdure.core.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError
+from perdure.core.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.interpreter import PLAIN, STUBBORN
 from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.programs import MESSAGES, Author
+from perdure.testing.simulation.programs import MESSAGES, QUESTION, Author
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ class Client:
         """Do a few things, one after the other, without hurry."""
         for number in range(self._rng.randint(4, 10)):
             await asyncio.sleep(self._rng.choice((0.0, 0.1, 1.0, 3.0)) * self._rng.random())
-            kinds = (self._start, self._send, self._send, self._cancel)
-            weights = (5, 3, 3, 2) if self._runs else (1, 0, 0, 0)
+            kinds = (self._start, self._send, self._cancel, self._steer, self._ask)
+            weights = (5, 6, 2, 3, 2) if self._runs else (1, 0, 0, 0, 0)
             await self._rng.choices(kinds, weights)[0](f"{self._name}.{number}")
 
     async def compare(self) -> None:
@@ -96,6 +96,30 @@ class Client:
         else:
             self._ledger.sometimes["a cancellation came after the end"] += 1
 
+    async def _steer(self, name: str) -> None:
+        run = self._rng.choice(self._runs)
+        what = self._rng.choice(("pause", "pause", "resume", "evict", "wake", "wake"))
+        if what == "wake":
+            self._ledger.woken.add(run.id)
+        try:
+            done = await self._persist(getattr(run, what))
+        except (RunFinished, UsageError) as error:
+            done = type(error).__name__
+        self._ledger.note(name, "asks", run.id, "to", what, done)
+        self._ledger.sometimes[f"{what} was heeded"] += done in (True, None)
+
+    async def _ask(self, name: str) -> None:
+        run = self._rng.choice(self._runs)
+        try:
+            answer = await self._persist(lambda: run.ask(QUESTION, name, returns=str, key=name, timeout=5))
+        except (TimeoutError, RunFinished, RunFailed, RunCancelled) as error:
+            answer = None
+            self._ledger.note(name, "asks in vain", run.id, type(error).__name__)
+        if answer is not None:
+            self._ledger.sometimes["a question was answered"] += 1
+            if answer != f"answer to {name}":
+                self._ledger.violated(f"run {run.id} was asked {name} and said {answer!r}")
+
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
@@ -138,6 +162,8 @@ class Operator:
                 self._ledger.violated(f"run {run_id} is blocked: {await self._engine.why(run_id)}")
             self._ledger.sometimes["a run was set aside"] += 1
             await self._engine.unblock(run_id)
+        elif status == "waiting" and reason == "paused":
+            await self._engine.resume(run_id)
         elif status == "waiting" and reason == "message":
             if now - self._waiting_since.setdefault(run_id, now) > PATIENCE:
                 await self._send(run_id)

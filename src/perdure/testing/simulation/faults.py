@@ -26,7 +26,8 @@ READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "outputs", "workers", "holdings", "load", "marked", "pauses",
     "recorded",
 )  # fmt: skip
-_VERBS = frozenset(READING_VERBS) | frozenset(MUTATING_VERBS)
+WRITING_VERBS = frozenset(MUTATING_VERBS) | {"control", "pause", "resume"}
+_VERBS = frozenset(READING_VERBS) | WRITING_VERBS
 
 
 class Odds(Struct, kw_only=True):
@@ -139,7 +140,7 @@ class FaultStore:
             raise StoreUnavailable(f"{verb}: the database cannot be reached")
         answer = await self._ask(verb, args, options)
         database.ledger.note(self.process.name, verb, _summary(answer))
-        if verb in MUTATING_VERBS and rng.random() < odds.reply_lost:
+        if verb in WRITING_VERBS and rng.random() < odds.reply_lost:
             database.ledger.note(self.process.name, verb, "answer lost")
             self._lost = args[0] if verb == "commit" else self._lost
             raise StoreUnavailable(f"{verb}: the answer was lost")

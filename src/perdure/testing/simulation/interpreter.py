@@ -20,6 +20,8 @@ from perdure.testing.simulation import programs
 from perdure.testing.simulation.language import Language, Log
 from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.programs import (
+    QUESTION,
+    Answer,
     Child,
     Cleanup,
     Contest,
@@ -138,7 +140,7 @@ class Interpreter:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
-            case Show() | Tell() | ReceiveAny() | Version():
+            case Show() | Tell() | ReceiveAny() | Version() | Answer():
                 await self._effect(ctx, op, log)
             case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn():
                 await self._language.perform(ctx, op, log)
@@ -148,7 +150,7 @@ class Interpreter:
             case Sleep(seconds=seconds, plain=plain):
                 until = ctx.now() + timedelta(seconds=seconds)
                 await (asyncio.sleep(seconds) if plain else ctx.sleep(seconds))
-                if ctx.now() < until and not log.slept:
+                if ctx.now() < until and not log.slept and ctx.run_id not in self._ledger.woken:
                     self._ledger.violated(f"run {ctx.run_id} slept until {ctx.now()} instead of {until}")
             case Receive(name=name, timeout=timeout):
                 await self._receive(ctx, name, timeout, log)
@@ -181,7 +183,7 @@ class Interpreter:
         options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral, undo=undo)
         return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
 
-    async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version, log: Log) -> None:
+    async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version | Answer, log: Log) -> None:
         match op:
             case Show(items=items):
                 ctx.publish("at", len(log))
@@ -189,6 +191,8 @@ class Interpreter:
                     ctx.emit("stream", f"{len(log)}.{number}")
             case Tell(name=name):
                 ctx.send(ctx.run_id, name, f"message {ctx.uuid()}")
+            case Answer(timeout=timeout):
+                await self._answer(ctx, timeout, log)
             case Version(name=name):
                 log.append(f"version {ctx.version(name, 1)} {ctx.patched(name)}")
             case ReceiveAny(timeout=timeout, many=many):
@@ -201,6 +205,15 @@ class Interpreter:
                         )
                 except TimeoutError:
                     log.append("nothing came")
+
+    async def _answer(self, ctx: Context, timeout: float, log: Log) -> None:
+        try:
+            asked = await ctx.receive_question(QUESTION, str, timeout=timeout)
+        except TimeoutError:
+            log.append("nobody asked")
+        else:
+            log.append(f"asked {asked.value}")
+            asked.reply(f"answer to {asked.value}")
 
     async def _receive(self, ctx: Context, name: str, timeout: float | None, log: Log) -> None:
         try:

@@ -44,6 +44,8 @@ class Ledger:
         self._loop = loop
         self._keep_trace = keep_trace
         self._hash = hashlib.blake2b(digest_size=16)
+        #: Runs whose sleeps somebody may have moved.
+        self.woken: set[str] = set()
         #: Runs that somebody asked to stop while they were under way.
         self.to_be_cancelled: set[str] = set()
         self._holders: dict[str, str] = {}

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 MESSAGES = ("go", "stop", "more")
+QUESTION = "what"
 STEPS = ("a", "b", "c")
 DEEDS = ("x", "y")
 
@@ -116,6 +117,12 @@ class ReceiveAny(Struct, frozen=True, tag="any"):
     many: bool = False
 
 
+class Answer(Struct, frozen=True, tag="answer"):
+    """A question that is waited for so long, and answered."""
+
+    timeout: float
+
+
 class Version(Struct, frozen=True, tag="version"):
     """A version of the code that is pinned."""
 
@@ -179,7 +186,8 @@ class Spawn(Struct, frozen=True, tag="spawn"):
 
 
 Op = (
-    Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Version
+    Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Answer
+    | Version
     | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn
 )  # fmt: skip
 Program = tuple[Op, ...]
@@ -254,6 +262,7 @@ class Author:
             lambda: Tell(rng.choice(MESSAGES)),
             lambda: ReceiveAny(rng.choice((None, 0.2, 3.0)), many=rng.random() < 0.5),
             lambda: Version(rng.choice(STEPS)),
+            lambda: Answer(rng.choice((0.5, 3.0, 8.0))),
         )
         return rng.choice(kinds)()
 
