@@ -1,19 +1,20 @@
 """A crash point more, on PostgreSQL: between the preparation of a statement and its execution, in a transaction.
 
-The server waits there for its client and counts the session as active, so that none of the limits ends it that a store sets.
+The server waits there for its client and counts the session as active, so that none of the limits ends it that a store sets. The
+point is passed by workers only: a process that is none has no lease by which others could tell that it stands still.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from perdure.core.system import System
+from perdure.testing.crash import CrashingHost
 
 PREPARED = "statement.prepared"
 
 
-def pass_after_preparing(world: System) -> None:
-    """From now on, this process passes the point."""
+def pass_after_preparing(world: CrashingHost) -> None:
+    """Once it has registered, this process passes the point."""
     from perdure.store.postgres.driver import _Session
 
     inner = _Session._get_statement
@@ -23,7 +24,7 @@ def pass_after_preparing(world: System) -> None:
         statement = await inner(session, *args, **options)
         if statement not in known:
             known.add(statement)
-            if session.is_in_transaction():
+            if session.is_in_transaction() and "register.committed" in world.passed:
                 world.crash_point(PREPARED)
         return statement
 

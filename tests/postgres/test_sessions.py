@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from perdure import Context, Engine, workflow
 from perdure.core.errors import StoreUnavailable
+from perdure.core.model import Block, Reason
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres.sessions import session_name
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids, lease_of
+from perdure.testing.conformance.harness import ACTOR, TYPE, a_run, a_worker, claim_ids, commit, lease_of
 from tests.helpers import eventually
 from tests.servers.schemas import postgres_dsn
 
@@ -71,6 +73,21 @@ async def test_a_run_that_it_only_looked_at_is_free_again(store: PostgresStore, 
             return found == {"r1", "r2"}
 
         await eventually(all_of_them)
+
+
+@workflow(TYPE)
+async def nothing(ctx: Context) -> None: ...
+
+
+async def test_a_worker_can_start_beside_one_that_stands_on_what_it_wants_to_try_again(
+    store: PostgresStore, url: str
+) -> None:
+    await overdue(store)
+    lease = await lease_of(store, "r2", "w1", nonce="another")
+    await commit(store, lease, next=Block(Reason.DIVERGED, "{}"))
+    async with a_session(url, run="r2"), Engine(url, [nothing]) as engine, engine.worker(lease=1.0):
+        for id in ("r1", "r2"):
+            await (await engine.get(id)).result("30s")
 
 
 async def test_so_is_one_whose_session_cannot_get_rid_of_its_answer(store: PostgresStore, url: str) -> None:

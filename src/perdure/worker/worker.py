@@ -103,16 +103,18 @@ class Worker:
         """Begin to work."""
         self._crew.emitting.begin()
         await self._begin_life()
+        # Before anything is written: somebody who stands still may have locked it, and perhaps nobody else looks after that.
+        self._sweeper.start()
         # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
         try:
             await self._store.unblock(None, tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
         except BaseException:
             # Nobody will stop what never started, and a heart that beats on would make others think that it works.
+            await self._sweeper.stop()
             if self._heart is not None:
                 await self._heart.stop()
             raise
         self._claimer.start()
-        self._sweeper.start()
 
     async def _begin_life(self) -> None:
         self.id = uuid7(self._system.now(), self._system.entropy(10))

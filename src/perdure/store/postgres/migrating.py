@@ -13,7 +13,8 @@ from perdure.store.postgres.transaction import PostgresTransaction
 #: Seconds that a statement, or somebody else's migration, may take.
 _PATIENCE = 3600.0
 
-_WAIT = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0"
+#: A client that says nothing between two statements has come to a stand, and everybody else waits for it.
+_WAIT = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = '1min'"
 #: The numbers are ours by chance.
 _LOCK = "SELECT pg_advisory_xact_lock(1885697124, hashtext($1))"
 _HURRY = "SET LOCAL lock_timeout = '2s'"
