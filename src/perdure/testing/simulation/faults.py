@@ -140,7 +140,9 @@ class FaultStore:
             raise StoreUnavailable(f"{verb}: the database cannot be reached")
         answer = await self._ask(verb, args, options)
         database.ledger.note(self.process.name, verb, _summary(answer))
-        if verb in WRITING_VERBS and rng.random() < odds.reply_lost:
+        # Of transactions there are few, and what follows from a lost answer is their hardest part.
+        likely = odds.reply_lost * (5 if verb == "transact" else 1)
+        if verb in WRITING_VERBS and rng.random() < likely:
             database.ledger.note(self.process.name, verb, "answer lost")
             self._lost = args[0] if verb == "commit" else self._lost
             raise StoreUnavailable(f"{verb}: the answer was lost")
