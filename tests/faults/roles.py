@@ -112,6 +112,7 @@ class Client:
         await asyncio.gather(
             self.stop_one(runs["stopped"]),
             self.nudge(runs["main"]),
+            self.steer(runs["again"]),
             self.give_second_chances(runs["broken"], runs["stuck"]),
         )
         await runs["main"].result()
@@ -122,6 +123,12 @@ class Client:
         await until(lambda: self._is(handle, Status.WAITING, *FINISHED))
         await handle.cancel("enough")
         await until(lambda: self._is(handle, *FINISHED))
+
+    async def steer(self, handle: Handle[Any]) -> None:
+        await self._engine.pause(queue="elsewhere")
+        await self._engine.resume(queue="elsewhere")
+        await handle.pause("for a moment")
+        await handle.resume()
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:

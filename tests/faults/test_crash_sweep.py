@@ -37,6 +37,7 @@ LOOKING = {
     "inbox",
     "events",
     "outputs",
+    "pauses",
     "workers",
     "holdings",
     "load",

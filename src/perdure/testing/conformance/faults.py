@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.errors import EngineClosed, StoreUnavailable
 from perdure.core.model import Again, Block, Finish, Kind, Reason, Release, RunFilter, Status, Turn, Verdict
 from perdure.store import MUTATING_VERBS, Retrying, Store
@@ -58,6 +59,21 @@ async def _prepare_broadcast(store: Store) -> Verb:
 async def _prepare_cancel(store: Store) -> Verb:
     await store.create([a_run("r1")], ACTOR)
     return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
+
+
+async def _prepare_control(store: Store) -> Verb:
+    await commit(store, await held(store), next=a_park())
+    order = Order(run_id="r1", kind=Kind.PAUSE, key="p1", reason="lunch")
+    return lambda store: store.control(order, ACTOR)
+
+
+async def _prepare_pause(store: Store) -> Verb:
+    return lambda store: store.pause(Pause(kind=PauseKind.TYPE, name="t", reason="lunch"), ACTOR)
+
+
+async def _prepare_resume(store: Store) -> Verb:
+    await store.pause(Pause(kind=PauseKind.QUEUE, name="q"), ACTOR)
+    return lambda store: store.resume(PauseKind.QUEUE, "q", ACTOR)
 
 
 async def _prepare_unblock(store: Store) -> Verb:
@@ -137,6 +153,9 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "send": _prepare_send,
     "broadcast": _prepare_broadcast,
     "cancel": _prepare_cancel,
+    "control": _prepare_control,
+    "pause": _prepare_pause,
+    "resume": _prepare_resume,
     "unblock": _prepare_unblock,
     "reopen": _prepare_reopen,
     "recover": _prepare_recover,

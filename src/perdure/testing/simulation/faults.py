@@ -26,7 +26,7 @@ READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "outputs", "workers", "holdings", "load", "marked", "pauses",
     "recorded",
 )  # fmt: skip
-WRITING_VERBS = frozenset(MUTATING_VERBS) | {"control", "pause", "resume"}
+WRITING_VERBS = frozenset(MUTATING_VERBS)
 _VERBS = frozenset(READING_VERBS) | WRITING_VERBS
 
 
