@@ -105,6 +105,7 @@ async def test_so_is_one_whose_session_cannot_get_rid_of_its_answer(store: Postg
 @pytest.mark.parametrize(
     "name",
     ["shop", "perdure", "perdure:471@node-1", "perdure:4711@node-2", "perdure:4711@node-11", session_name(), ""],
+    ids=["another", "nobody", "shorter", "elsewhere", "longer", "this process", "nameless"],
 )
 async def test_sessions_of_others_stay(store: PostgresStore, url: str, name: str) -> None:
     await overdue(store)
