@@ -238,11 +238,11 @@ async def test_a_waiting_run_says_what_it_waits_for(stage: Stage) -> None:
         run = await engine.start(calling(), id="parent")
         await until(run, Status.WAITING)
         assert (await run.run()).reason is Reason.CHILD
+        child = await engine.get("parent/look.wait.v1")
+        await until(child, Status.WAITING)
         assert await run.why() == (
             "It waits for its child 'parent/look.wait.v1' (look.wait.v1). Of that child: It waits for a message."
         )
-        child = await engine.get("parent/look.wait.v1")
-        await until(child, Status.WAITING)
         assert (await child.run()).reason is Reason.MESSAGE
         assert (await child.run()).parent_id == "parent"
 
