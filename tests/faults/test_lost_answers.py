@@ -51,6 +51,7 @@ LEFT_BEHIND = {
     "events": "SELECT run_id, at, kind, actor, data FROM perdure_events ORDER BY run_id, id",
     "outputs": "SELECT * FROM perdure_outputs ORDER BY run_id, kind, name, position",
     "topics": "SELECT * FROM perdure_topics ORDER BY topic, run_id",
+    "pauses": "SELECT * FROM perdure_pauses ORDER BY 1, 2",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
 }
 
