@@ -29,6 +29,7 @@ WHERE id = :run_id
 """
 
 _THERE = "SELECT 1 FROM perdure_runs WHERE id = :run_id"
+_FORKED = "SELECT 1 FROM perdure_events WHERE run_id = :run_id AND kind = 'forked' LIMIT 1"
 
 _LAST = """
 SELECT seq, at
@@ -163,6 +164,10 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
     [answer] = await create(tx, [new])
     if there or not answer.created:
         return answer
+    # The same request, sent before and late, may have been faster since we looked.
+    known = await _locked(tx, new.id)
+    if known is not None and await tx.fetch(_FORKED, {"run_id": new.id}):
+        return Created(known, True)
     taken = [record for record in fork.records if record.inbox_seq]
     entries = [_entry(new.id, record, tx.now) for record in taken]
     await tx.execute_many(_TAKEN_IN, entries)
