@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Branch, Context, JoinError, RaceError
+from perdure import Branch, Context, JoinError, RaceError, workflow
 from perdure.core.errors import BadArguments, InvalidName
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named, work
@@ -348,3 +348,40 @@ def test_branches_that_make_no_sense_are_refused(branches: Any) -> None:
         await ctx.join(branches)
 
     assert isinstance(Driver(flow).error, BadArguments | InvalidName)
+
+
+@workflow("branches.child.v1")
+async def child(ctx: Context) -> int:
+    return 1
+
+
+def test_a_child_that_a_losing_branch_started_is_stopped() -> None:
+    async def starts(ctx: Context) -> Any:
+        ctx.spawn(child())
+        return await named(ctx, "slow")
+
+    async def flow(ctx: Context) -> Any:
+        won = await ctx.race({"a": starts, "b": lambda ctx: named(ctx, "quick")})
+        return [won.winner, await named(ctx, "after")]
+
+    run = Driver(flow)
+    run.complete("race/b/quick")
+    assert [each.location for each in run.execution.dropped if each.kind == "child"] == ["race/a/branches.child.v1"]
+    run.late("race/a/branches.child.v1")
+    run.complete("after", 1)
+    assert run.settled().result == ["b", 1]
+
+
+def test_a_child_that_a_losing_branch_left_to_itself_goes_on() -> None:
+    async def starts(ctx: Context) -> Any:
+        ctx.spawn(child(), on_close="abandon")
+        return await named(ctx, "slow")
+
+    async def flow(ctx: Context) -> Any:
+        won = await ctx.race({"a": starts, "b": lambda ctx: named(ctx, "quick")})
+        return won.winner
+
+    run = Driver(flow)
+    run.complete("race/b/quick")
+    assert [each.location for each in run.execution.dropped if each.kind == "child"] == []
+    assert run.settled().result == "b"

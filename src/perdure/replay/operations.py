@@ -81,6 +81,7 @@ class ChildOperation(Operation):
 
     __slots__ = ("bound", "call", "child_id", "options", "siblings")
     kind = Kind.CHILD
+    future: Watched[Any]
 
     def __init__(
         self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions, digest: str

@@ -259,6 +259,9 @@ class Requests(ABC):
     def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
         """See `Runtime`."""
         self._check_inside()
+        for operation in list(self._open.values()):
+            if isinstance(operation, ChildOperation) and is_over(operation.location, scope.path, mark.upto, drop):
+                self._leave_behind(operation, stop=operation.bound and not mark.upto)
         open_here = [(each.location, f"{each.kind} {each.location!r}") for each in self._open.values()]
         for location, what in open_here + self._mailbox.waiting_inside(scope.path):
             if is_over(location, scope.path, mark.upto, drop):
@@ -268,6 +271,14 @@ class Requests(ABC):
                 )
         future = self._watch(scope.location)
         return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)
+
+    def _leave_behind(self, operation: ChildOperation, *, stop: bool) -> None:
+        """The part of the workflow that started a child is over: that of a lost branch is stopped, one that lives on does."""
+        if stop:
+            operation.future.cancel()
+        elif not operation.bound:
+            self._close(operation)
+            self._closed_children.add(operation.location)
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
         """See `Runtime`."""
