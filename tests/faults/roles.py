@@ -7,12 +7,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from perdure import Call, Engine, EngineClosed, Handle, RunFinished, RunNotFound, Status
+from perdure import Call, Engine, EngineClosed, Handle, RunExists, RunFinished, RunNotFound, Status
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
@@ -154,7 +155,9 @@ class Client:
         if await self._is_new("fork"):
             kept = next(record for record in await broken.history() if record.location == "effect")
             app.note(self._ledger, did="copy", run="fork", location="effect", value=json.loads(kept.payload or ""))
-            await broken.fork(from_step="breaks", id="fork")
+            # Another process may ask for the same at the same moment.
+            with suppress(RunExists):
+                await broken.fork(from_step="breaks", id="fork")
         await (await self._engine.get("fork")).result()
         await stuck.result()
 
