@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from perdure import Call, Engine, EngineClosed, Handle, RunExists, RunFinished, RunNotFound, Status
+from perdure import Call, Engine, EngineClosed, Handle, RunExists, RunFinished, RunNotFound, Status, UsageError
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
@@ -150,7 +150,9 @@ class Client:
         await until(lambda: self._is(stuck, Status.WAITING, Status.COMPLETED))
         await stuck.recover()
         if await broken.status() is Status.FAILED:
-            await broken.retry()
+            # Another process may have opened it again since.
+            with suppress(UsageError):
+                await broken.retry()
         await broken.result()
         if await self._is_new("fork"):
             kept = next(record for record in await broken.history() if record.location == "effect")
