@@ -27,6 +27,7 @@ from perdure import (
     RaceError,
     Retry,
     Rollback,
+    RunCancelled,
     RunFailed,
     step_info,
     workflow,
@@ -90,6 +91,18 @@ async def program(ctx: Context, node: Node, rest: list[Any]) -> list[Any]:
     if node.number == 2:
         raise Rollback(f"after {seen}")
     return seen
+
+
+@workflow("laws.lingering.v1")
+async def lingering(ctx: Context, parent: str, number: int) -> None:
+    """Does something that can be undone, says so, and waits to be stopped."""
+    try:
+        async with ctx.saga():
+            await ctx.options(name="undoable", undo=unwork, retry=_RETRY).step(work, f"{number} lingers", 0)
+            ctx.send(parent, f"begun{number}")
+            await ctx.receive("never")
+    finally:
+        await ctx.options(name="cleanup", retry=_RETRY).step(work, f"{number} is over", 0)
 
 
 async def each(ctx: Context, nodes: Sequence[Node]) -> list[Any]:
@@ -177,6 +190,16 @@ async def _child(ctx: Context, node: Node) -> Any:
 async def _spawn(ctx: Context, node: Node) -> Any:
     child = ctx.spawn(_child_of(node), on_close="wait" if node.number % 2 else "abandon")
     return await child if node.number % 3 or current_scope.get().path else "left behind"
+
+
+async def _stopped(ctx: Context, node: Node) -> Any:
+    child = ctx.spawn(lingering(ctx.run_id, node.id))
+    await ctx.receive(f"begun{node.id}")
+    child.cancel("enough")
+    try:
+        await child
+    except RunCancelled:
+        return "stopped"
 
 
 async def _join(ctx: Context, node: Node) -> Any:

@@ -32,6 +32,7 @@ from tests.laws.programs import (
     Seen,
     everything,
     letters,
+    lingering,
     observe,
     program,
     questions,
@@ -59,7 +60,7 @@ async def _engine(url: str, seed: int) -> AsyncIterator[tuple[Engine, SqlStore, 
     system = Host()
     store = open_store(url, system)
     thief = Thief(store, system, Random(seed), prey="stormy")
-    engine = Engine(url, [program], system=system, store=thief)
+    engine = Engine(url, [program, lingering], system=system, store=thief)
     try:
         yield engine, store, thief
     finally:
