@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Channel, Context, Question
 from perdure.core.effects import NewOutput, OutputKind
-from perdure.core.errors import BadArguments, EncodeError
+from perdure.core.errors import BadArguments, EncodeError, InvalidId
 from perdure.core.model import NewMessage
 from perdure.workflow.runtime import Listening
 from tests.replay.driver import Driver, named
@@ -176,3 +176,12 @@ def test_receiving_nothing_makes_no_sense() -> None:
 
     assert isinstance(Driver(nothing).error, BadArguments)
     assert isinstance(Driver(none).error, BadArguments)
+
+
+def test_a_key_that_cannot_be_one_is_refused_where_it_is_given() -> None:
+    async def flow(ctx: Context) -> Any:
+        ctx.send("other", "word", "w", key=" kept:1:1")
+
+    run = Driver(flow)
+    assert isinstance(run.error, InvalidId)
+    assert run.execution.effects == []

@@ -111,7 +111,8 @@ def end_with(
     for orphan in execution.orphans:
         draft.stop_child(orphan, run)
     if outcome.renewed is not None and not execution.cancel_requested:
-        carried = [(name, payload, f"kept:{run.generation}:{seq}") for name, seq, payload in execution.unreceived()]
+        # Nobody else's key begins with a space.
+        carried = [(name, payload, f" kept:{run.generation}:{seq}") for name, seq, payload in execution.unreceived()]
         return Renew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried), draft.read)
     if outcome.renewed is not None:
         outcome = cancelled(run.id, run.type, "", crew.codec)

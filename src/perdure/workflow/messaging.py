@@ -140,10 +140,11 @@ class Messaging(Facet):
         """
         wanted = expected(channel)
         target = check_id(run, "run id")
+        given = None if key is None else check_id(key, "message key")
         payload = self._runtime.encode(value, f"message {wanted.name!r} to run {target!r}")
 
         def message(own_key: str) -> NewMessage:
-            return NewMessage(run_id=target, name=wanted.name, payload=payload, key=key or own_key)
+            return NewMessage(run_id=target, name=wanted.name, payload=payload, key=given or own_key)
 
         self._runtime.effect("send", message)
 
