@@ -22,6 +22,8 @@ BATCH = 25
 SEEDS = 20_000 if PROVE else 300
 #: A planted fault has to be found within so many seeds.
 ENOUGH = 5_000 if PROVE else 600
+#: Where those that take long to find were found before: looked at first.
+FOUND_BEFORE = {"dead_may_beat": 41, "transaction_unsealed": 372, "transaction_repeated_unasked": 122}
 RARE_WITHIN = 10_000 if PROVE else 400
 
 #: Each must have happened, or the simulation does not look where it should.
@@ -94,7 +96,7 @@ def test_what_is_rare_does_happen() -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTED[name](monkeypatch)
-    for seed in range(ENOUGH):
+    for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
         report = live(seed)
         if report.findings:
             print(f"{name}: found by seed {seed}: {report.findings[0]}")
