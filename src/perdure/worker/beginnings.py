@@ -1,12 +1,14 @@
 """Runs that were just taken, begun together.
 
-They share one look at the clocks, and begin in parts, so that what the first of them do is under way while the rest begin. Each
-begins in a plain callback of the loop, never inside a task.
+They share one look at the clocks. Where commits overlap they begin in parts, so that what the first of them do is under way while
+the rest begin; where there is one at a time, together, because what begins together is written together. Each begins in a plain
+callback of the loop, never inside a task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 from perdure.worker.held import Held
@@ -19,8 +21,9 @@ _AT_ONCE = 32
 class Beginnings:
     """See the module."""
 
-    def __init__(self, moment: Callable[[], Moment]) -> None:
+    def __init__(self, moment: Callable[[], Moment], *, in_parts: bool) -> None:
         self._moment = moment
+        self._at_once = _AT_ONCE if in_parts else sys.maxsize
         self._waiting: list[Held] = []
 
     def add(self, held: Held) -> None:
@@ -30,7 +33,7 @@ class Beginnings:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        part, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+        part, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._begin)
         moment = self._moment()

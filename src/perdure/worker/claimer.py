@@ -26,7 +26,7 @@ logger = logging.getLogger("perdure.worker")
 
 #: One in so many claimed runs is taken by age alone.
 AGE_SHARE = 8
-#: A claim takes a third of the slots at the most, or so many.
+#: Where commits overlap, a claim takes a third of the slots at the most, or so many.
 SMALLEST_SHARE = 32
 SHORTEST_POLL = 0.005
 #: Polls that may find nothing changed before a claim is made all the same.
@@ -172,8 +172,11 @@ class Claimer:
     def _room(self) -> int:
         if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:
             return 0
+        free = self._worker.free_slots
+        if self._store.lanes == 1:
+            return free
         # Not all slots at once: while some runs are claimed, others are worked on and others written.
-        return min(self._worker.free_slots, max(SMALLEST_SHARE, self._worker.options.slots // 3))
+        return min(free, max(SMALLEST_SHARE, self._worker.options.slots // 3))
 
     def _make_way(self) -> None:
         """A run that may have killed its workers waits to be taken alone: leave the slots empty for a while."""

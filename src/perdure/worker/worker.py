@@ -81,7 +81,7 @@ class Worker:
         self._held: dict[str, Held] = {}
         #: Those of them that are only being written for the last time.
         self._ending: set[Held] = set()
-        self._beginnings = Beginnings(self._moment)
+        self._beginnings = Beginnings(self._moment, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
         self._claimer = Claimer(store, system, self)
