@@ -25,6 +25,7 @@ class Child:
         self.directory = directory
         self.pid = 0
         self.code: int | None = None
+        self.told_to_stop = False
         self._started = asyncio.Event()
         self._stopped = asyncio.Event()
         self._ended = asyncio.Event()
@@ -51,6 +52,7 @@ class Child:
         if self.code is None:
             if number is signal.SIGCONT:
                 self._stopped.clear()
+            self.told_to_stop |= number is signal.SIGTERM
             os.kill(self.pid, number)
 
     @property

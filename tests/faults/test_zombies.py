@@ -170,9 +170,10 @@ class Zombies:
         return []
 
     async def _end(self, worker: Child) -> None:
-        # One that was frozen while it stopped may be gone already.
-        with suppress(ProcessLookupError):
-            worker.signal(signal.SIGTERM)
+        # One that was frozen while it stopped may be gone already; told twice, it may have done with signals and die of the second.
+        if not worker.told_to_stop:
+            with suppress(ProcessLookupError):
+                worker.signal(signal.SIGTERM)
         assert await worker.ended() == 0, worker.noise()
 
     async def run_all(self, traps: Iterator[Trap]) -> None:
