@@ -123,8 +123,8 @@ POISONS: list[Any] = [
     type("Text", (str,), {})("x"),
     type("Number", (int,), {})(1),
     type("Real", (float,), {})(1.0),
-    enum.Enum("Odd", {"A": NAN}).A,  # type: ignore[attr-defined]
-    enum.Enum("Odd", {"A": object()}).A,  # type: ignore[attr-defined]
+    enum.Enum("Odd", {"A": NAN}).A,  # type: ignore[attr-defined] # made at run time
+    enum.Enum("Odd", {"A": object()}).A,  # type: ignore[attr-defined] # made at run time
 ]
 
 
@@ -160,7 +160,7 @@ def test_what_does_not_survive_is_refused_at_the_top_too(poison: Any) -> None:
             Order(UUID(int=1), [Line("a", None), Line("b", Decimal("NaN"))], datetime(2020, 1, 1)),
             "lines[1].price",
         ),
-        (Node([Node([]), Node([], (1, NAN))]), "children[1].position[1]"),  # type: ignore[arg-type]
+        (Node([Node([]), Node([], (1, NAN))]), "children[1].position[1]"),  # type: ignore[arg-type] # wrong on purpose
         (Point(NAN, 1), "[0]"),
         ([10**30, NAN], "[1]"),
         ({"a b": [NAN]}, "['a b'][0]"),

@@ -238,10 +238,10 @@ def test_an_error_of_which_every_part_fails_is_still_described() -> None:
 def test_a_failure_is_bounded_however_large_the_error() -> None:
     error = ValueError("x" * 10_000_000, ["y"] * 100_000)
     error.add_note("z" * 10_000_000)
-    error.payload = "w" * 10_000_000  # type: ignore[attr-defined]
+    error.payload = "w" * 10_000_000  # type: ignore[attr-defined] # an error may carry anything
     for _ in range(100):
         error.__cause__ = ValueError("x" * 1_000_000)
-        error = raised(ValueError("\x01" * 1_000_000), error)  # type: ignore[assignment]
+        error = raised(ValueError("\x01" * 1_000_000), error)  # type: ignore[assignment] # an error may carry anything
     assert len(Failure.of(error, codec).to_json().encode()) < 1_048_576
     assert len(Failure.of(ExceptionGroup("g", [error] * 100), codec).to_json().encode()) < 1_048_576
 
@@ -386,7 +386,7 @@ def test_a_failure_with_more_causes_than_the_stack_has_room_for_is_restored() ->
 def test_an_error_with_hostile_attributes_is_still_described() -> None:
     class Hostile(Exception):
         @property
-        def __notes__(self) -> list[str]:  # type: ignore[override]
+        def __notes__(self) -> list[str]:  # type: ignore[override] # an error may carry anything
             raise RuntimeError("hands off")
 
     failure = crossed(Hostile("x"))

@@ -187,4 +187,4 @@ def test_a_policy_is_a_value() -> None:
     assert Retry(attempts=3) == Retry(attempts=3)
     assert hash(Retry(attempts=3)) == hash(Retry(attempts=3))
     with pytest.raises(AttributeError):
-        Retry().attempts = 3  # type: ignore[misc]
+        Retry().attempts = 3  # type: ignore[misc] # wrong on purpose

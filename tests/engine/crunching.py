@@ -35,7 +35,7 @@ def fail(how: str) -> None:
         case "exit":
             sys.exit(3)
         case "return":
-            return lambda: None  # type: ignore[return-value]
+            return lambda: None  # type: ignore[return-value] # wrong on purpose
 
 
 @step(process=True, retry=Retry.fixed("1ms", attempts=3))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from perdure import Engine, Handle, Status, Workflow
 from perdure.host import Host
 from perdure.store import Retrying, SqlStore, open_store
 from tests.helpers import eventually
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
 
 #: What a run's own rows are; workers come and go without changing them.
 TABLES = ("runs", "history", "messages", "events", "outputs", "topics", "workers")
@@ -53,6 +56,19 @@ class Stage:
         """Close every engine."""
         for engine in self.engines:
             await engine.close()
+
+
+@asynccontextmanager
+async def set_up(kind: str, tmp_path: Path, schemas: Schemas, databases: Databases) -> AsyncGenerator[Stage]:
+    """A stage on a database of that kind: "memory", "file", "postgres" or "mysql"."""
+    async with AsyncExitStack() as stack:
+        if kind in ("postgres", "mysql"):
+            places = schemas if kind == "postgres" else databases
+            stage = Stage(None, await stack.enter_async_context(places.one()))
+        else:
+            stage = Stage(None if kind == "memory" else tmp_path / "runs.db")
+        stack.push_async_callback(stage.close)
+        yield stage
 
 
 async def until(run: Handle[Any], status: Status) -> None:

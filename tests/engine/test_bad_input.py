@@ -65,8 +65,11 @@ Act = Callable[[Engine], Awaitable[object]]
 REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "an unknown workflow": (lambda e: e.start(stranger()), UnknownWorkflow, "bad.stranger.v1"),
     "an unknown workflow among many": (lambda e: e.start_many([anything(1), stranger()]), UnknownWorkflow, "stranger"),
+    # Wrong on purpose:
     "something that is no call": (lambda e: e.start(stranger), UsageError, "takes a call"),  # type: ignore[arg-type]
+    # Wrong on purpose:
     "an argument of another type": (lambda e: e.start(order("socks")), BadArguments, "argument 'order'"),  # type: ignore[arg-type]
+    # Wrong on purpose:
     "a part of another type": (lambda e: e.start(order(Order([Item("a", "b")]))), BadArguments, "price"),  # type: ignore[arg-type]
     "by name, without an argument": (lambda e: e.start(Call.named("bad.order.v1")), BadArguments, "order"),
     "by name, an argument too many": (
@@ -90,13 +93,16 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "an id of many bytes": (lambda e: e.start(anything(1), id="ü" * 128), InvalidId, "256 bytes"),
     "an id with a line break": (lambda e: e.start(anything(1), id="a\nb"), InvalidId, "control character"),
     "an id with a blank at its end": (lambda e: e.start(anything(1), id="a "), InvalidId, "whitespace"),
+    # Wrong on purpose:
     "an id that is no text": (lambda e: e.start(anything(1), id=7), InvalidId, "of type int"),  # type: ignore[arg-type]
     "an id in another form": (lambda e: e.start(anything(1), id="u\u0308"), InvalidId, "composed form"),
     "one bad id of many": (lambda e: e.start_many([anything(1), anything(2)], ids=["a", ""]), InvalidId, "empty"),
     "an empty key": (lambda e: e.start(anything(1), idempotency_key=""), InvalidId, "idempotency key"),
     "a queue with a slash": (lambda e: e.start(anything(1), queue="a/b"), InvalidName, "queue"),
+    # Wrong on purpose:
     "a priority that is no number": (lambda e: e.start(anything(1), priority="high"), UsageError, "priority"),  # type: ignore[arg-type]
     "a priority out of range": (lambda e: e.start(anything(1), priority=2**40), UsageError, "priority"),
+    # Wrong on purpose:
     "an option that does not exist": (lambda e: e.start(anything(1), idd="x"), BadArguments, "idd"),  # type: ignore[call-arg]
     "a moment without a time zone": (
         lambda e: e.start(anything(1), at=datetime.datetime(2030, 1, 1)),
@@ -118,6 +124,7 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "cancelling for a reason that is no text": (lambda e: e.cancel("waiting", "\ud800"), EncodeError, "reason"),
     "a handle of nobody": (lambda e: e.get("nobody"), RunNotFound, "'nobody'"),
     "unblocking nobody": (lambda e: e.unblock("nobody"), RunNotFound, "'nobody'"),
+    # Wrong on purpose:
     "a listing by a status that there is not": (lambda e: e.list(status="done"), UsageError, "done"),  # type: ignore[arg-type]
 }
 
@@ -146,13 +153,13 @@ async def test_it_is_refused_by_name_and_nothing_is_written(on_disk: Stage, case
 
 def test_arguments_that_do_not_fit_are_refused_when_the_call_is_built() -> None:
     with pytest.raises(BadArguments, match="missing a required argument: 'order'"):
-        order()  # type: ignore[call-arg]
+        order()  # type: ignore[call-arg] # wrong on purpose
     with pytest.raises(BadArguments, match="too many"):
-        order(GOOD, "", 1)  # type: ignore[call-arg]
+        order(GOOD, "", 1)  # type: ignore[call-arg] # wrong on purpose
     with pytest.raises(BadArguments, match="nte"):
-        order(GOOD, nte="")  # type: ignore[call-arg]
+        order(GOOD, nte="")  # type: ignore[call-arg] # wrong on purpose
     with pytest.raises(TypeError):
-        order()  # type: ignore[call-arg]
+        order()  # type: ignore[call-arg] # wrong on purpose
     with pytest.raises(BadArguments, match="all by position"):
         Call.named("bad.order.v1", 1, note="")
     with pytest.raises(InvalidName):
@@ -163,13 +170,13 @@ def test_workflows_that_cannot_be_are_refused_when_they_are_declared() -> None:
     with pytest.raises(InvalidName, match="workflow type"):
         workflow("a/b")(stranger.function)
     with pytest.raises(BadArguments, match="async def"):
-        workflow("bad.sync.v1")(lambda ctx: None)  # type: ignore[arg-type,return-value]
+        workflow("bad.sync.v1")(lambda ctx: None)  # type: ignore[arg-type,return-value] # wrong on purpose
 
     async def no_context() -> None:
         return None
 
     with pytest.raises(BadArguments, match="Context"):
-        workflow("bad.none.v1")(no_context)  # type: ignore[arg-type]
+        workflow("bad.none.v1")(no_context)  # type: ignore[arg-type] # wrong on purpose
 
     async def star(ctx: Context, *args: int) -> None:
         return None
@@ -201,7 +208,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_run(
 ) -> None:
     @workflow("bad.result.v1")
     async def returning(ctx: Context) -> int:
-        return result  # type: ignore[return-value]
+        return result  # type: ignore[return-value] # wrong on purpose
 
     engine = stage.engine(returning)
     async with engine.worker():
@@ -223,7 +230,7 @@ async def test_a_step_result_that_cannot_be_stored_fails_the_step_and_keeps_no_p
 
     async def bad() -> int:
         calls.append(1)
-        return result  # type: ignore[return-value]
+        return result  # type: ignore[return-value] # wrong on purpose
 
     @workflow("bad.step.v1")
     async def stepping(ctx: Context) -> str:

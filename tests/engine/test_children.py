@@ -169,7 +169,7 @@ async def test_arguments_of_a_child_that_cannot_be_stored_are_an_error_in_the_pa
     @workflow("family.bad.v1")
     async def bad(ctx: Context) -> str:
         try:
-            await ctx.call(weigh(Parcel("heavy")))  # type: ignore[arg-type]
+            await ctx.call(weigh(Parcel("heavy")))  # type: ignore[arg-type] # wrong on purpose
         except BadArguments as error:
             return str(error)
         return "impossible"

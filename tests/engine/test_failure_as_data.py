@@ -150,7 +150,7 @@ async def test_a_cancellation_is_no_failure(on_disk: Stage) -> None:
 async def test_only_what_can_be_awaited_has_an_outcome(on_disk: Stage) -> None:
     @workflow("data.wrong.v1")
     async def wrong(ctx: Context) -> None:
-        await ctx.outcome(42)  # type: ignore[arg-type]
+        await ctx.outcome(42)  # type: ignore[arg-type] # wrong on purpose
 
     engine = on_disk.engine(wrong)
     async with engine.worker():

@@ -134,6 +134,7 @@ async def test_a_listing_is_filtered_by_what_is_asked_for(stage: Stage) -> None:
         await (await engine.start(parent(), id="parent")).result("20s")
 
         async def ids(**filters: object) -> set[str]:
+            # Any of its filters:
             return {run.id for run in (await engine.list(**filters)).runs}  # type: ignore[arg-type]
 
         assert await ids(status=Status.WAITING) == {"stuck"}

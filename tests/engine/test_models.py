@@ -51,7 +51,7 @@ async def test_models_are_arguments_results_and_messages(stage: Stage) -> None:
 async def test_an_argument_that_is_no_such_model_is_refused_before_anything_is_written(on_disk: Stage) -> None:
     engine = on_disk.engine(checkout)
     with pytest.raises(BadArguments, match="cents"):
-        await engine.start(checkout({"id": "o-1", "cents": "much"}))  # type: ignore[arg-type]
+        await engine.start(checkout({"id": "o-1", "cents": "much"}))  # type: ignore[arg-type] # wrong on purpose
     assert (await engine.list()).runs == ()
 
 

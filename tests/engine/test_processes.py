@@ -203,6 +203,7 @@ async def test_an_async_function_or_a_transaction_cannot_have_a_process(on_disk:
     @workflow("process.refused.v1")
     async def refused(ctx: Context, transaction: bool) -> None:
         if transaction:
+            # Wrong on purpose:
             await ctx.options(process=True).transaction(crunching.lingers, "x")  # type: ignore[call-overload]
         await ctx.options(process=True).step(on_the_loop)
 

@@ -419,4 +419,4 @@ async def test_the_log_of_a_workflow_is_silent_on_replay(stage: Stage, caplog: p
         await run.result("20s")
     lines = [record for record in caplog.records if record.message == "after the step"]
     assert len(lines) == 1
-    assert lines[0].run_id == run.id  # type: ignore[attr-defined]
+    assert lines[0].run_id == run.id  # type: ignore[attr-defined] # logging adds it

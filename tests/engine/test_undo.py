@@ -253,4 +253,4 @@ async def test_children_that_are_waited_for_between_two_attempts_are_not_taken_f
 
 async def test_what_undoes_a_step_has_to_be_a_function() -> None:
     with pytest.raises(ValueError, match="undo="):
-        step(undo="refund")  # type: ignore[call-overload]
+        step(undo="refund")  # type: ignore[call-overload] # wrong on purpose

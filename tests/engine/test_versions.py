@@ -158,7 +158,7 @@ def test_a_module_that_cannot_be_imported_is_named(package: Path) -> None:
     with pytest.raises(UsageError, match="no_such_package"):
         discover("no_such_package")
     with pytest.raises(UsageError, match="not 5"):
-        discover(5)  # type: ignore[arg-type]
+        discover(5)  # type: ignore[arg-type] # wrong on purpose
 
 
 async def test_a_version_may_follow_a_transaction_at_once(stage: Stage) -> None:

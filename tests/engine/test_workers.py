@@ -128,7 +128,7 @@ async def test_settings_that_make_no_sense_are_refused(
         return None
 
     with pytest.raises(UsageError, match=problem):
-        on_disk.engine(nothing).worker(**options)  # type: ignore[arg-type]
+        on_disk.engine(nothing).worker(**options)  # type: ignore[arg-type] # wrong on purpose
 
 
 async def test_no_more_runs_are_worked_on_than_there_are_slots(stage: Stage) -> None:

@@ -119,7 +119,7 @@ def _earlier(trap: Trap) -> Trap:
 async def _all(cases: Iterator[object]) -> None:
     async with asyncio.TaskGroup() as group:
         for case in cases:
-            group.create_task(case)  # type: ignore[arg-type]
+            group.create_task(case)  # type: ignore[arg-type] # cases are coroutines
 
 
 def one_at_a_time(passed: list[str], homes: Homes) -> Iterator[tuple[Trap]]:

@@ -183,7 +183,7 @@ async def test_a_run_that_kills_its_workers_is_set_aside_and_the_healthy_ones_go
     assert len(site.steps("kills")) == 5
     assert healthy
     assert (await poison.run()).reason == "poison"
-    assert "claimed 5 times" in (await poison.run()).error  # type: ignore[operator]
+    assert "claimed 5 times" in (await poison.run()).error  # type: ignore[operator] # it has one
 
 
 async def _supervise(site: Site) -> None:

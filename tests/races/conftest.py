@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.stage import Stage
+from tests.engine.stage import Stage, set_up
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
@@ -16,12 +16,5 @@ from tests.servers.schemas import Schemas
 async def stage(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[Stage]:
-    if request.param == "file":
-        stage = Stage(tmp_path / "runs.db")
+    async with set_up(request.param, tmp_path, schemas, databases) as stage:
         yield stage
-        await stage.close()
-        return
-    async with (schemas if request.param == "postgres" else databases).one() as url:
-        stage = Stage(None, url)
-        yield stage
-        await stage.close()

@@ -88,7 +88,7 @@ def test_arguments_that_do_not_fit_the_parameters_are_refused_at_once(args: Any,
 
 def test_arguments_of_the_wrong_type_are_refused_when_they_are_stored() -> None:
     with pytest.raises(BadArguments, match="order"):
-        checkout("no order").encode(codec)  # type: ignore[arg-type]
+        checkout("no order").encode(codec)  # type: ignore[arg-type] # wrong on purpose
 
 
 def test_arguments_that_cannot_be_stored_name_the_field() -> None:
@@ -128,7 +128,7 @@ def test_a_workflow_is_an_async_function() -> None:
     def plain(ctx: Context) -> None: ...
 
     with pytest.raises(BadArguments, match="must be an `async def`"):
-        workflow("test.plain.v1")(plain)  # type: ignore[arg-type]
+        workflow("test.plain.v1")(plain)  # type: ignore[arg-type] # wrong on purpose
 
 
 def test_a_workflow_takes_a_context_first() -> None:
@@ -138,7 +138,7 @@ def test_a_workflow_takes_a_context_first() -> None:
 
     for function in (nothing, keyword_only):
         with pytest.raises(BadArguments, match="must take the Context as its first parameter"):
-            Workflow("test.bad.v1", function, retry=None)  # type: ignore[arg-type]
+            Workflow("test.bad.v1", function, retry=None)  # type: ignore[arg-type] # wrong on purpose
 
 
 def test_a_workflow_names_each_of_its_parameters() -> None:

@@ -131,7 +131,7 @@ def test_giving_up_a_child_is_told_to_the_worker_and_its_late_result_goes_to_nob
 def test_wrong_arguments_for_a_child_are_refused_when_the_call_is_built() -> None:
     async def flow(ctx: Context) -> Any:
         try:
-            await ctx.call(ship("a", "b"))  # type: ignore[arg-type, call-arg]
+            await ctx.call(ship("a", "b"))  # type: ignore[arg-type, call-arg] # wrong on purpose
         except BadArguments as error:
             return str(error)
         return None

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from perdure import Break, Context, Continue
+from perdure import Break, Context, Continue, workflow
 from perdure.core.errors import BadArguments, WorkflowError
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
@@ -269,3 +269,25 @@ def test_a_loop_that_would_never_record_its_state_is_refused() -> None:
         return await ctx.loop(0, turn_pages, commit_every=0)  # type: ignore[arg-type] # refused before the body is called
 
     assert isinstance(Driver(flow).error, BadArguments)
+
+
+@workflow("loops.child.v1")
+async def child(ctx: Context) -> int:
+    return 1
+
+
+def test_an_iteration_may_leave_a_child_to_itself() -> None:
+    async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
+        ctx.spawn(child(), on_close="abandon")
+        await named(ctx, "work", count)
+        return Break(count) if count == 2 else Continue(count + 1)
+
+    async def flow(ctx: Context) -> Any:
+        return await ctx.loop(0, body, commit_every=1)
+
+    run = Driver(flow)
+    for number in range(3):
+        run.complete(f"loop/~{number}/work")
+        if number < 2:
+            run.late(f"loop/~{number}/loops.child.v1")
+    assert run.settled().result == 2

@@ -40,7 +40,7 @@ def test_a_result_is_stored_as_json() -> None:
 
 def test_a_result_of_another_type_than_declared_fails_the_run() -> None:
     async def flow(ctx: Context) -> Point:
-        return "not a point"  # type: ignore[return-value]
+        return "not a point"  # type: ignore[return-value] # wrong on purpose
 
     run = Driver(flow, returns=Point)
     assert run.ended.status is Status.FAILED

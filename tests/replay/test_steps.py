@@ -161,7 +161,7 @@ def test_methods_of_two_instances_and_repeated_local_functions_are_the_same_step
 def test_arguments_that_cannot_be_stored_are_refused_where_the_step_is_called() -> None:
     async def flow(ctx: Context) -> Any:
         try:
-            await ctx.step(charge, object())  # type: ignore[call-overload]
+            await ctx.step(charge, object())  # type: ignore[call-overload] # wrong on purpose
         except EncodeError:
             return await named(ctx, "other")
         return None

@@ -311,6 +311,6 @@ def test_a_version_is_a_whole_number_from_one(latest: Any) -> None:
 
 def test_what_cannot_be_removed_is_refused() -> None:
     async def flow(ctx: Context) -> Any:
-        await ctx.removed("tax", "branch")  # type: ignore[arg-type]
+        await ctx.removed("tax", "branch")  # type: ignore[arg-type] # wrong on purpose
 
     assert "step, timer, child, version" in str(Driver(flow).error)

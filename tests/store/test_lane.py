@@ -25,6 +25,7 @@ async def test_jobs_are_done_in_order_and_urgent_ones_first() -> None:
     gate = threading.Event()
     blocked = asyncio.ensure_future(lane.run(gate.wait))
     await asyncio.sleep(0)
+    # A lambda with a default:
     later = [asyncio.ensure_future(lane.run(lambda number=number: done.append(number))) for number in (1, 2)]  # type: ignore[misc]
     await asyncio.sleep(0)
     urgent = asyncio.ensure_future(lane.run(lambda: done.append(0), urgent=True))
@@ -66,7 +67,7 @@ async def test_a_thread_that_went_home_comes_back() -> None:
     lane = Lane(Host(), inline=False, idle=went.set)
     for number in range(3):
         went.clear()
-        assert await lane.run(lambda number=number: number) == number  # type: ignore[misc]
+        assert await lane.run(lambda number=number: number) == number  # type: ignore[misc] # a lambda with a default
         await eventually(went.is_set)
 
 

@@ -135,4 +135,5 @@ def plan_of(schema: sqlite3.Connection, sql: str) -> str:
     text = sql.replace("{for_update}", "")
     names = set(re.findall(r":(\w+)", text))
     params: object = dict.fromkeys(names, 1) if names else (1,) * text.count("?")
+    # As sqlite3 takes them:
     return "\n".join(row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {text}", params)) + "\n"  # type: ignore[arg-type]

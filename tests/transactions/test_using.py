@@ -118,7 +118,7 @@ async def test_a_connection_to_elsewhere_is_refused(on_disk: Stage, on_postgres:
 async def test_what_gives_a_connection_has_to_be_a_function(on_disk: Stage) -> None:
     engine = on_disk.engine(once)
     name = await prepared(on_disk)
-    USING[name] = "sqlite://"  # type: ignore[assignment]
+    USING[name] = "sqlite://"  # type: ignore[assignment] # wrong on purpose
     async with engine.worker():
         run = await engine.start(once(name))
         with pytest.raises(RunFailed, match="a function that gives a connection"):

@@ -89,7 +89,7 @@ def take_seats_now(order_id: str) -> list[int]:
     return [len(order_id)]
 
 
-@step(undo=give_back)  # type: ignore[arg-type]
+@step(undo=give_back)  # type: ignore[arg-type] # wrong on purpose
 def take_nothing(order_id: str) -> str:
     return order_id
 
@@ -98,9 +98,9 @@ def take_nothing(order_id: str) -> str:
 async def failing(ctx: Context, order: Order) -> str:
     assert_type(await ctx.step(take_seats, order.id), list[int])
     assert_type(await ctx.step(take_seats_now, order.id), list[int])
-    ctx.step(take_seats, 7)  # type: ignore[call-overload]
+    ctx.step(take_seats, 7)  # type: ignore[call-overload] # wrong on purpose
     ctx.undo(give_back, [1])
-    ctx.undo(give_back, 1)  # type: ignore[arg-type]
+    ctx.undo(give_back, 1)  # type: ignore[arg-type] # wrong on purpose
     async with ctx.saga() as saga:
         assert_type(saga, Saga)
 
@@ -134,15 +134,15 @@ async def checkout(ctx: Context, order: Order) -> str:
 
     assert_type(ctx.transaction(take, order.id, 3), Operation[int])
     assert_type(await ctx.options(using=connect).transaction(take_soon, "a", count=3), int)
-    ctx.transaction(take, order.id)  # type: ignore[call-overload]
-    ctx.transaction(take, order.id, "3")  # type: ignore[call-overload]
+    ctx.transaction(take, order.id)  # type: ignore[call-overload] # wrong on purpose
+    ctx.transaction(take, order.id, "3")  # type: ignore[call-overload] # wrong on purpose
 
-    ctx.step(charge, order.id)  # type: ignore[call-overload]
-    ctx.step(charge, order.id, "3")  # type: ignore[call-overload]
-    ctx.step(charge, order.id, 3, currenzy="")  # type: ignore[call-arg,arg-type]
-    ctx.step(reserve, 7)  # type: ignore[call-overload]
-    ctx.options(timeout=[])  # type: ignore[arg-type]
-    ctx.options(ephemral=True)  # type: ignore[call-arg]
+    ctx.step(charge, order.id)  # type: ignore[call-overload] # wrong on purpose
+    ctx.step(charge, order.id, "3")  # type: ignore[call-overload] # wrong on purpose
+    ctx.step(charge, order.id, 3, currenzy="")  # type: ignore[call-arg,arg-type] # wrong on purpose
+    ctx.step(reserve, 7)  # type: ignore[call-overload] # wrong on purpose
+    ctx.options(timeout=[])  # type: ignore[arg-type] # wrong on purpose
+    ctx.options(ephemral=True)  # type: ignore[call-arg] # wrong on purpose
 
     assert_type(await ctx.sleep("3d"), None)
     assert_type(await ctx.sleep(datetime.timedelta(days=3)), None)
@@ -152,8 +152,8 @@ async def checkout(ctx: Context, order: Order) -> str:
 
     assert_type(await ctx.call(ship(order)), datetime.date)
     assert_type(await ctx.call(ship(order), queue="heavy", priority=3), datetime.date)
-    ctx.call(ship)  # type: ignore[arg-type]
-    ctx.call(ship(order), prio=3)  # type: ignore[call-arg]
+    ctx.call(ship)  # type: ignore[arg-type] # wrong on purpose
+    ctx.call(ship(order), prio=3)  # type: ignore[call-arg] # wrong on purpose
 
     receipt, seats, day = await asyncio.gather(
         ctx.step(charge, order.id, 1), ctx.step(reserve, order.id), ctx.call(ship(order))
@@ -178,10 +178,10 @@ def calls(order: Order) -> None:
     assert_type(ship(order, express=True), Call[datetime.date])
     assert_type(Call.named("types.checkout.v1", order), Call[Any])
 
-    checkout()  # type: ignore[call-arg]
-    checkout("o-42")  # type: ignore[arg-type]
-    checkout(order, express=True)  # type: ignore[call-arg]
-    ship(order, express="yes")  # type: ignore[arg-type]
+    checkout()  # type: ignore[call-arg] # wrong on purpose
+    checkout("o-42")  # type: ignore[arg-type] # wrong on purpose
+    checkout(order, express=True)  # type: ignore[call-arg] # wrong on purpose
+    ship(order, express="yes")  # type: ignore[arg-type] # wrong on purpose
 
 
 def declarations() -> None:
@@ -191,8 +191,8 @@ def declarations() -> None:
     async def no_context(order: Order) -> None:
         """Takes no context."""
 
-    workflow("types.sync.v1")(sync_workflow)  # type: ignore[arg-type]
-    workflow("types.bare.v1")(no_context)  # type: ignore[arg-type]
+    workflow("types.sync.v1")(sync_workflow)  # type: ignore[arg-type] # wrong on purpose
+    workflow("types.bare.v1")(no_context)  # type: ignore[arg-type] # wrong on purpose
     assert_type(step(timeout="1s")(charge)("a", 1), str)
 
 
@@ -220,16 +220,16 @@ async def engine(order: Order) -> None:
     await run.send(approval, True)
     await engine.send("o-42", approval, False, key="a")
     await engine.send("o-42", "approval", "anything")
-    await engine.send("o-42", approval, "yes")  # type: ignore[misc]
-    await run.send(approval, "yes")  # type: ignore[misc]
+    await engine.send("o-42", approval, "yes")  # type: ignore[misc] # wrong on purpose
+    await run.send(approval, "yes")  # type: ignore[misc] # wrong on purpose
     assert_type(await engine.broadcast(approval, True, correlation="x"), int)
-    await engine.broadcast(approval, 3, correlation="x")  # type: ignore[misc]
-    await engine.broadcast(approval, True)  # type: ignore[call-overload]
+    await engine.broadcast(approval, 3, correlation="x")  # type: ignore[misc] # wrong on purpose
+    await engine.broadcast(approval, True)  # type: ignore[call-overload] # wrong on purpose
 
     assert_type(await run.ask(quote, order, timeout="3s"), int)
     assert_type(await run.ask("quote", order, returns=int), int)
     assert_type(await run.ask("quote", order), Any)
-    await run.ask(quote, 3)  # type: ignore[misc]
+    await run.ask(quote, 3)  # type: ignore[misc] # wrong on purpose
     assert_type(await run.state("phase", str), str | None)
     assert_type(await run.state("phase", str, default=""), str)
     assert_type(await run.state("phase"), Any)
@@ -237,9 +237,9 @@ async def engine(order: Order) -> None:
         assert_type(item, StreamItem[str])
         assert_type(item.value, str)
 
-    await engine.start(checkout)  # type: ignore[arg-type]
-    await engine.start(checkout(order), idd="o")  # type: ignore[call-arg]
-    await engine.start(checkout(order), priority="high")  # type: ignore[arg-type]
+    await engine.start(checkout)  # type: ignore[arg-type] # wrong on purpose
+    await engine.start(checkout(order), idd="o")  # type: ignore[call-arg] # wrong on purpose
+    await engine.start(checkout(order), priority="high")  # type: ignore[arg-type] # wrong on purpose
 
     async with engine.worker(slots=10, queues=["default"], lease="15s") as worker:
         assert_type(worker.id, str)
@@ -257,4 +257,4 @@ def blocking(order: Order) -> None:
         assert_type(run.result(), str)
         assert_type(engine.get("o-42", checkout), BlockingHandle[str])
         assert_type(engine.start_many([ship(order)]), list[BlockingHandle[datetime.date]])
-        engine.start(checkout(order), idd="o")  # type: ignore[call-arg]
+        engine.start(checkout(order), idd="o")  # type: ignore[call-arg] # wrong on purpose

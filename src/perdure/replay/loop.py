@@ -143,7 +143,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # The parameters of the three are those of `AbstractEventLoop`, which types them with a variadic type variable.
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override] # see above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback."""
@@ -151,13 +151,13 @@ class RunLoop(asyncio.AbstractEventLoop):
         self._ready.append(ready)
         return ready
 
-    def call_later(  # type: ignore[override]
+    def call_later(  # type: ignore[override] # see above
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Set a durable timer."""
         return self.call_at(self.seconds + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override] # see above
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Set a durable timer."""
@@ -263,6 +263,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         # Held so that the garbage collector never decides when its `finally` runs.
         # `ag_frame` is there in CPython, though not in the types of an async generator.
         if len(self.generators) > 64:
+            # Every async generator has a frame; its type does not say so.
             self.generators = [held for held in self.generators if held.ag_frame is not None]  # type: ignore[attr-defined]
         self.generators.append(generator)
 

@@ -21,7 +21,7 @@ from perdure.worker.taking import execution_of
 from perdure.workflow.definition import Workflow
 
 #: For `ctx.log`: outside of the tree of loggers, so that nobody hears what is said.
-_SILENT = logging.Logger("perdure.check", logging.CRITICAL + 1)  # noqa: LOG001
+_SILENT = logging.Logger("perdure.check", logging.CRITICAL + 1)  # noqa: LOG001 - nobody is to hear it
 
 _BESIDE = "or keep the old code beside the new, as a workflow with a type of its own, until its runs are done"
 _EXPECTED = re.compile(r"record \d+: (\w+) '(.*)'")

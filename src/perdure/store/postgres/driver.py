@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
 from perdure.store.patience import Patience
 
@@ -97,7 +97,7 @@ async def connect(
 
     So are those on one that is to be lent to the user's functions; they may take their time.
     """
-    session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
+    session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # it is not typed
         dsn,
         connection_class=_Session,
         timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine

@@ -32,7 +32,7 @@ async def listed(store: Store, limit: int = 100, **filter: object) -> list[str]:
     cursor: str | None = None
     while True:
         # The filters are named by the tests, one kind of value each.
-        page = await store.list(RunFilter(**filter), limit, cursor)  # type: ignore[arg-type]
+        page = await store.list(RunFilter(**filter), limit, cursor)  # type: ignore[arg-type] # any of its fields
         assert len(page.runs) <= limit
         ids += [run.id for run in page.runs]
         cursor = page.cursor

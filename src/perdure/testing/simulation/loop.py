@@ -254,7 +254,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # The parameters of these are those of `AbstractEventLoop`, which types them with a variadic type variable.
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override] # see above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback on the lane of its context."""
@@ -264,7 +264,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._enqueue(handle)
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
+    def call_soon_threadsafe(  # type: ignore[override] # see above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback on the main lane of the process."""
@@ -272,13 +272,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         context.run(LANE.set, context[LANE].process.main)
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(  # type: ignore[override]
+    def call_later(  # type: ignore[override] # see above
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback after a while."""
         return self._call_at(self._now + (max(1, round(delay * 1e6)) if delay > 0 else 0), callback, args, context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override] # see above
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback at a time."""
