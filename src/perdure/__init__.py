@@ -9,6 +9,7 @@ from perdure.core.classify import Category, Classified, classify
 from perdure.core.control import Pause, PauseKind
 from perdure.core.duration import Duration
 from perdure.core.errors import (
+    ActivityTimeout,
     BadArguments,
     ChildLimit,
     DecodeError,
@@ -26,6 +27,7 @@ from perdure.core.errors import (
     LoopStuck,
     NeverAwaited,
     NotInWorkflow,
+    NotStarted,
     PayloadTooLarge,
     PerdureError,
     ProcessDied,
@@ -70,6 +72,7 @@ from perdure.workflow.saga import Saga
 from perdure.workflow.steps import step
 
 __all__ = [
+    "ActivityTimeout",
     "Asked",
     "BadArguments",
     "Blocking",
@@ -110,6 +113,7 @@ __all__ = [
     "Message",
     "NeverAwaited",
     "NotInWorkflow",
+    "NotStarted",
     "Operation",
     "Page",
     "Pause",

@@ -10,8 +10,10 @@
       StreamFull: a step emits faster than the database takes it in
       StepFailed: a step's or child's error whose class is not known here
         StepTimeout (also TimeoutError)   ProcessDied
+          ActivityTimeout
       RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
       Expired: a run past its deadline
+        NotStarted
       JoinError, RaceError (also ExceptionGroup): branches of a workflow that failed
       StoreError
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
@@ -170,6 +172,19 @@ class RunCancelled(PerdureError):
 
 class Expired(PerdureError):
     """The run was not finished by its deadline."""
+
+
+class NotStarted(Expired):
+    """No worker took the run in time."""
+
+
+class ActivityTimeout(StepTimeout):
+    """An attempt at an activity took too long, or was not heard of for too long."""
+
+    def __init__(self, message: str, *, kind: str = "", failure: Failure | None = None) -> None:
+        super().__init__(message, failure=failure)
+        #: `start_to_close` or `heartbeat`.
+        self.kind = kind
 
 
 class BranchesFailed(ExceptionGroup[Exception], PerdureError):

@@ -88,7 +88,14 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     priority: int = DEFAULT_PRIORITY
     #: Not before this time; 0 means now.
     wake_at: int = 0
+    #: When it has to be finished; or, with `close_by`, when it has to be begun.
     deadline: int = FAR
+    #: When it has to be finished if `deadline` is for its beginning; 0 if that is not so.
+    close_by: int = 0
+    #: How often it may be tried; 0: as its code says.
+    max_attempts: int = 0
+    #: JSON of what differs from what its code says.
+    options: str = "{}"
     idempotency_key: str | None = None
     parent_id: str | None = None
     parent_location: str | None = None
@@ -137,6 +144,11 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     parent_id: str | None
     parent_location: str | None
     idempotency_key: str | None
+    #: While `deadline` is for its beginning: when it has to be finished. 0 once it has begun.
+    close_by: int = 0
+    #: How often it may be tried, and JSON of what else differs from what its code says; 0 and `{}`: nothing.
+    max_attempts: int = 0
+    options: str = "{}"
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):

@@ -14,7 +14,7 @@ from perdure.store.protocol import Change
 _FINISH = """
 UPDATE perdure_runs
 SET status = :status, reason = NULL, output = NULL, error = :error, finished_at = :now,
-    worker = NULL, marked = 0, claims = 0
+    worker = NULL, marked = 0, claims = 0, close_by = 0
 WHERE id = :run_id AND status IN ('pending', 'waiting', 'blocked')
 """
 

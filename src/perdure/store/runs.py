@@ -20,10 +20,10 @@ CHUNK = 400
 INSERT = """
 INSERT INTO perdure_runs
   (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
-   parent_location, write_id)
+   parent_location, write_id, close_by, max_attempts, options)
 VALUES
   (:id, :type, :input, :queue, :priority, :status, :reason, :wake_at, :deadline, :now, :idempotency_key, :parent_id,
-   :parent_location, :write_id)
+   :parent_location, :write_id, :close_by, :max_attempts, :options)
 {or_ignore}
 """
 
@@ -98,6 +98,9 @@ def params_of(new: NewRun, now: int) -> Params:
         "parent_id": new.parent_id,
         "parent_location": new.parent_location,
         "write_id": new.write_id,
+        "close_by": new.close_by,
+        "max_attempts": new.max_attempts,
+        "options": new.options,
     }
 
 
@@ -172,4 +175,7 @@ def as_run(new: NewRun, now: int) -> Run:
         parent_id=new.parent_id,
         parent_location=new.parent_location,
         idempotency_key=new.idempotency_key,
+        close_by=new.close_by,
+        max_attempts=new.max_attempts,
+        options=new.options,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.errors import Expired
+from perdure.core.errors import Expired, NotStarted
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import FAR, Lease, Status
 from perdure.store.dialect import Transaction
@@ -80,7 +80,7 @@ WHERE id = :run_id AND token = :token AND status = 'running'
 """
 
 _PAST_DEADLINE = f"""
-SELECT id
+SELECT id, close_by
 FROM perdure_runs
 WHERE status IN ('pending', 'waiting') AND finished_at = 0 AND deadline < {FAR} AND deadline <= :now
 ORDER BY deadline
@@ -122,9 +122,12 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
     orphans = await _orphans(tx, limit)
     await _give_back(tx, orphans, "reclaimed", orderly=False)
-    late = [row[0] for row in await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})]
-    for run_id in late:
-        error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
+    late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
+    for run_id, close_by in late:
+        if close_by:
+            error = failure(NotStarted, f"Run {run_id!r} was not begun in time: no worker took it. Are there enough of them?")
+        else:
+            error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired"))
     return Swept(
         dead_workers=dead,

@@ -110,11 +110,12 @@ _LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN (:ids) GRO
 
 #: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
 _TAKE = """
-INSERT INTO perdure_runs (id, status, worker, home, nonce, token, claims, progress, started_at, seed, marked)
+INSERT INTO perdure_runs (id, status, worker, home, nonce, token, claims, progress, started_at, seed, marked, deadline, close_by)
 VALUES :rows
 ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, worker = VALUES(worker), home = VALUES(home),
   nonce = VALUES(nonce), token = VALUES(token), claims = VALUES(claims), progress = VALUES(progress),
-  started_at = VALUES(started_at), seed = VALUES(seed), marked = VALUES(marked)
+  started_at = VALUES(started_at), seed = VALUES(seed), marked = VALUES(marked), deadline = VALUES(deadline),
+  close_by = VALUES(close_by)
 """
 
 _SET_ASIDE = """
@@ -339,10 +340,12 @@ class _Claim:
                 claims=1 if run.claims > 0 and last > progress else run.claims + 1,
                 started_at=run.started_at or now,
                 seed=run.seed or seeds[32 * place : 32 * place + 32],
+                deadline=run.close_by or run.deadline,
+                close_by=0,
             )
             rows.append((
                 run.id, run.status.value, run.worker, run.worker, run.nonce, run.token, run.claims, last, run.started_at,
-                run.seed, run.inbox_seq > run.inbox_read,
+                run.seed, run.inbox_seq > run.inbox_read, run.deadline, 0,
             ))  # fmt: skip
             taken.append(ClaimedRun(run, fresh=last < 0))
             self._tx.note(run.id, "claimed", f'{{"token":{run.token}}}')

@@ -16,7 +16,7 @@ from perdure.store.runs import as_run, params_of
 NEW_RUNS = """
 INSERT INTO perdure_runs
   (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
-   parent_location, write_id)
+   parent_location, write_id, close_by, max_attempts, options)
 VALUES :rows
 """
 

@@ -113,6 +113,7 @@ TAKEN = """status = 'running', reason = NULL, worker = {worker}, home = {worker}
       claims = CASE WHEN r.claims > 0 AND chosen.last > r.progress THEN 1 ELSE r.claims + 1 END,
       progress = COALESCE(chosen.last, -1),
       started_at = CASE WHEN r.started_at = 0 THEN {now} ELSE r.started_at END,
+      deadline = CASE WHEN r.close_by > 0 THEN r.close_by ELSE r.deadline END, close_by = 0,
       seed = CASE WHEN r.seed = '' THEN chosen.fresh_seed ELSE r.seed END,
       marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END"""
 

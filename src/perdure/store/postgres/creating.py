@@ -28,12 +28,15 @@ _COLUMNS = {
     "parent_id": "text",
     "parent_location": "text",
     "write_id": "text",
+    "close_by": "bigint",
+    "max_attempts": "bigint",
+    "options": "text",
 }
 
 NEW_RUNS = f"""
 INSERT INTO perdure_runs
   (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
-   parent_location, write_id)
+   parent_location, write_id, close_by, max_attempts, options)
 SELECT * FROM unnest({", ".join(f"${place}::{kind}[]" for place, kind in enumerate(_COLUMNS.values(), 1))})
 """
 

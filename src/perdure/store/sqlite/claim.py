@@ -71,6 +71,7 @@ SET status = 'running', reason = NULL, worker = :worker, home = :worker, nonce =
     END,
     progress = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id), -1),
     started_at = CASE WHEN started_at = 0 THEN :now ELSE started_at END,
+    deadline = CASE WHEN close_by > 0 THEN close_by ELSE deadline END, close_by = 0,
     seed = CASE WHEN seed = '' THEN fresh_seed ELSE seed END,
     marked = CASE WHEN inbox_seq > inbox_read THEN 1 ELSE 0 END
 FROM chosen
