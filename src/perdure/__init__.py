@@ -57,11 +57,12 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retry import Retry
+from perdure.workflow.activity import Activity, activity
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
 from perdure.workflow.context import Context
-from perdure.workflow.current import StepInfo, step_info
-from perdure.workflow.definition import Call, Workflow, workflow
+from perdure.workflow.current import ActivityInfo, StepInfo, activity_info, step_info
+from perdure.workflow.definition import Call, Definition, Workflow, workflow
 from perdure.workflow.discovery import discover
 from perdure.workflow.looping import Break, Continue
 from perdure.workflow.operation import Operation
@@ -72,6 +73,8 @@ from perdure.workflow.saga import Saga
 from perdure.workflow.steps import step
 
 __all__ = [
+    "Activity",
+    "ActivityInfo",
     "ActivityTimeout",
     "Asked",
     "BadArguments",
@@ -88,6 +91,7 @@ __all__ = [
     "Context",
     "Continue",
     "DecodeError",
+    "Definition",
     "Diverged",
     "DuplicateName",
     "Duration",
@@ -157,6 +161,8 @@ __all__ = [
     "WorkerInfo",
     "Workflow",
     "WorkflowError",
+    "activity",
+    "activity_info",
     "classify",
     "discover",
     "step",

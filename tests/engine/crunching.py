@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from perdure import Retry, step, step_info
+from perdure import Retry, activity_info, step, step_info
 
 
 class Odd(Exception):
@@ -58,3 +58,9 @@ def tells(count: int) -> int:
     for number in range(count):
         step_info().emit("numbers", number)
     return count
+
+
+def slow_square(number: int) -> int:
+    """An activity's function."""
+    activity_info().heartbeat(number)
+    return number * number

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Handle, Status, Workflow
+from perdure import Definition, Engine, Handle, Status
 from perdure.host import Host
 from perdure.store import Retrying, SqlStore, open_store
 from tests.helpers import eventually
@@ -30,7 +30,7 @@ class Stage:
         self.store: SqlStore | None = None
         self.engines: list[Engine] = []
 
-    def engine(self, *workflows: Workflow[Any, Any], **options: Any) -> Engine:
+    def engine(self, *workflows: Definition[Any, Any], **options: Any) -> Engine:
         """An engine that is closed when the test ends."""
         assert self.url != "sqlite://" or not self.engines, "a second engine needs a database in a file"
         system = Host()

@@ -31,8 +31,8 @@ async def checkout(ctx: Context, order: Order, /, express: bool = False, *, note
 
 
 def arguments_of(call: Call[Any]) -> dict[str, Any]:
-    assert call.workflow is not None
-    return call.workflow.signature.decode(call.encode(codec), codec, "input")
+    assert call.definition is not None
+    return call.definition.signature.decode(call.encode(codec), codec, "input")
 
 
 def perform(call: Call[Any]) -> Any:
@@ -42,8 +42,8 @@ def perform(call: Call[Any]) -> Any:
 
 
 def _signature(call: Call[Any]) -> Any:
-    assert call.workflow is not None
-    return call.workflow.signature
+    assert call.definition is not None
+    return call.definition.signature
 
 
 def test_a_workflow_keeps_its_name_and_words() -> None:

@@ -19,7 +19,7 @@ from perdure.client.engine import Engine
 from perdure.client.options import StartOptions
 from perdure.core.errors import RunCancelled, RunFailed, UnknownWorkflow
 from perdure.core.model import Run
-from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.definition import Call, Definition
 
 Outcome = RunFailed | RunCancelled | None
 
@@ -102,7 +102,7 @@ def _pairs(named: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-def _value(text: str, workflow: Workflow[Any, Any] | None, name: str) -> Any:
+def _value(text: str, workflow: Definition[Any, Any] | None, name: str) -> Any:
     if workflow is not None:
         parameter = inspect.signature(workflow.function).parameters.get(name)
         if parameter is not None and parameter.annotation in (str, "str"):

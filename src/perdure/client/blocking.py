@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perdure.core.model import Page, Record, Run, Status
     from perdure.core.report import Report
     from perdure.workflow.channels import Channel, Question
-    from perdure.workflow.definition import Call, Workflow
+    from perdure.workflow.definition import Call, Definition
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -79,9 +79,9 @@ class Blocking:
     def get(self, run_id: str, workflow: None = None) -> BlockingHandle[Any]: ...
 
     @overload
-    def get(self, run_id: str, workflow: Workflow[..., R]) -> BlockingHandle[R]: ...
+    def get(self, run_id: str, workflow: Definition[..., R]) -> BlockingHandle[R]: ...
 
-    def get(self, run_id: str, workflow: Workflow[..., Any] | None = None) -> BlockingHandle[Any]:
+    def get(self, run_id: str, workflow: Definition[..., Any] | None = None) -> BlockingHandle[Any]:
         """See `Engine.get`."""
         return BlockingHandle(self, self._wait(self._engine.get(run_id, workflow)))
 

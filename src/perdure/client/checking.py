@@ -17,7 +17,7 @@ from perdure.core.report import Finding, Problem, Report
 from perdure.store import open_store
 from perdure.store.protocol import Store
 from perdure.worker import Checkup
-from perdure.workflow.definition import Workflow
+from perdure.workflow.definition import Definition, Workflow
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Checking(Control):
     """What an `Engine` knows about code and runs."""
 
     url: str
-    workflows: dict[str, Workflow[Any, Any]]
+    workflows: dict[str, Definition[Any, Any]]
     _errors: ErrorTypes
 
     @abstractmethod
@@ -71,6 +71,8 @@ class Checking(Control):
         workflow = self.workflows.get(run.type)
         if workflow is None:
             return [_unserved(run, self.workflows)]
+        if not isinstance(workflow, Workflow):
+            return []  # an activity has no history that its code would have to follow
         children = await _unheard_children(store, loaded)
         checkup = Checkup(self._codec, self._errors)
         return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
@@ -118,7 +120,7 @@ async def _unheard_children(store: Store, loaded: Loaded) -> list[str]:
             return list(places)
 
 
-def _unserved(run: Run, workflows: dict[str, Workflow[Any, Any]]) -> Finding:
+def _unserved(run: Run, workflows: dict[str, Definition[Any, Any]]) -> Finding:
     return Finding(
         run_id=run.id,
         type=run.type,

@@ -9,6 +9,7 @@ import asyncio
 import builtins
 import datetime
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.blocking import Blocking
@@ -52,7 +53,7 @@ from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
 from perdure.store.url import shown
 from perdure.worker import Worker, WorkerOptions
-from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.definition import Call, Definition
 
 R = TypeVar("R")
 
@@ -63,7 +64,7 @@ class Engine(Checking, Telling):
     def __init__(
         self,
         url: str,
-        workflows: Iterable[Workflow[Any, Any]] = (),
+        workflows: Iterable[Definition[Any, Any]] = (),
         *,
         errors: Iterable[type[Exception]] = (),
         migrate: bool = True,
@@ -210,19 +211,21 @@ class Engine(Checking, Telling):
     def _new_run(self, call: Call[Any], options: StartOptions) -> NewRun:
         if not isinstance(call, Call):
             raise UsageError(f"start takes a call such as `checkout(order)`, not {call!r}")
-        if call.workflow is not None and self.workflows and call.type not in self.workflows:
+        if call.definition is not None and self.workflows and call.type not in self.workflows:
             raise UnknownWorkflow(
                 f"workflow {call.type!r} is not one of this engine's ({', '.join(sorted(self.workflows))}); add it to "
                 f"Engine(url, [...]), or start it by name where another engine serves it: Call.named({call.type!r}, ...)"
             )
-        return new_run(call.type, self._known(call).encode(self._codec), options, self._system, self._store.clock())
+        known = self._known(call)
+        return new_run(known, known.encode(self._codec), options, self._system, self._store.clock())
 
     def _known(self, call: Call[Any]) -> Call[Any]:
         """A call by name as one by its code, which can check the arguments, where that is here."""
         known = self.workflows.get(call.type)
-        if call.workflow is not None or known is None:
+        if call.definition is not None or known is None:
             return call
-        return known(*call.arguments) if isinstance(call.arguments, tuple) else known(**call.arguments)
+        checked = known(*call.arguments) if isinstance(call.arguments, tuple) else known(**call.arguments)
+        return replace(checked, settings=call.settings)
 
     # looking
 
@@ -230,9 +233,9 @@ class Engine(Checking, Telling):
     async def get(self, run_id: str, workflow: None = None) -> Handle[Any]: ...
 
     @overload
-    async def get(self, run_id: str, workflow: Workflow[..., R]) -> Handle[R]: ...
+    async def get(self, run_id: str, workflow: Definition[..., R]) -> Handle[R]: ...
 
-    async def get(self, run_id: str, workflow: Workflow[..., Any] | None = None) -> Handle[Any]:
+    async def get(self, run_id: str, workflow: Definition[..., Any] | None = None) -> Handle[Any]:
         """A handle on a run that exists. Raises `RunNotFound`. Name the workflow for a typed result."""
         run = await self._run(run_id)
         known = self.workflows.get(run.type) if workflow is None else workflow
@@ -347,10 +350,10 @@ def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
         raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
 
 
-def _by_type(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:
-    known: dict[str, Workflow[Any, Any]] = {}
+def _by_type(workflows: Iterable[Definition[Any, Any]]) -> dict[str, Definition[Any, Any]]:
+    known: dict[str, Definition[Any, Any]] = {}
     for workflow in workflows:
-        if not isinstance(workflow, Workflow):
+        if not isinstance(workflow, Definition):
             raise UsageError(f'{workflow!r} is not a workflow; decorate it with @workflow("...")')
         if known.setdefault(workflow.type, workflow) is not workflow:
             raise UsageError(f"two workflows have the type {workflow.type!r}; each needs its own")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from perdure.core.duration import Duration, instant
 from perdure.core.errors import BadArguments, UsageError
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun
 from perdure.core.system import System
+from perdure.workflow.definition import Call
 
 #: A moment: a datetime with a time zone, or a duration from now.
 Moment = datetime.datetime | Duration
@@ -31,7 +32,7 @@ class StartOptions(TypedDict, total=False):
     idempotency_key: str | None
 
 
-def new_run(type: str, encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
+def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
     """A run to create, from what a user asked for at the database's time `now`. Raises `InvalidId` and the like."""
     run_id = options.get("id")
     queue = options.get("queue")
@@ -43,14 +44,24 @@ def new_run(type: str, encoded_input: str, options: StartOptions, system: System
         raise BadArguments(f"start has no option {min(unknown)!r}; it has {', '.join(StartOptions.__annotations__)}")
     if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
         raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
+    wake_at = 0 if at is None else instant(at, now)
+    placed = call.place(
+        max(wake_at, now),
+        None if queue is None else check_name(queue, "queue"),
+        priority,
+        FAR if deadline is None else instant(deadline, now),
+    )
     return NewRun(
         id=uuid7(now, system.entropy(10)) if run_id is None else check_id(run_id),
-        type=check_name(type, "workflow type"),
+        type=check_name(call.type, "workflow type"),
         input=encoded_input,
-        queue=DEFAULT_QUEUE if queue is None else check_name(queue, "queue"),
-        priority=DEFAULT_PRIORITY if priority is None else priority,
-        wake_at=0 if at is None else instant(at, now),
-        deadline=FAR if deadline is None else instant(deadline, now),
+        queue=placed.queue or DEFAULT_QUEUE,
+        priority=DEFAULT_PRIORITY if placed.priority is None else placed.priority,
+        wake_at=wake_at,
+        deadline=placed.deadline,
+        close_by=placed.close_by,
+        max_attempts=placed.max_attempts,
+        options=placed.options,
         idempotency_key=None if key is None else check_id(key, "idempotency key"),
         write_id=system.entropy(16).hex(),
     )

@@ -8,13 +8,13 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import DecodeError, RunExists
 from perdure.core.model import Created, NewRun, Run
-from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.definition import Call, Definition
 
 
 class Sameness:
     """Compares runs by type and input, as far as the code is known by its annotations."""
 
-    def __init__(self, codec: Codec, workflows: Mapping[str, Workflow[Any, Any]]) -> None:
+    def __init__(self, codec: Codec, workflows: Mapping[str, Definition[Any, Any]]) -> None:
         self._codec = codec
         self._workflows = workflows
 
@@ -44,7 +44,7 @@ class Sameness:
     def _same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
         """Whether two inputs say the same, though sets and dicts may have been written in another order."""
         what = f"input of {call.type}"
-        workflow = call.workflow or self._workflows.get(call.type)
+        workflow = call.definition or self._workflows.get(call.type)
         if workflow is None:
             return bool(self._codec.decode(there, Any, what) == self._codec.decode(wanted, Any, what))
         decode = workflow.signature.decode

@@ -19,7 +19,8 @@ from perdure.core.errors import Diverged, RunExists, RunFinished, RunNotFound, U
 from perdure.core.model import Kind, NewRun, Record, Run, Status
 from perdure.core.second import Fork, Reopened, kept
 from perdure.worker import Checkup
-from perdure.workflow.definition import Call
+from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.placing import Settings
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -88,7 +89,8 @@ async def fork(engine: Engine, run_id: str, **wanted: Unpack[ForkOptions]) -> st
     options: StartOptions = {"id": wanted.get("id"), "queue": source.queue, "priority": source.priority}
     options["deadline"] = wanted.get("deadline")
     encoded = _input(engine, source, wanted.get("input"))
-    new = new_run(source.type, encoded, options, engine._system, store.clock())
+    call: Call[Any] = Call(source.type, (), engine.workflows.get(source.type), Settings.from_json(source.options))
+    new = new_run(call, encoded, options, engine._system, store.clock())
     fork = _fork(source, past, from_step, new, engine._system.entropy(8).hex())
     await _try_out(engine, source, fork)
     answer = await store.fork(fork, engine._actor)
@@ -100,7 +102,7 @@ async def fork(engine: Engine, run_id: str, **wanted: Unpack[ForkOptions]) -> st
 async def _try_out(engine: Engine, source: Run, fork: Fork) -> None:
     """Replay the past of a fork, where its code is here. Raises `UsageError` if that does not lead to its step."""
     workflow = engine.workflows.get(source.type)
-    if workflow is None or not fork.records:
+    if not isinstance(workflow, Workflow) or not fork.records:
         return
     as_it_will_be = replace(
         source,

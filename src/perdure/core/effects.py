@@ -18,6 +18,12 @@ class OutputKind(StrEnum):
     STREAM = "stream"
     #: The answer to a message; named by the message's key.
     REPLY = "reply"
+    #: What an activity last said of how far it has got; a later one takes its place.
+    HEARTBEAT = "beat"
+
+
+#: Of these there is one of a name, and a later one takes its place.
+REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})
 
 
 def step_key(location: str, token: int, attempt: int, number: int) -> str:

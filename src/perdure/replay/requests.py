@@ -194,14 +194,18 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         location = current_scope.get(self._root).next(call.type)
+        placed = call.place(max(wake_at, self.time), options.queue, options.priority, options.deadline)
         new = NewRun(
             id=options.id or child_id(self._parent, location),
             type=call.type,
             input=call.encode(self._codec),
-            queue=options.queue or DEFAULT_QUEUE,
-            priority=DEFAULT_PRIORITY if options.priority is None else options.priority,
+            queue=placed.queue or DEFAULT_QUEUE,
+            priority=DEFAULT_PRIORITY if placed.priority is None else placed.priority,
             wake_at=wake_at,
-            deadline=options.deadline,
+            deadline=placed.deadline,
+            close_by=placed.close_by,
+            max_attempts=placed.max_attempts,
+            options=placed.options,
             write_id=short_key(f"{self._key}:{location}"),
         )
         if not self.loop.closed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from perdure.core.effects import NewOutput, Output, OutputKind
+from perdure.core.effects import REPLACED, NewOutput, Output, OutputKind
 from perdure.store.dialect import Params, Transaction
 from perdure.store.protocol import Change
 from perdure.store.rows import OUTPUT, to_output, values
@@ -65,13 +65,13 @@ LIMIT :limit
 async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]]) -> None:
     """Write what is not there yet, in this order; each with the id of its run, whose row is locked."""
     last = await _last(tx, {(run_id, new.kind.value, new.name) for run_id, new in shown})
-    known = await _known(tx, {(run_id, new.key) for run_id, new in shown if new.kind is not OutputKind.STATE})
+    known = await _known(tx, {(run_id, new.key) for run_id, new in shown if new.kind not in REPLACED})
     inserted: dict[tuple[Place, int], Params] = {}
     replaced: dict[tuple[Place, int], Params] = {}
     for run_id, new in shown:
         place = (run_id, new.kind.value, new.name)
         position = last.get(place)
-        if new.kind is OutputKind.STATE:
+        if new.kind in REPLACED:
             there = position is not None
             (replaced if there else inserted)[place, 0] = _row(place, 0, new, None, tx.now)
         elif (run_id, new.key) not in known and (position is None or new.kind is OutputKind.STREAM):

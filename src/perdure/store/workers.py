@@ -125,7 +125,9 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
     for run_id, close_by in late:
         if close_by:
-            error = failure(NotStarted, f"Run {run_id!r} was not begun in time: no worker took it. Are there enough of them?")
+            error = failure(
+                NotStarted, f"Run {run_id!r} was not begun in time: no worker took it. Are there enough of them?"
+            )
         else:
             error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired"))

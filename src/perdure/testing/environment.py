@@ -29,7 +29,8 @@ from perdure.store import open_store
 from perdure.store.protocol import Store
 from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions
-from perdure.workflow.definition import Call, Workflow
+from perdure.worker.held import Held
+from perdure.workflow.definition import Call, Definition
 
 R = TypeVar("R")
 
@@ -75,7 +76,7 @@ class Environment:
 
     def __init__(
         self,
-        workflows: Iterable[Workflow[Any, Any]],
+        workflows: Iterable[Definition[Any, Any]],
         *,
         errors: Iterable[type[Exception]] = (),
         start_time: datetime = START,
@@ -190,7 +191,7 @@ class Environment:
         if self._worker is None:
             return ""
         held = self._worker._held.get(run_id) or self._worker._residents._parked.get(run_id)
-        execution = None if held is None else held._execution
+        execution = held._execution if isinstance(held, Held) else None
         if execution is None:
             return ""
         names = [f"message {name!r}" for name in execution.awaited_messages()]
@@ -207,7 +208,7 @@ class _CandidEngine(Engine):
 
     def __init__(
         self,
-        workflows: Iterable[Workflow[Any, Any]],
+        workflows: Iterable[Definition[Any, Any]],
         errors: Iterable[type[Exception]],
         system: System,
         store: Store,

@@ -54,7 +54,7 @@ class Attempt:
         due = run_deadline
         if timeout is not UNSET:
             due = min(due, self.started_at + int(timeout * 1e6))
-        info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
+        info = self._info(due)
         if request.spec.is_async:
             self._task = self._system.spawn(self._run(info), self.operation.location)
         elif request.options.process is True:
@@ -65,6 +65,10 @@ class Attempt:
             self._job = threads.submit(lambda: _in_thread(info, request), lambda *end: self._thread_done(info, *end))
         if timeout is not UNSET:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+
+    def _info(self, due: int) -> StepInfo:
+        """What the function can ask about itself."""
+        return StepInfo(self.run_id, self.operation.location, self.number, due, self)
 
     def _start_process(self, threads: StepThreads, info: StepInfo, timeout: float | UnsetType) -> None:
         self._threads = threads
@@ -149,7 +153,13 @@ class Attempt:
             self._arrive(result, error)
 
     def _time_out(self, timeout: float) -> None:
-        self._timed_out = StepTimeout(f"step {self.operation.location!r} took longer than its timeout of {timeout:g} s")
+        self.expire(StepTimeout(f"step {self.operation.location!r} took longer than its timeout of {timeout:g} s"))
+
+    def expire(self, error: StepTimeout) -> None:
+        """End it with that error, whatever it does."""
+        if self._over:
+            return
+        self._timed_out = error
         if self._task is not None and self._begun:
             self._task.cancel()
             self._pending = self._system.call_later(CANCEL_PATIENCE, lambda: self._arrive(None, None))

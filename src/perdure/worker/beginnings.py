@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from perdure.worker.held import Held
+from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
 
 #: So many begin with one look at the clocks.
@@ -24,9 +24,9 @@ class Beginnings:
     def __init__(self, moment: Callable[[], Moment], *, in_parts: bool) -> None:
         self._moment = moment
         self._at_once = _AT_ONCE if in_parts else sys.maxsize
-        self._waiting: list[Held] = []
+        self._waiting: list[Kept] = []
 
-    def add(self, held: Held) -> None:
+    def add(self, held: Kept) -> None:
         """Begin it soon."""
         self._waiting.append(held)
         if len(self._waiting) == 1:

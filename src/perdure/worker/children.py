@@ -20,7 +20,7 @@ def start_child(execution: Execution, draft: Draft, operation: ChildOperation, r
     """Have a child started by the run's next turn, or record at once that it cannot be."""
     try:
         _check(operation, run, crew.options)
-        draft.start_child(operation, run, crew.options.child_depth)
+        draft.start_child(operation, run, crew.options.child_depth, now)
     except PerdureError as error:
         # Nobody may ever wait for it, and then this is the only word of it.
         logger.warning("run %s cannot start a child: %s", run.id, error)

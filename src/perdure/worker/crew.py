@@ -22,6 +22,8 @@ from perdure.worker.threads import StepThreads
 
 if TYPE_CHECKING:
     from perdure.worker.held import Held
+    from perdure.worker.kept import Kept
+    from perdure.worker.performing import Performance
 
 
 class Owner(Protocol):
@@ -32,17 +34,20 @@ class Owner(Protocol):
     def parked(self, held: Held, park: Park) -> None:
         """The run waits and holds no lease any more."""
 
-    def ending(self, held: Held) -> None:
+    def ending(self, held: Kept) -> None:
         """The run has its outcome, which is about to be written."""
 
-    def ended(self, held: Held, after: Next | None) -> None:
+    def ended(self, held: Kept, after: Next | None) -> None:
         """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
 
-    def moving(self, held: Held, leave: Callable[[str | None], None]) -> None:
+    def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
         """The run is to go to another worker; `leave` is told to which, if there is one."""
 
-    def unread(self, held: Held) -> None:
+    def unread(self, held: Kept) -> None:
         """The run's inbox has entries that it has not been given."""
+
+    def recall(self, performance: Performance) -> None:
+        """The activity wants to know what its last heartbeat said."""
 
 
 class Crew(Struct, frozen=True, kw_only=True):

@@ -68,17 +68,21 @@ class Draft:
         """What is not needed any more. It leaves with what comes next anyway."""
         self._trim = Trim(records=records, inbox=max(0, seen - REMEMBERED), events=REMEMBERED)
 
-    def start_child(self, operation: ChildOperation, parent: Run, max_depth: int) -> None:
+    def start_child(self, operation: ChildOperation, parent: Run, max_depth: int, now: int) -> None:
         """Create a run; its id follows from the parent's location, so asking twice creates one. Raises `EncodeError`."""
         options = operation.options
+        placed = operation.call.place(now, options.queue, options.priority, min(options.deadline, parent.deadline))
         self.filled = True
         self.children[operation.child_id] = NewRun(
             id=operation.child_id,
             type=operation.call.type,
             input=operation.call.encode(self._codec),
-            queue=options.queue or parent.queue,
-            priority=parent.priority if options.priority is None else options.priority,
-            deadline=min(options.deadline, parent.deadline),
+            queue=placed.queue or parent.queue,
+            priority=parent.priority if placed.priority is None else placed.priority,
+            deadline=placed.deadline,
+            close_by=placed.close_by,
+            max_attempts=placed.max_attempts,
+            options=placed.options,
             parent_id=parent.id,
             parent_location=operation.location,
             max_depth=max_depth if parent.parent_id is not None else 0,

@@ -323,10 +323,6 @@ class Held(Holding):
         else:
             self._finish_here(after)
 
-    def _finish_here(self, after: Next | None = None) -> None:
-        self.drop()
-        self._crew.owner.ended(self, after)
-
     # waiting
 
     def _arm(self, now: int) -> None:

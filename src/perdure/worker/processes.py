@@ -21,13 +21,13 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import ProcessDied, StepFailed, UsageError
 from perdure.core.failure import Failure
-from perdure.workflow.current import StepInfo, current_step
+from perdure.workflow.current import ActivityInfo, StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
 
 #: How long an interpreter may take to start.
 START_SECONDS = 60.0
 
-_EMITTED, _RETURNED, _RAISED = range(3)
+_EMITTED, _RETURNED, _RAISED, _BEAT = range(4)
 
 
 class StepProcesses:
@@ -150,7 +150,10 @@ class _Process:
                 return content
             if kind == _RAISED:
                 raise content
-            info.emit(*content)
+            if kind == _BEAT and isinstance(info, ActivityInfo):
+                info.heartbeat(content)
+            else:
+                info.emit(*content)
 
     def kill(self) -> None:
         """End it at once; harmless when it has ended."""
@@ -185,7 +188,9 @@ class _Process:
 
 
 def _pickled(request: StepRequest, info: StepInfo) -> bytes:
-    told = info.run_id, info.location, info.attempt, info.due
+    told: tuple[Any, ...] = info.run_id, info.location, info.attempt, info.due
+    if isinstance(info, ActivityInfo):
+        told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.last_heartbeat
     try:
         return pickle.dumps((request.spec.function, request.args, request.kwargs, *told))
     except Exception as error:
@@ -208,6 +213,18 @@ class _Caller:
     def emit(self, stream: str, value: object) -> None:
         """Leave it to the worker."""
         self._connection.send_bytes(pickle.dumps((_EMITTED, (stream, value))))
+
+    def beat(self, details: object) -> None:
+        """Leave it to the worker."""
+        self._connection.send_bytes(pickle.dumps((_BEAT, details)))
+
+    def is_cancelled(self) -> bool:
+        """Never, as above."""
+        return False
+
+    async def cancelled(self) -> None:
+        """Never, as above; a process that is not wanted any more does not wait."""
+        raise UsageError("an activity in a process of its own is killed when it is cancelled; it cannot wait for that")
 
 
 def _serve(connection: Connection) -> None:
@@ -232,8 +249,16 @@ def _end_with_parent() -> None:
 
 def _answer(data: bytes, caller: _Caller) -> bytes:
     try:
-        function, args, kwargs, run_id, location, number, due = pickle.loads(data)  # noqa: S301 - the worker wrote it
-        current_step.set(StepInfo(run_id, location, number, due, caller))
+        function, args, kwargs, run_id, location, number, due, *more = pickle.loads(data)  # noqa: S301 - the worker wrote it
+        if more:
+            type, max_attempts, parent_id, attempt_id, last = more
+            current_step.set(
+                ActivityInfo(
+                    run_id, location, number, due, caller, type, max_attempts, parent_id, attempt_id, last, caller
+                )
+            )
+        else:
+            current_step.set(StepInfo(run_id, location, number, due, caller))
         result = function(*args, **kwargs)
     except BaseException as error:
         return _raised(error)

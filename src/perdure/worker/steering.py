@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from perdure.core.model import Kind, Message, Next, Park, Reason, Release
 
 if TYPE_CHECKING:
-    from perdure.worker.held import Held
+    from perdure.worker.kept import Kept
 
 #: What only the worker is told; the history has no record of it.
 UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT})
@@ -21,10 +21,10 @@ UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT})
 class Steering:
     """See the module. A run has none before it is told something."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Kept) -> None:
         self._held = held
         #: Up to which entry the inbox was looked at, whether that was taken in or not.
-        self._looked = held.seen
+        self.looked = held.seen
         self.paused = False
         #: It is to go to another worker, and whether it is known to which.
         self._moves = False
@@ -41,9 +41,9 @@ class Steering:
         """Those of the entries that may be taken in now, and that were not given before."""
         free: list[Message] = []
         for message in messages:
-            if message.seq <= self._looked:
+            if message.seq <= self.looked:
                 continue
-            self._looked = message.seq
+            self.looked = message.seq
             if message.kind in (Kind.RESUME, Kind.CANCEL):
                 free += self._withheld
                 self._withheld.clear()
@@ -69,5 +69,5 @@ class Steering:
     def next_state(self, *, ended: bool) -> Next | None:
         """What becomes of a run with nothing under way; `ended`: it has an outcome, with which it will go on later."""
         if self.paused:
-            return Park(self._held.run.deadline, Reason.PAUSED, self._looked)
+            return Park(self._held.run.deadline, Reason.PAUSED, self.looked)
         return Release(self._home) if self._leaves and not ended else None

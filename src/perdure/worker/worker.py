@@ -29,15 +29,19 @@ from perdure.worker.emitting import Emitting
 from perdure.worker.heart import Heart
 from perdure.worker.held import Held
 from perdure.worker.journal import Journal
+from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
 from perdure.worker.moving import move
 from perdure.worker.options import WorkerOptions
+from perdure.worker.performing import Performance
+from perdure.worker.recalling import recall
 from perdure.worker.residents import Residents
 from perdure.worker.signalled import work_until_signalled
 from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
-from perdure.workflow.definition import Workflow
+from perdure.workflow.activity import Activity
+from perdure.workflow.definition import Definition, Workflow
 
 logger = logging.getLogger("perdure.worker")
 
@@ -48,7 +52,7 @@ class Worker:
     def __init__(
         self,
         store: Store,
-        workflows: Mapping[str, Workflow[Any, Any]],
+        workflows: Mapping[str, Definition[Any, Any]],
         *,
         system: System,
         codec: Codec,
@@ -78,9 +82,9 @@ class Worker:
             owner=self,
             logger=logging.getLogger("perdure.workflow"),
         )
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Kept] = {}
         #: Those of them that are only being written for the last time.
-        self._ending: set[Held] = set()
+        self._ending: set[Kept] = set()
         self._beginnings = Beginnings(self._moment, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
@@ -254,7 +258,13 @@ class Worker:
 
     def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Iterable[Message]) -> None:
         """Work on a run that was claimed and whose history was loaded."""
-        held = Held(claimed, self._workflows[claimed.run.type], records, self._crew)
+        definition = self._workflows[claimed.run.type]
+        held: Kept
+        if isinstance(definition, Activity):
+            held = Performance(claimed, definition, records, self._crew)
+        else:
+            assert isinstance(definition, Workflow)
+            held = Held(claimed, definition, records, self._crew)
         self._hold(held)
         held.receive(inbox)
         self._beginnings.add(held)
@@ -264,7 +274,7 @@ class Worker:
         self._hold(held)
         asyncio.get_running_loop().call_soon(held.resume, claimed)
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: Kept) -> None:
         # The answer to the turn that gave the run back may still be under way; its lease ended with this claim.
         before = self._held.get(held.run.id)
         if before is not None:
@@ -305,22 +315,26 @@ class Worker:
         else:
             self._residents.keep(held)
 
-    def ending(self, held: Held) -> None:
+    def ending(self, held: Kept) -> None:
         """See `Owner`."""
         self._ending.add(held)
         self._claimer.slot_freed()
 
-    def ended(self, held: Held, after: Next | None) -> None:
+    def ended(self, held: Kept, after: Next | None) -> None:
         """See `Owner`."""
         self._let_go(held)
-        if isinstance(after, Again):
+        if isinstance(after, Again | Park):
             self._claimer.due_at(after.wake_at)
 
-    def unread(self, held: Held) -> None:
+    def unread(self, held: Kept) -> None:
         """See `Owner`."""
         self._read(self._read_inbox(held), f"perdure inbox {held.run.id}")
 
-    def moving(self, held: Held, leave: Callable[[str | None], None]) -> None:
+    def recall(self, performance: Performance) -> None:
+        """See `Owner`."""
+        self._read(recall(performance, self._store, self._system), f"perdure heartbeat {performance.run.id}")
+
+    def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
         """See `Owner`."""
         moving = move(held.run, leave, self.id, self._store, self._system, self._claimer)
         self._read(moving, f"perdure move {held.run.id}")
@@ -330,7 +344,7 @@ class Worker:
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _read_inbox(self, held: Held) -> None:
+    async def _read_inbox(self, held: Kept) -> None:
         while held.stage in (Stage.ACTIVE, Stage.SEALED):
             try:
                 entries = await self._store.inbox(held.run.id, held.seen)
@@ -341,7 +355,7 @@ class Worker:
                 asyncio.get_running_loop().call_soon(held.receive, entries)
                 return
 
-    def _let_go(self, held: Held) -> None:
+    def _let_go(self, held: Kept) -> None:
         if self._held.get(held.run.id) is held:
             del self._held[held.run.id]
         self._ending.discard(held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -55,6 +55,53 @@ class StepInfo(Struct, frozen=True):
         return None if self.due >= FAR else _EPOCH + datetime.timedelta(microseconds=self.due)
 
 
+class Performing(Attempting, Protocol):
+    """Whatever is calling an activity's function."""
+
+    def beat(self, details: object) -> None:
+        """Note a sign of life."""
+
+    def is_cancelled(self) -> bool:
+        """Whether the result is no longer wanted."""
+
+    async def cancelled(self) -> None:
+        """Wait until it is not."""
+
+
+class ActivityInfo(StepInfo, frozen=True):
+    """The attempt at an activity that is being made. Its `location` is the activity's type."""
+
+    type: str
+    #: How often it may be tried in all; None: without a limit.
+    max_attempts: int | None
+    #: The run that awaits it, if one does.
+    parent_id: str | None
+    #: Different for each execution, also of the same attempt after a crash.
+    attempt_id: str
+    #: What the last heartbeat before this attempt said; None if there was none.
+    last_heartbeat: Any
+    _by: Performing
+
+    def heartbeat(self, details: object = None) -> None:
+        """Give a sign of life, and say how far it has got, for the next attempt (`last_heartbeat`) and for whoever looks.
+
+        From any thread. An activity with a `heartbeat` timeout has to give them more often than that. Details are written with the next
+        commit, a few times a second at the most. Raises `EncodeError`.
+        """
+        self._by.beat(details)
+
+    def is_cancelled(self) -> bool:
+        """Whether to stop: the run was cancelled, timed out, or belongs to another worker by now.
+
+        Who asks is given the worker's `grace` to end in order after a cancellation; who never does is interrupted at once.
+        """
+        return self._by.is_cancelled()
+
+    async def cancelled(self) -> None:
+        """Wait until there is a reason to stop. As with `is_cancelled`, whoever does is not interrupted at once."""
+        await self._by.cancelled()
+
+
 current_step: ContextVar[StepInfo] = ContextVar("perdure_step")
 
 
@@ -64,3 +111,11 @@ def step_info() -> StepInfo:
         return current_step.get()
     except LookupError:
         raise UsageError("step_info() was called outside of a step") from None
+
+
+def activity_info() -> ActivityInfo:
+    """The activity that is calling this. Raises `UsageError` outside of one."""
+    info = current_step.get(None)
+    if not isinstance(info, ActivityInfo):
+        raise UsageError("activity_info() was called outside of an activity")
+    return info

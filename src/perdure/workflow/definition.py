@@ -1,4 +1,4 @@
-"""`@workflow` and the calls it builds.
+"""`@workflow`, and the calls that it and `@activity` build.
 
 A decorated function becomes a `Workflow[P, R]`. Calling that builds a `Call[R]`: a value that says what to run, checked against
 the parameters, and does nothing until it is started (`engine.start`) or awaited by another workflow (`ctx.call`).
@@ -9,14 +9,16 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from perdure.core.codec import Codec
-from perdure.core.errors import BadArguments, EncodeError
+from perdure.core.duration import Duration
+from perdure.core.errors import BadArguments, EncodeError, UsageError
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.workflow.context import Context
+from perdure.workflow.placing import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.signature import Signature, describe
 
 P = ParamSpec("P")
@@ -24,8 +26,31 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Workflow(Generic[P, R]):
-    """A durable function: its type name, its code, and the policy for trying the whole of it again."""
+class Definition(Generic[P, R]):
+    """A durable function, a workflow or an activity: its type name, its code, and its policy."""
+
+    #: What of its policy travels with a run of it.
+    settings: Settings = NO_SETTINGS
+
+    def __init__(
+        self, type: str, function: Callable[..., Any], signature: Signature, what: str, *, retry: Retry | None
+    ) -> None:
+        self.type = check_name(type, f"{what} type")
+        self.function = function
+        self.retry = retry
+        self.signature = signature
+        self.__name__ = function.__name__
+        self.__qualname__ = function.__qualname__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Build a call. Raises `BadArguments` when the arguments do not fit."""
+        return Call(self.type, self.signature.bind(args, kwargs, f"{self.type}()"), self)
+
+
+class Workflow(Definition[P, R]):
+    """A durable function that takes a `Context`; `retry` is the policy for trying the whole of it again."""
 
     def __init__(
         self,
@@ -37,18 +62,7 @@ class Workflow(Generic[P, R]):
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise BadArguments(f"workflow {type!r}: {describe(function)} must be an `async def`")
-        self.type = check_name(type, "workflow type")
-        self.function = function
-        self.retry = retry
-        self.signature = Signature(function, local_names)
-        self.__name__ = function.__name__
-        self.__qualname__ = function.__qualname__
-        self.__module__ = function.__module__
-        self.__doc__ = function.__doc__
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Build a call. Raises `BadArguments` when the arguments do not fit."""
-        return Call(self.type, self.signature.bind(args, kwargs, f"{self.type}()"), self)
+        super().__init__(type, function, Signature(function, local_names), "workflow", retry=retry)
 
     def __repr__(self) -> str:
         return f"<workflow {self.type}>"
@@ -72,16 +86,17 @@ def workflow(
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """What to run: a workflow type and its arguments."""
+    """What to run: the type of a workflow or an activity, and its arguments."""
 
     type: str
-    #: By name, or by position where only the workflow's name is known.
+    #: By name, or by position where only the name is known.
     arguments: Mapping[str, Any] | tuple[Any, ...]
-    workflow: Workflow[Any, R_co] | None = field(default=None, repr=False)
+    definition: Definition[Any, R_co] | None = field(default=None, repr=False)
+    settings: Settings = field(default=NO_SETTINGS, repr=False)
 
     @classmethod
     def named(cls, type: str, *args: Any, **kwargs: Any) -> Call[Any]:
-        """Call a workflow by name alone, where its code is not installed. All positional, or all by name."""
+        """Call a workflow or activity by name alone, where its code is not installed. All positional, or all by name."""
         check_name(type, "workflow type")
         if args and kwargs:
             raise BadArguments(
@@ -91,11 +106,44 @@ class Call(Generic[R_co]):
         named: Call[Any] = Call(type, args or kwargs)
         return named
 
+    def options(
+        self,
+        *,
+        retry: Retry | None = None,
+        schedule_to_start: Duration | None = None,
+        start_to_close: Duration | None = None,
+        schedule_to_close: Duration | None = None,
+        heartbeat: Duration | None = None,
+    ) -> Call[R_co]:
+        """The same call of an activity under another policy than its code says.
+
+        What travels with the run has to be plain: a `retry` with functions or exception classes in it is refused. Raises
+        `UsageError`, also for a workflow, whose policy is its code's alone.
+        """
+        if isinstance(self.definition, Workflow):
+            raise UsageError(
+                f"{self.type} is a workflow; its policy is in its code, and its deadline is given where it is started"
+            )
+        settings = make_settings(
+            retry=retry,
+            schedule_to_start=schedule_to_start,
+            start_to_close=start_to_close,
+            schedule_to_close=schedule_to_close,
+            heartbeat=heartbeat,
+        )
+        settings.to_json()
+        return replace(self, settings=settings.over(self.settings))
+
+    def place(self, ready_at: int, queue: str | None, priority: int | None, deadline: int) -> Placed:
+        """Where and until when its run is to be executed, if it is ready at that time and told no more than that."""
+        declared = NO_SETTINGS if self.definition is None else self.definition.settings
+        return place(self.settings, declared, ready_at, queue, priority, deadline)
+
     def encode(self, codec: Codec) -> str:
         """The arguments as JSON. Raises `EncodeError` or `BadArguments`."""
         what = f"input of {self.type}"
-        if self.workflow is not None and isinstance(self.arguments, Mapping):
-            return self.workflow.signature.encode(self.arguments, codec, what)
+        if self.definition is not None and isinstance(self.arguments, Mapping):
+            return self.definition.signature.encode(self.arguments, codec, what)
         return codec.encode(self.arguments, what)
 
     def digest(self, codec: Codec) -> str:
@@ -108,4 +156,4 @@ class Call(Generic[R_co]):
     @property
     def returns(self) -> Any:
         """The type of the result; `Any` where only the name is known."""
-        return Any if self.workflow is None else self.workflow.signature.returns
+        return Any if self.definition is None else self.definition.signature.returns

@@ -9,18 +9,18 @@ from types import ModuleType
 from typing import Any
 
 from perdure.core.errors import UsageError
-from perdure.workflow.definition import Workflow
+from perdure.workflow.definition import Definition
 
 
-def discover(package: str | ModuleType) -> list[Workflow[Any, Any]]:
+def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
     """Give all workflows in the modules of a package, as `Engine` takes them.
 
     Raises `UsageError` if a module cannot be imported, or if two workflows have the same type.
     """
-    found: dict[str, tuple[Workflow[Any, Any], str]] = {}
+    found: dict[str, tuple[Definition[Any, Any], str]] = {}
     for module in _modules(package):
         for value in list(vars(module).values()):
-            if not isinstance(value, Workflow):
+            if not isinstance(value, Definition):
                 continue
             known, where = found.setdefault(value.type, (value, value.__module__))
             if known is not value:

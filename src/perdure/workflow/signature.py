@@ -43,23 +43,27 @@ def describe(function: Callable[..., Any]) -> str:
 
 
 class Signature:
-    """The parameters of a workflow function, the leading `ctx` left out."""
+    """The parameters of a workflow function, the leading `ctx` left out, or of an activity's, which has none."""
 
-    def __init__(self, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None, *, takes_context: bool = True
+    ) -> None:
         self._function = function
         parameters = list(inspect.signature(function).parameters.values())
-        if not parameters or parameters[0].kind not in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        ):
-            raise BadArguments(f"{describe(function)} must take the Context as its first parameter")
-        for parameter in parameters[1:]:
+        if takes_context:
+            if not parameters or parameters[0].kind not in (
+                inspect.Parameter.POSITIONAL_ONLY,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            ):
+                raise BadArguments(f"{describe(function)} must take the Context as its first parameter")
+            parameters = parameters[1:]
+        for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 raise BadArguments(
-                    f"{describe(function)} takes *{parameter.name}: a workflow's parameters are stored by name, so each "
-                    "needs one; use a list or a dict"
+                    f"{describe(function)} takes *{parameter.name}: parameters are stored by name, so each needs one; use a list "
+                    "or a dict"
                 )
-        self._parameters = parameters[1:]
+        self._parameters = parameters
         self._signature = inspect.Signature(self._parameters)
         self._takes_names = all(p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in self._parameters)
         self._decoder: AnyDecoder | None = None
@@ -152,6 +156,13 @@ class Signature:
         """Call the function with the context and arguments by name."""
         if self._takes_names:
             return self._function(context, **arguments)
+        args, kwargs = self.spread(arguments)
+        return self._function(context, *args, **kwargs)
+
+    def spread(self, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by name as the function takes them."""
+        if self._takes_names:
+            return (), arguments
         bound = self._signature.bind_partial()
         bound.arguments.update({p.name: arguments[p.name] for p in self._parameters if p.name in arguments})
-        return self._function(context, *bound.args, **bound.kwargs)
+        return bound.args, bound.kwargs

@@ -139,7 +139,7 @@ def step(
 
 def check_for_process(function: Callable[..., Any]) -> None:
     """Raise `UsageError` if a function cannot be called in a process of its own."""
-    if _is_async(function):
+    if is_async(function):
         raise UsageError(
             f"{describe(function)} is an `async def`, which runs on the worker's loop; process=True is for functions that block"
         )
@@ -180,7 +180,7 @@ def _inspect(function: Callable[..., Any]) -> StepSpec:
         function=function,
         name=_name_of(function),
         options=options if isinstance(options, StepOptions) else NO_OPTIONS,
-        is_async=_is_async(function),
+        is_async=is_async(function),
         returns=_awaited(type_hints(inner).get("return", Any)),
         identity=getattr(inner, "__code__", inner),
     )
@@ -213,7 +213,8 @@ def _name_of(function: Callable[..., Any]) -> str | None:
     return None if "<lambda>" in name else check_name(name, "step name")
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -1,0 +1,94 @@
+"""A run in a worker's hands, as the worker sees it: a workflow's (`Held`) or an activity's (`Performance`)."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from perdure.core.errors import PerdureError
+from perdure.core.model import ClaimedRun, Message, Next, Release, Turn, Verdict
+from perdure.worker.alarm import Wakeup
+from perdure.worker.crew import Crew
+from perdure.worker.moment import Moment
+from perdure.worker.policy import set_aside
+from perdure.worker.stage import Stage
+from perdure.worker.steering import Steering
+
+logger = logging.getLogger("perdure.worker")
+
+
+class Kept(ABC):
+    """See the module."""
+
+    def __init__(self, claimed: ClaimedRun, crew: Crew) -> None:
+        self.run = claimed.run
+        self.lease = claimed.lease
+        self.stage = Stage.REPLAYING
+        self.seen = claimed.run.inbox_read
+        self._crew = crew
+        self._backlog: list[Message] = []
+        self._verdict_next: Next | None = None
+        self._committing = False
+        self._forced: Next | None = None
+        self._wakeup = Wakeup(crew.system)
+        self._steering: Steering | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.run.id} {self.stage.name}>"
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Whether nothing of it is under way."""
+
+    @abstractmethod
+    def begin(self, moment: Moment) -> None:
+        """Take it up. From a plain callback of the loop."""
+
+    @abstractmethod
+    def receive(self, messages: Iterable[Message]) -> None:
+        """Take in new inbox entries, in order."""
+
+    @abstractmethod
+    def settle(self, moment: Moment) -> None:
+        """Look at where it stands, and write, begin something or wait."""
+
+    @abstractmethod
+    def make_turn(self, moment: Moment) -> Turn | None:
+        """See `Author`."""
+
+    @abstractmethod
+    def landed(self, verdict: Verdict, moment: Moment) -> None:
+        """See `Author`."""
+
+    def release(self) -> None:
+        """Give the run back unfinished, as it is."""
+        if self.stage in (Stage.ACTIVE, Stage.REPLAYING):
+            self._cancel_attempts()
+            self._force(Release())
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
+
+    def break_off(self, error: Exception) -> None:
+        """Code, history and data do not fit together; nothing of this pass is written."""
+        known = isinstance(error, PerdureError)
+        logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
+        self._force(set_aside(error, self._crew))
+
+    def _force(self, state: Next) -> None:
+        self._cancel_attempts()
+        self._forced = state
+        self.stage = Stage.ACTIVE
+        if not self._committing:
+            self._crew.journal.submit(self)
+
+    def _finish_here(self, after: Next | None = None) -> None:
+        self.drop()
+        self._crew.owner.ended(self, after)
+
+    @abstractmethod
+    def _cancel_attempts(self) -> None:
+        """Nobody wants the results of what is under way."""

@@ -1,0 +1,175 @@
+"""Where a run is executed, until when and how often: what an activity declares, and what one call of it says besides.
+
+What one call says travels with its run, as JSON, and goes before what the code says. Times that bound the whole run become
+its deadline when it is created; those that bound an attempt are left to the worker that makes it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core.duration import Duration, seconds
+from perdure.core.errors import DecodeError, UsageError
+from perdure.core.ids import check_name
+from perdure.core.model import FAR
+from perdure.core.retry import Retry
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What an activity, or one call of it, may be told; None leaves it to the next outer level. Times are in seconds."""
+
+    retry: Retry | None = None
+    schedule_to_start: float | None = None
+    start_to_close: float | None = None
+    schedule_to_close: float | None = None
+    heartbeat: float | None = None
+    queue: str | None = None
+    priority: int | None = None
+
+    def over(self, other: Settings) -> Settings:
+        """These settings, filled up from `other`."""
+        if self is NO_SETTINGS or other is NO_SETTINGS:
+            return other if self is NO_SETTINGS else self
+        return Settings(
+            **{
+                name: getattr(other, name) if getattr(self, name) is None else getattr(self, name)
+                for name in self.__struct_fields__
+            }
+        )
+
+    def to_json(self) -> str:
+        """What bounds an attempt, as it is stored. Raises `UsageError`."""
+        if self is NO_SETTINGS:
+            return "{}"
+        retry = None if self.retry is None else _plain(self.retry)
+        return msgspec.json.encode(_Stored(retry, self.start_to_close, self.heartbeat)).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Read it back. Raises `DecodeError`."""
+        if text in ("{}", ""):
+            return NO_SETTINGS
+        try:
+            stored = msgspec.json.decode(text, type=_Stored)
+            return cls(
+                retry=None if stored.retry is None else Retry(**msgspec.structs.asdict(stored.retry)),
+                start_to_close=stored.start_to_close,
+                heartbeat=stored.heartbeat,
+            )
+        except Exception as error:
+            raise DecodeError(f"the options {text!r} of a run make no sense: {error}") from error
+
+
+NO_SETTINGS = Settings()
+
+
+class _StoredRetry(Struct, frozen=True, forbid_unknown_fields=True):
+    """What of a `Retry` is plain, with its defaults."""
+
+    attempts: int | None = 5
+    initial: float = 1.0
+    factor: float = 2.0
+    max: float = 60.0
+    jitter: float = 0.1
+    on_timeout: bool = True
+    power: float | None = None
+    extra: tuple[float, float] = (0.0, 0.0)
+    classify: bool = True
+
+
+class _Stored(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    retry: _StoredRetry | None = None
+    start_to_close: float | None = None
+    heartbeat: float | None = None
+
+
+class Placed(Struct, frozen=True):
+    """What a new run gets; None leaves a queue or a priority to whoever creates it."""
+
+    queue: str | None
+    priority: int | None
+    deadline: int
+    close_by: int
+    max_attempts: int
+    options: str
+
+
+def make_settings(
+    *,
+    retry: Retry | None = None,
+    schedule_to_start: Duration | None = None,
+    start_to_close: Duration | None = None,
+    schedule_to_close: Duration | None = None,
+    heartbeat: Duration | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+) -> Settings:
+    """Validated settings, from what a user writes. Raises `UsageError` and the like."""
+    if retry is not None and not isinstance(retry, Retry):
+        raise UsageError(f"retry={retry!r}: give a Retry, such as Retry(attempts=3)")
+    if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
+        raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
+    return Settings(
+        retry=retry,
+        schedule_to_start=_limit("schedule_to_start", schedule_to_start),
+        start_to_close=_limit("start_to_close", start_to_close),
+        schedule_to_close=_limit("schedule_to_close", schedule_to_close),
+        heartbeat=_limit("heartbeat", heartbeat),
+        queue=None if queue is None else check_name(queue, "queue"),
+        priority=priority,
+    )
+
+
+def place(
+    given: Settings, declared: Settings, ready_at: int, queue: str | None, priority: int | None, deadline: int
+) -> Placed:
+    """What a run gets that is ready at a time: by what its call was given, and by what its code declares."""
+    settings = given.over(declared)
+    if settings is NO_SETTINGS:
+        return Placed(queue, priority, deadline, 0, 0, "{}")
+    if settings.schedule_to_close is not None:
+        deadline = min(deadline, ready_at + int(settings.schedule_to_close * 1e6))
+    close_by = 0
+    if settings.schedule_to_start is not None:
+        start_by = ready_at + int(settings.schedule_to_start * 1e6)
+        if start_by < deadline:
+            deadline, close_by = start_by, deadline
+    attempts = None if given.retry is None else given.retry.attempts
+    return Placed(
+        settings.queue if queue is None else queue,
+        settings.priority if priority is None else priority,
+        min(deadline, FAR),
+        close_by,
+        attempts or 0,
+        given.to_json(),
+    )
+
+
+def _limit(name: str, value: Duration | None) -> float | None:
+    if value is None:
+        return None
+    limit = seconds(value)
+    if limit <= 0:
+        raise UsageError(f"{name}={value!r}: a limit of no time can never be kept; give more, or leave it out")
+    return limit
+
+
+def _plain(retry: Retry) -> _StoredRetry:
+    if retry.delay is not None or retry.give_up_on:
+        raise UsageError(
+            "a retry policy that travels with a run cannot have a `delay` function or exception classes in it; declare it at the "
+            "activity instead"
+        )
+    low, high = retry.extra
+    return _StoredRetry(
+        attempts=retry.attempts,
+        initial=seconds(retry.initial),
+        factor=retry.factor,
+        max=seconds(retry.max),
+        jitter=retry.jitter,
+        on_timeout=retry.on_timeout,
+        power=retry.power,
+        extra=(seconds(low), seconds(high)),
+        classify=retry.classify,
+    )
