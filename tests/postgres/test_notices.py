@@ -129,8 +129,8 @@ async def test_what_is_said_in_one_moment_is_one_hint(listening: str) -> None:
         for _ in range(100):
             store._notices.say(Change.READY)
             store._notices.say(Change.FINISHED)
-        await store.close()
         await eventually(lambda: said, saying="the hint being heard")
+        await store.close()
     assert [payload.partition(" ")[0] for payload in said] == [str(int(Change.READY | Change.FINISHED))]
 
 
