@@ -57,6 +57,7 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retry import Retry
+from perdure.core.routing import TypeInfo
 from perdure.workflow.activity import Activity, activity
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
@@ -155,6 +156,7 @@ __all__ = [
     "StreamFull",
     "StreamItem",
     "Succeeded",
+    "TypeInfo",
     "UnknownWorkflow",
     "UsageError",
     "Won",

@@ -37,7 +37,8 @@ WHERE t.relnamespace = $1::text::regnamespace
 
 MYSQL_COLUMNS = """
 SELECT table_name, column_name, data_type, is_nullable = 'YES', column_default IS NOT NULL OR extra <> ''
-FROM information_schema.columns WHERE table_schema = DATABASE()
+FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
+WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE'
 """
 
 MYSQL_INDEXES = """

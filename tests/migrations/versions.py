@@ -48,7 +48,7 @@ async def tasting(ctx: Context, steps: int) -> int:
 
 def known_later(known: list[Migration], dialect: Dialect) -> list[Migration]:
     """The migrations of the later version."""
-    version = len(known) + 1
+    version = known[-1].version + 1
     return [*known, Migration(version=version, name=f"{version:04}_flavour", sql=LATER[dialect.name])]
 
 

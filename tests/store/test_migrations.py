@@ -37,7 +37,7 @@ async def test_the_status_tells_what_was_applied_and_applies_nothing(tmp_path: P
     await store.open()
     await store.close()
     status = await migration_status(url, Host())
-    assert [one.version for one in status] == list(range(1, len(status) + 1))
+    assert [one.version for one in status] == sorted({one.version for one in status})
     assert all(one.applied_at for one in status)
 
 

@@ -39,6 +39,7 @@ COMMANDS = MappingProxyType(
         "pause": "perdure.cli.pause",
         "resume": "perdure.cli.resume",
         "paused": "perdure.cli.paused",
+        "types": "perdure.cli.types",
         "evict": "perdure.cli.evict",
         "wake": "perdure.cli.wake",
         "unblock": "perdure.cli.unblock",

@@ -24,6 +24,11 @@ from perdure.store.url import shown
 @with_target
 @click.option("--slots", type=int, default=300, show_default=True, help="Runs worked on at the same time.")
 @click.option("--queue", "queues", multiple=True, default=("default",), show_default=True, help="A queue to take from.")
+@click.option(
+    "--types",
+    multiple=True,
+    help="A type to take, or the beginning of some and %: billing.%  [default: all of the engine]",
+)
 @click.option("--lease", default="15s", show_default=True, help="Without a sign of life for so long, others take over.")
 @click.option("--grace", default="10s", show_default=True, help="How long steps may go on once asked to stop.")
 @click.option("--processes", type=int, help="Processes for steps that want one.  [default: as many as processors]")
@@ -47,7 +52,7 @@ def command(target: str, log_level: str, stop_at_eof: bool, output: Output, **op
 
 
 async def _work(engine: Engine, options: dict[str, Any], output: Output) -> None:
-    worker = engine.worker(**options)
+    worker = engine.worker(**{**options, "types": options["types"] or None})
     async with engine:
         _say(output, "working", engine)
         await worker.run()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perdure.core.duration import Duration
     from perdure.core.model import Page, Record, Run, Status
     from perdure.core.report import Report
+    from perdure.core.routing import TypeInfo
     from perdure.workflow.channels import Channel, Question
     from perdure.workflow.definition import Call, Definition
 
@@ -122,6 +123,10 @@ class Blocking:
     def paused(self) -> builtins.list[Pause]:
         """See `Engine.paused`."""
         return self._wait(self._engine.paused())
+
+    def types(self) -> builtins.list[TypeInfo]:
+        """See `Engine.types`."""
+        return self._wait(self._engine.types())
 
     def evict(self, run_id: str) -> bool:
         """See `Engine.evict`."""

@@ -12,6 +12,7 @@ from perdure.core.duration import instant
 from perdure.core.errors import RunFinished, RunNotFound, UsageError
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import Kind, Reason, Run, SendOutcome
+from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.store.protocol import Store
 
@@ -83,6 +84,13 @@ class Control(ABC):
     async def paused(self) -> builtins.list[Pause]:
         """The types and queues that are paused."""
         return await (await self._opened()).pauses()
+
+    async def types(self) -> builtins.list[TypeInfo]:
+        """The types that workers have registered: who serves each, what it is, and whether it is enabled.
+
+        One that is paused is not: `pause(type=...)` disables a type, whoever serves it, and `resume(type=...)` enables it.
+        """
+        return await (await self._opened()).types()
 
     async def evict(self, run_id: str) -> bool:
         """Have a run given back by the worker that holds it, and taken by another if there is one; False if none held it.

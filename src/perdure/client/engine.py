@@ -47,6 +47,7 @@ from perdure.core.model import (
     Status,
 )
 from perdure.core.retry import Retry
+from perdure.core.routing import chosen
 from perdure.core.system import System
 from perdure.host import Host
 from perdure.store import Retrying, open_store
@@ -128,6 +129,7 @@ class Engine(Checking, Telling):
         *,
         slots: int = 300,
         queues: str | Sequence[str] = ("default",),
+        types: str | Sequence[str] | None = None,
         lease: Duration = 15.0,
         grace: Duration = 10.0,
         retry: Retry | None = None,
@@ -138,12 +140,17 @@ class Engine(Checking, Telling):
         processes: int | None = None,
         open_children: int = 10_000,
     ) -> EngineWorker:
-        """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`."""
+        """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
+
+        With `types`, only for those that one of the patterns means, such as `["billing.%", "shop.checkout.v1"]`: a type, or the
+        beginning of one followed by `%`.
+        """
         if not self.workflows:
             raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
         options = WorkerOptions.of(
             slots=slots,
             queues=[queues] if isinstance(queues, str) else list(queues),
+            types=types,
             lease=lease,
             grace=grace,
             retry=retry,
@@ -154,6 +161,7 @@ class Engine(Checking, Telling):
             processes=processes,
             open_children=open_children,
         )
+        chosen(self.workflows, options.types)
         return EngineWorker(self, options)
 
     def blocking(self) -> Blocking:
@@ -337,7 +345,12 @@ class Engine(Checking, Telling):
 
     def _make_worker(self, store: Store, options: WorkerOptions) -> Worker:
         worker = Worker(
-            store, self.workflows, system=self._system, codec=self._codec, errors=self._errors, options=options
+            store,
+            chosen(self.workflows, options.types),
+            system=self._system,
+            codec=self._codec,
+            errors=self._errors,
+            options=options,
         )
         self._workers.add(worker)
         return worker

@@ -23,7 +23,10 @@ Params = Mapping[str, Any]
 DEFAULT_PREFIX = "perdure_"
 
 _NAME = re.compile(r"\bperdure_(\w+)")
-_TABLES = frozenset({"runs", "history", "messages", "events", "outputs", "topics", "pauses", "workers", "migrations"})
+_TABLES = frozenset({
+    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "workers", "registry", "migrations",
+    "runs_view", "events_view", "types_view", "workers_view",
+})  # fmt: skip
 
 
 class Dialect(Struct, frozen=True, kw_only=True):

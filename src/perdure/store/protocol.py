@@ -37,6 +37,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.routing import TypeInfo
 from perdure.core.second import Fork, Reopened
 
 if TYPE_CHECKING:
@@ -180,8 +181,8 @@ class Store(Protocol):
 
     # workers
 
-    async def register(self, worker: WorkerInfo) -> None:
-        """Begin a life."""
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Begin a life, and have the registry say what is served."""
 
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row. False: it has been declared dead and holds nothing any more."""
@@ -194,6 +195,9 @@ class Store(Protocol):
 
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Every worker that is alive or was lately."""
+
+    async def types(self) -> builtins.list[TypeInfo]:
+        """Every type that somebody has registered, and whether it is enabled."""
 
     async def holdings(self, worker_id: str) -> builtins.list[Lease]:
         """What the worker is said to hold."""

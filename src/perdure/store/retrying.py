@@ -33,6 +33,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.routing import TypeInfo
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
 from perdure.store.borrowed.deed import Deed
@@ -168,9 +169,9 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.fork(fork, actor))
 
-    async def register(self, worker: WorkerInfo) -> None:
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """As the store."""
-        await self._again(lambda: self._store.register(worker))
+        await self._again(lambda: self._store.register(worker, serves))
 
     async def heartbeat(self, worker_id: str) -> bool:
         """As the store."""
@@ -187,6 +188,10 @@ class Retrying:
     async def workers(self) -> builtins.list[WorkerInfo]:
         """As the store."""
         return await self._again(self._store.workers)
+
+    async def types(self) -> builtins.list[TypeInfo]:
+        """As the store."""
+        return await self._again(self._store.types)
 
     async def holdings(self, worker_id: str) -> builtins.list[Lease]:
         """As the store."""

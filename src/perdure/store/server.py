@@ -16,8 +16,9 @@ from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreError
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
+from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.store import workers
+from perdure.store import registry, workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Transaction
 from perdure.store.messages import cancel, send
@@ -134,13 +135,18 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._trace = callback
         self._pools.here().flush()
 
-    async def register(self, worker: WorkerInfo) -> None:
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Begin a life, and from now on wait for the server no longer than its lease allows."""
         patience = self._patience.within(worker.lease / 1e6)
         if patience != self._patience:
             self._patience = patience
             self._pools.here().flush()
-        await self._transact("register", worker.id, lambda tx: self._register(tx, worker))
+
+        async def body(tx: X) -> None:
+            await registry.enlist(tx, serves)
+            await self._register(tx, worker)
+
+        await self._transact("register", worker.id, body)
 
     async def _register(self, tx: X, worker: WorkerInfo) -> None:
         await workers.register(tx, worker)

@@ -37,9 +37,10 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.routing import TypeInfo
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
-from perdure.store import migrations, pauses, reads, second, workers
+from perdure.store import migrations, pauses, reads, registry, second, workers
 from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
@@ -239,9 +240,14 @@ class SqlStore(ABC):
         """Create a run that has a past."""
         return await self._write("fork", actor, lambda tx: second.fork(tx, fork))
 
-    async def register(self, worker: WorkerInfo) -> None:
-        """Begin a life."""
-        await self._write("register", worker.id, lambda tx: workers.register(tx, worker))
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Begin a life, and have the registry say what is served."""
+
+        async def body(tx: Transaction) -> None:
+            await registry.enlist(tx, serves)
+            await workers.register(tx, worker)
+
+        await self._write("register", worker.id, body)
 
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row."""
@@ -258,6 +264,10 @@ class SqlStore(ABC):
     async def workers(self) -> builtins.list[WorkerInfo]:
         """Every worker that is alive or was lately."""
         return await self._read("workers", workers.workers)
+
+    async def types(self) -> builtins.list[TypeInfo]:
+        """Every type that somebody has registered."""
+        return await self._read("types", registry.types)
 
     async def holdings(self, worker_id: str) -> builtins.list[Lease]:
         """What the worker is said to hold."""

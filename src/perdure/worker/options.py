@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from perdure.core.duration import Duration, seconds
@@ -9,6 +11,7 @@ from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
 from perdure.core.model import DEFAULT_QUEUE
 from perdure.core.retry import Retry
+from perdure.core.routing import check_patterns
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
@@ -17,6 +20,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     #: Runs worked on at the same time. Runs that wait take none.
     slots: int = 300
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
+    #: Patterns of the types that it takes; None: all that it has code for.
+    types: tuple[str, ...] | None = None
     #: Without a heartbeat for this long, a worker is declared dead and its runs go to others.
     lease: float = 15.0
     #: How long steps may go on after a shutdown was asked for.
@@ -47,6 +52,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         *,
         slots: int = 300,
         queues: tuple[str, ...] | list[str] = (DEFAULT_QUEUE,),
+        types: str | Iterable[str] | None = None,
         lease: Duration = 15.0,
         grace: Duration = 10.0,
         retry: Retry | None = None,
@@ -73,6 +79,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         return cls(
             slots=slots,
             queues=tuple(check_name(queue, "queue") for queue in queues),
+            types=check_patterns(types),
             lease=seconds(lease),
             grace=seconds(grace),
             retry=Retry() if retry is None else retry,

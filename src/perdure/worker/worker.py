@@ -36,6 +36,7 @@ from perdure.worker.options import WorkerOptions
 from perdure.worker.performing import Performance
 from perdure.worker.recalling import recall
 from perdure.worker.residents import Residents
+from perdure.worker.serving import described
 from perdure.worker.signalled import work_until_signalled
 from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
@@ -131,7 +132,8 @@ class Worker:
                 types=tuple(sorted(self._workflows)),
                 slots=self.options.slots,
                 lease=int(self.options.lease * 1e6),
-            )
+            ),
+            [described(workflow) for workflow in self._workflows.values()],
         )
         self._heart = Heart(
             self._store,
