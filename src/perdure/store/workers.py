@@ -2,23 +2,28 @@
 
 Giving back raises the token of each run, so that whatever the former holder still sends is refused. A sweep does a bounded
 part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody.
+Workers in other languages have no row; each run that one holds has a lease of its own, and is given back when that is over. One
+that they lose again and again is set aside here, because nobody of ours claims it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perdure.core.errors import Expired, NotStarted
 from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.model import FAR, Lease, Status
+from perdure.core.model import FAR, Lease, Reason, Status
 from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
 from perdure.store.outcome import finish
+from perdure.store.poison import poisoned
 from perdure.store.protocol import Change
 from perdure.store.rows import WORKER, failure, to_json, to_worker, values
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
 REMEMBERED = 24 * 3600 * 1_000_000
+#: Claims by workers in other languages that ended with their leases and nothing else, after which a run is set aside.
+POISON_AFTER = 5
 
 _REGISTER = """
 INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status)
@@ -66,16 +71,33 @@ WHERE status = 'alive'
 _HELD = """
 SELECT id, token, nonce
 FROM perdure_runs
-WHERE status = 'running' AND worker = :worker
+WHERE status = 'running' AND worker = :worker AND lease_until = 0
 ORDER BY worker, nonce, id
 LIMIT :limit
 {for_update}
 """
 
+#: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over.
+_LOST = """
+SELECT id, token, nonce, claims, lease_until
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND lease_until <= :now
+ORDER BY worker, nonce, id
+LIMIT :limit
+{for_update}
+"""
+
+_SET_ASIDE = """
+UPDATE perdure_runs
+SET status = 'blocked', reason = 'poison', error = :error, worker = NULL, home = NULL, token = token + 1, marked = 0,
+    lease_until = 0
+WHERE id = :run_id AND token = :token AND status = 'running'
+"""
+
 _GIVE_BACK = """
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, worker = NULL, home = NULL, token = token + 1, wake_at = :now, marked = 0,
-    claims = CASE WHEN :orderly = 1 THEN 0 ELSE claims END
+    lease_until = 0, claims = CASE WHEN :orderly = 1 THEN 0 ELSE claims END
 WHERE id = :run_id AND token = :token AND status = 'running'
 """
 
@@ -120,8 +142,9 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
     await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
-    orphans = await _orphans(tx, limit)
+    orphans, poison = await _orphans(tx, limit)
     await _give_back(tx, orphans, "reclaimed", orderly=False)
+    await _set_aside(tx, poison)
     late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
     for run_id, close_by in late:
         if close_by:
@@ -135,7 +158,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
         dead_workers=dead,
         released=len(orphans),
         expired=len(late),
-        more=len(orphans) >= limit or len(late) >= limit,
+        more=len(orphans) + len(poison) >= limit or len(late) >= limit,
     )
 
 
@@ -153,19 +176,33 @@ async def _held(tx: Transaction, worker_id: str, limit: int) -> list[Lease]:
     return [Lease(*row) for row in await tx.fetch(_HELD, {"worker": worker_id, "limit": limit})]
 
 
-async def _orphans(tx: Transaction, limit: int) -> list[Lease]:
+async def _orphans(tx: Transaction, limit: int) -> tuple[list[Lease], dict[str, tuple[int, int]]]:
+    """What nobody holds any more, and, as token and claims, what is not to be given to anybody."""
     # Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
     alive = {row[0] for row in await tx.fetch(_ALIVE, {})}
     orphans: list[Lease] = []
+    poison: dict[str, tuple[int, int]] = {}
     holder = ""
-    while len(orphans) < limit:
+    while len(orphans) + len(poison) < limit:
         [(next_holder,)] = await tx.fetch(_NEXT_HOLDER, {"after": holder})
         if next_holder is None:
             break
         holder = next_holder
-        if holder not in alive:
-            orphans += await _held(tx, holder, limit - len(orphans))
-    return orphans
+        if holder in alive:
+            continue
+        lost = {"worker": holder, "now": tx.now, "limit": limit - len(orphans) - len(poison)}
+        for run_id, token, nonce, claims, lease_until in await tx.fetch(_LOST, lost):
+            if lease_until > 0 and claims >= POISON_AFTER:
+                poison[run_id] = token, claims
+            else:
+                orphans.append(Lease(run_id, token, nonce))
+    return orphans, poison
+
+
+async def _set_aside(tx: Transaction, poison: Mapping[str, tuple[int, int]]) -> None:
+    for run_id, (token, claims) in poison.items():
+        await tx.execute(_SET_ASIDE, {"run_id": run_id, "token": token, "error": poisoned(run_id, claims)})
+        tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
 
 
 async def _give_back(tx: Transaction, leases: Sequence[Lease], event: str, *, orderly: bool) -> None:

@@ -150,12 +150,12 @@ STATES = (
         """,
     ),
     Rule(
-        "a running run has a worker that is known, a nonce and a token; no other run has a worker (I8)",
+        "a running run has a worker that is known, or a lease of its own, a nonce and a token; no other run has any (I8)",
         """
-        SELECT r.id, r.status, r.worker, r.nonce, r.token FROM perdure_runs r
+        SELECT r.id, r.status, r.worker, r.lease_until, r.nonce, r.token FROM perdure_runs r
         LEFT JOIN perdure_workers w ON w.id = r.worker
-        WHERE (r.status = 'running' AND (w.id IS NULL OR r.nonce = '' OR r.token < 1 OR r.started_at = 0 OR r.seed = ''))
-           OR (r.status <> 'running' AND (r.worker IS NOT NULL OR r.marked <> 0))
+        WHERE (r.status = 'running' AND ((w.id IS NULL) = (r.lease_until = 0) OR r.worker IS NULL OR r.nonce = '' OR r.token < 1 OR r.started_at = 0 OR r.seed = ''))
+           OR (r.status <> 'running' AND (r.worker IS NOT NULL OR r.marked <> 0 OR r.lease_until <> 0))
         """,
     ),
     Rule(

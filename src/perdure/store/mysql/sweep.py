@@ -17,6 +17,9 @@ SELECT :now,
     SELECT 1
     FROM (SELECT DISTINCT worker FROM perdure_runs WHERE status = 'running') holder
     LEFT JOIN perdure_workers w ON w.id = holder.worker AND w.status = 'alive'
-    WHERE w.id IS NULL
+    WHERE w.id IS NULL AND EXISTS (
+      SELECT 1 FROM perdure_runs r FORCE INDEX (perdure_runs_held)
+      WHERE r.status = 'running' AND r.worker = holder.worker AND r.lease_until <= :now
+    )
   )
 """

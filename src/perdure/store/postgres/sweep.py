@@ -27,6 +27,12 @@ SELECT clock.now,
     SELECT 1 FROM holder
     WHERE holder.worker IS NOT NULL
       AND NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = holder.worker AND w.status = 'alive')
+      AND EXISTS (
+        SELECT 1 FROM perdure_runs r
+        WHERE r.status = 'running' AND r.worker = holder.worker AND r.lease_until <= clock.now
+        ORDER BY r.worker, r.nonce, r.id
+        LIMIT 1
+      )
   )
 FROM clock
 """

@@ -1,0 +1,145 @@
+-- claim, version 1: a worker takes ready activities of some types, in the order of priority, an eighth of them by age alone.
+-- @worker: the name of the worker
+-- @nonce: random and new for every claim; repeated with the same one after a lost answer, it gives the same runs
+-- @types: a type, or the beginning of some followed by %, such as 'billing.%'; nothing else is special in it
+-- @queue: NULL: 'default'
+-- @number: how many at most
+-- @lease: microseconds from now after which a run is given to others, unless `heartbeat` renews it
+-- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
+-- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it).
+-- A run that was lost by two workers in a row is given out alone.
+SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @in_queue = COALESCE(@queue, 'default'), @many = RIGHT(@types, 1) = '%';
+SET @beginning = IF(@many, LEFT(@types, CHAR_LENGTH(@types) - 1), @types);
+SET @by_age = @number DIV 8 + (RAND() * 8 < @number % 8);
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SET @served = (
+  WITH RECURSIVE found (type) AS (
+    SELECT MIN(r.type)
+    FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
+    WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type >= @beginning
+    UNION ALL
+    SELECT (
+      SELECT MIN(r.type)
+      FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type > found.type
+    )
+    FROM found
+    WHERE @many AND CAST(LEFT(found.type, CHAR_LENGTH(@beginning)) AS BINARY) = CAST(@beginning AS BINARY)
+  )
+  SELECT JSON_ARRAYAGG(found.type)
+  FROM found
+  WHERE CAST(IF(@many, LEFT(found.type, CHAR_LENGTH(@beginning)), found.type) AS BINARY) = CAST(@beginning AS BINARY)
+    AND NOT EXISTS (SELECT 1 FROM perdure_runs b WHERE b.status = 'running' AND b.worker = @worker AND b.nonce = @nonce)
+    AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'type' AND p.name = found.type)
+    AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'queue' AND p.name = @in_queue)
+    AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND t.kind = 'workflow')
+);
+SET @by_priority = (
+  WITH RECURSIVE found (type) AS (
+    SELECT type FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id = '' UNION ALL
+    SELECT listed.type FROM JSON_TABLE(@served, '$[*]' COLUMNS (type VARCHAR(200) PATH '$')) AS listed
+  ), walk (id, step) AS (
+    SELECT (
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = found.type AND r.wake_at <= @now AND r.deadline > @now
+      ORDER BY r.priority, r.wake_at, r.id LIMIT 1
+    ), 1
+    FROM found
+    UNION ALL
+    SELECT COALESCE((
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+        AND r.priority = c.priority AND r.wake_at = c.wake_at AND r.id > c.id
+      ORDER BY r.priority, r.wake_at, r.id LIMIT 1
+    ), (
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+        AND r.priority = c.priority AND r.wake_at > c.wake_at
+      ORDER BY r.priority, r.wake_at, r.id LIMIT 1
+    ), (
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+        AND r.priority > c.priority
+      ORDER BY r.priority, r.wake_at, r.id LIMIT 1
+    )), walk.step + 1
+    FROM walk
+    JOIN perdure_runs c ON c.id = walk.id
+    WHERE walk.step < 2 * @number
+  )
+  SELECT JSON_ARRAYAGG(id) FROM walk WHERE id IS NOT NULL
+);
+SET @oldest = (
+  WITH RECURSIVE found (type) AS (
+    SELECT type FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id = '' UNION ALL
+    SELECT listed.type FROM JSON_TABLE(@served, '$[*]' COLUMNS (type VARCHAR(200) PATH '$')) AS listed
+  ), walk (id, step) AS (
+    SELECT (
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = found.type AND r.wake_at <= @now AND r.deadline > @now
+      ORDER BY r.wake_at, r.id LIMIT 1
+    ), 1
+    FROM found
+    UNION ALL
+    SELECT COALESCE((
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+        AND r.wake_at = c.wake_at AND r.id > c.id
+      ORDER BY r.wake_at, r.id LIMIT 1
+    ), (
+      SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
+      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+        AND r.wake_at > c.wake_at
+      ORDER BY r.wake_at, r.id LIMIT 1
+    )), walk.step + 1
+    FROM walk
+    JOIN perdure_runs c ON c.id = walk.id
+    WHERE walk.step < 2 * @number
+  )
+  SELECT JSON_ARRAYAGG(id) FROM walk WHERE id IS NOT NULL
+);
+SET @candidates = JSON_MERGE_PRESERVE(COALESCE(@by_priority, '[]'), COALESCE(@oldest, '[]'));
+SELECT JSON_ARRAYAGG(r.id) INTO @ready
+FROM (SELECT DISTINCT listed.id FROM JSON_TABLE(@candidates, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed) AS candidate
+STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = candidate.id
+WHERE r.status = 'pending' AND r.wake_at <= @now
+FOR UPDATE SKIP LOCKED;
+SET @chosen = (
+  WITH ranked AS (
+    SELECT r.id, r.claims, r.wake_at, ROW_NUMBER() OVER (ORDER BY r.priority, r.wake_at, r.id) AS place,
+      FIRST_VALUE(r.claims) OVER (ORDER BY r.priority, r.wake_at, r.id) AS claims_of_first
+    FROM JSON_TABLE(COALESCE(@ready, '[]'), '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed
+    STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = listed.id
+    WHERE r.inbox_seq = r.inbox_read OR NOT COALESCE((
+      SELECT m.kind FROM perdure_messages m
+      WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind IN ('pause', 'resume', 'cancel') ORDER BY m.seq DESC LIMIT 1
+    ), '') = 'pause'
+  ), fit AS (
+    SELECT ranked.id, ranked.wake_at, ROW_NUMBER() OVER (ORDER BY ranked.place) AS turn
+    FROM ranked
+    WHERE IF(ranked.claims_of_first > 1, ranked.place = 1, ranked.claims < 2)
+  ), shared AS (
+    SELECT fit.id, fit.turn <= @number - @by_age AS by_priority,
+      ROW_NUMBER() OVER (PARTITION BY fit.turn <= @number - @by_age ORDER BY fit.wake_at, fit.id) AS age
+    FROM fit
+  )
+  SELECT JSON_ARRAYAGG(shared.id) FROM shared WHERE shared.by_priority OR shared.age <= @by_age
+);
+UPDATE perdure_runs r
+JOIN JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed ON r.id = listed.id
+SET r.status = 'running', r.reason = NULL, r.worker = @worker, r.home = NULL, r.nonce = @nonce, r.token = r.token + 1,
+  r.claims = r.claims + 1, r.progress = COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = r.id), -1),
+  r.started_at = IF(r.started_at = 0, @now, r.started_at), r.seed = IF(r.seed = '', MD5(CONCAT(@nonce, r.id, RAND())), r.seed),
+  r.marked = r.inbox_seq > r.inbox_read, r.lease_until = LEAST(@now + @lease, IF(r.close_by > 0, r.close_by, r.deadline)),
+  r.deadline = IF(r.close_by > 0, r.close_by, r.deadline), r.close_by = 0;
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT r.id, @now, 'claimed', @worker, JSON_OBJECT('token', r.token)
+FROM JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed
+STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = listed.id;
+COMMIT;
+SELECT id, token, nonce, type, input, attempt, max_attempts, options, deadline, lease_until, EXISTS (
+    SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel'
+  ) AS cancelled
+FROM perdure_runs r
+WHERE status = 'running' AND worker = @worker AND nonce = @nonce
+ORDER BY priority, wake_at, id;

@@ -1,0 +1,40 @@
+-- complete, version 1: a worker says that a run is done, and what its result is.
+-- @id, @token, @nonce: as `claim` gave them
+-- @output: the result as JSON; NULL: null
+-- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written).
+-- Repeated after a lost answer it gives applied again.
+SET @status = NULL, @location = NULL, @generation = NULL;
+SET @parent = (SELECT parent_id FROM perdure_runs WHERE id = @id);
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SELECT COUNT(*) INTO @locked
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE id IN (@id, COALESCE(@parent, @id))
+FOR UPDATE;
+SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
+SELECT status, parent_location, generation
+INTO @status, @location, @generation
+FROM perdure_runs
+WHERE id = @id AND token = @token AND nonce = @nonce;
+SET @held = COALESCE(@status = 'running', FALSE);
+SET @result = CASE WHEN @output IS NULL THEN 'null' WHEN JSON_VALID(@output) THEN @output END;
+INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
+SELECT id, inbox_seq + 1, 'child', @location, @result, 0, CONCAT('child:', @id, ':', @generation), @now
+FROM perdure_runs
+WHERE id = @parent AND @held AND @location IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled');
+SET @told = ROW_COUNT() > 0;
+SET @wakes = (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent);
+UPDATE perdure_runs
+SET inbox_seq = inbox_seq + 1, marked = status = 'running', wake_at = IF(@wakes, @now, wake_at), reason = IF(@wakes, NULL, reason),
+  status = IF(@wakes, 'pending', status)
+WHERE id = @parent AND @told;
+INSERT INTO perdure_events (run_id, at, kind, actor)
+SELECT id, @now, 'completed', 'sql'
+FROM perdure_runs
+WHERE id = @id AND @held;
+UPDATE perdure_runs
+SET status = 'completed', reason = NULL, output = @result, error = NULL, finished_at = @now, worker = NULL, marked = 0, claims = 0,
+  lease_until = 0
+WHERE id = @id AND @held;
+COMMIT;
+SELECT IF(@status IS NULL, 'lost', 'applied') AS outcome;

@@ -1,0 +1,61 @@
+-- fail, version 1: a worker says that an attempt failed. Another follows after a delay, unless all attempts are used up or none is
+-- wanted; then the run has failed. One that was asked to stop is cancelled.
+-- @id, @token, @nonce: as `claim` gave them
+-- @error_type: such as 'TimeoutError'
+-- @error_message
+-- @delay: microseconds until the next attempt; NULL: there is to be none
+-- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written), status (of the run, afterwards).
+-- Repeated after a lost answer it gives applied again.
+SET @status = NULL, @location = NULL, @generation = NULL;
+SET @parent = (SELECT parent_id FROM perdure_runs WHERE id = @id);
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SELECT COUNT(*) INTO @locked
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE id IN (@id, COALESCE(@parent, @id))
+FOR UPDATE;
+SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
+SELECT status, parent_location, generation, LEAST(@now + @delay, deadline),
+  CASE
+    WHEN EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel')
+      THEN 'cancelled'
+    WHEN @delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) THEN 'failed'
+    ELSE 'waiting'
+  END
+INTO @status, @location, @generation, @again_at, @becomes
+FROM perdure_runs r
+WHERE id = @id AND token = @token AND nonce = @nonce;
+SET @held = COALESCE(@status = 'running', FALSE);
+SET @again = @held AND @becomes = 'waiting';
+SET @attempt_error = JSON_OBJECT('type', COALESCE(@error_type, 'Exception'), 'message', COALESCE(@error_message, ''));
+SET @error = IF(@becomes = 'cancelled', JSON_OBJECT(
+  'type', 'perdure.core.errors.RunCancelled', 'message', CONCAT('run ''', @id, ''' was cancelled: ', COALESCE(@error_message, ''))
+), @attempt_error);
+SET @last = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = @id), -1);
+SET @last_at = COALESCE((SELECT at FROM perdure_history WHERE run_id = @id AND seq = @last), 0);
+INSERT INTO perdure_history
+  (run_id, seq, token, kind, location, payload, failed, at, started_at, attempts, retry_at, run_attempt)
+SELECT id, @last + 1, token, 'attempt', '', @attempt_error, 1, GREATEST(@now, @last_at), started_at, attempt, @again_at, attempt
+FROM perdure_runs
+WHERE id = @id AND @again;
+INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
+SELECT id, inbox_seq + 1, 'child', @location, @error, 1, CONCAT('child:', @id, ':', @generation), @now
+FROM perdure_runs
+WHERE id = @parent AND @held AND NOT @again AND @location IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled');
+SET @told = ROW_COUNT() > 0;
+SET @wakes = (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent);
+UPDATE perdure_runs
+SET inbox_seq = inbox_seq + 1, marked = status = 'running', wake_at = IF(@wakes, @now, wake_at), reason = IF(@wakes, NULL, reason),
+  status = IF(@wakes, 'pending', status)
+WHERE id = @parent AND @told;
+UPDATE perdure_runs
+SET status = IF(@again AND @again_at <= @now, 'pending', @becomes), reason = IF(@again AND @again_at > @now, 'retry', NULL),
+  wake_at = IF(@again, @again_at, wake_at), attempt = attempt + @again, started_at = IF(@again, 0, started_at), output = NULL,
+  error = @error, finished_at = IF(@again, 0, @now), worker = NULL, marked = 0, claims = 0, lease_until = 0
+WHERE id = @id AND @held;
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT id, @now, IF(@again, 'retried', @becomes), 'sql', IF(@again, JSON_OBJECT('attempt', attempt), '{}')
+FROM perdure_runs
+WHERE id = @id AND @held;
+COMMIT;
+SELECT IF(@status IS NULL, 'lost', 'applied') AS outcome, (SELECT status FROM perdure_runs WHERE id = @id) AS status;

@@ -1,0 +1,45 @@
+-- complete, version 1: a worker says that a run is done, and what its result is.
+-- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` gave them
+-- $4 output: text, the result as JSON; NULL: null
+-- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written).
+-- Repeated after a lost answer it gives applied again.
+WITH clock AS MATERIALIZED (
+  SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($4::json::text, 'null') AS output
+), mine AS MATERIALIZED (
+  SELECT id, status, generation, parent_id, parent_location
+  FROM perdure_runs
+  WHERE id = $1::text AND token = $2::bigint AND nonce = $3::text
+  FOR NO KEY UPDATE
+), held AS MATERIALIZED (
+  SELECT * FROM mine WHERE status = 'running'
+), done AS (
+  UPDATE perdure_runs r
+  SET status = 'completed', reason = NULL, output = clock.output, error = NULL, finished_at = now, worker = NULL, marked = 0,
+    claims = 0, lease_until = 0
+  FROM held, clock
+  WHERE r.id = held.id
+), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor) SELECT id, now, 'completed', 'sql' FROM held, clock
+), parent AS MATERIALIZED (
+  SELECT p.id, p.status, p.reason, p.inbox_seq, p.started_at, held.parent_location AS location,
+    'child:' || held.id || ':' || held.generation AS key
+  FROM held, perdure_runs p
+  WHERE p.id = held.parent_id AND held.parent_location IS NOT NULL AND p.status NOT IN ('completed', 'failed', 'cancelled')
+  FOR NO KEY UPDATE OF p
+), word AS (
+  INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
+  SELECT id, inbox_seq + 1, 'child', location, output, 0, key, now
+  FROM parent, clock
+), told AS (
+  UPDATE perdure_runs r
+  SET inbox_seq = parent.inbox_seq + 1,
+    status = CASE WHEN parent.wakes THEN 'pending' ELSE parent.status END,
+    reason = CASE WHEN parent.wakes THEN NULL ELSE parent.reason END,
+    wake_at = CASE WHEN parent.wakes THEN now ELSE r.wake_at END,
+    marked = CASE WHEN parent.status = 'running' THEN 1 ELSE 0 END
+  FROM clock, (
+    SELECT *, status = 'waiting' AND started_at <> 0 AND reason IS DISTINCT FROM 'paused' AS wakes FROM parent
+  ) AS parent
+  WHERE r.id = parent.id
+)
+SELECT CASE WHEN EXISTS (SELECT 1 FROM mine) THEN 'applied' ELSE 'lost' END AS outcome;

@@ -1,0 +1,10 @@
+-- heartbeat, version 1: a worker says that it still works on a run, and learns whether it is to stop.
+-- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` gave them
+-- $4 lease: bigint, microseconds from now after which the run is given to others
+-- Gives one row: lease_until, cancelled (true: stop, then `fail`); or none: somebody else has the run by now, so drop it.
+UPDATE perdure_runs r
+SET lease_until = LEAST((extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $4::bigint, r.deadline)
+WHERE r.id = $1::text AND r.token = $2::bigint AND r.nonce = $3::text AND r.status = 'running'
+RETURNING r.lease_until, r.inbox_seq > r.inbox_read AND EXISTS (
+  SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel'
+) AS cancelled;
