@@ -46,6 +46,9 @@ from perdure.workflow.definition import Definition, Workflow
 
 logger = logging.getLogger("perdure.worker")
 
+#: What ends with a time at which the run is due again. Made once: to make it is slower than to look at it.
+_COMES_BACK = (Again, Park)
+
 
 class Worker:
     """Executes the runs of some workflows. Use it as an async context manager, or `start` and `stop` it."""
@@ -325,7 +328,7 @@ class Worker:
     def ended(self, held: Kept, after: Next | None) -> None:
         """See `Owner`."""
         self._let_go(held)
-        if isinstance(after, Again | Park):
+        if isinstance(after, _COMES_BACK):
             self._claimer.due_at(after.wake_at)
 
     def unread(self, held: Kept) -> None:

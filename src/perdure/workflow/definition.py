@@ -136,8 +136,11 @@ class Call(Generic[R_co]):
 
     def place(self, ready_at: int, queue: str | None, priority: int | None, deadline: int) -> Placed:
         """Where and until when its run is to be executed, if it is ready at that time and told no more than that."""
-        declared = NO_SETTINGS if self.definition is None else self.definition.settings
-        return place(self.settings, declared, ready_at, queue, priority, deadline)
+        definition, given = self.definition, self.settings
+        declared = NO_SETTINGS if definition is None else definition.settings
+        if given is NO_SETTINGS and declared is NO_SETTINGS:
+            return Placed(queue, priority, deadline)
+        return place(given, declared, ready_at, queue, priority, deadline)
 
     def encode(self, codec: Codec) -> str:
         """The arguments as JSON. Raises `EncodeError` or `BadArguments`."""

@@ -90,9 +90,9 @@ class Placed(Struct, frozen=True):
     queue: str | None
     priority: int | None
     deadline: int
-    close_by: int
-    max_attempts: int
-    options: str
+    close_by: int = 0
+    max_attempts: int = 0
+    options: str = "{}"
 
 
 def make_settings(
@@ -126,8 +126,6 @@ def place(
 ) -> Placed:
     """What a run gets that is ready at a time: by what its call was given, and by what its code declares."""
     settings = given.over(declared)
-    if settings is NO_SETTINGS:
-        return Placed(queue, priority, deadline, 0, 0, "{}")
     if settings.schedule_to_close is not None:
         deadline = min(deadline, ready_at + int(settings.schedule_to_close * 1e6))
     close_by = 0
