@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
@@ -13,6 +14,7 @@ from typing import Any
 import pymysql
 import pymysql.cursors
 
+from perdure.client.why import explain
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from perdure.store.dialect import Dialect
@@ -74,6 +76,12 @@ class Plain(ABC):
         """The audit trail."""
         return [event.kind for event in await self.store.events(run_id)]
 
+    async def why(self, run_id: str) -> str:
+        """Why a run is where it is."""
+        run = await self.store.get(run_id)
+        assert run is not None
+        return await explain(self.store, run)
+
     @property
     def tables(self) -> str:
         """How the names of the tables begin."""
@@ -106,6 +114,10 @@ class OnSqlite(Plain):
         answer: Rows = []
         path = self.url.removeprefix("sqlite:///").partition("?")[0]
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
+            # SQLite's own clock knows no less than milliseconds: what Python made ready in this one is ready in the next.
+            begun = time.time_ns() // 1_000_000
+            while time.time_ns() // 1_000_000 == begun:
+                continue
             for part in parts:
                 names = re.findall(r":(\w+)", part)
                 cursor = connection.execute(part, {name: params.get(name) for name in names})

@@ -137,6 +137,10 @@ def _blocked(run: Run) -> str:
 
 
 def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
+    if run.lease_until:
+        left = run.lease_until - now
+        when = f"in {_span(left)}" if left > 0 else "at the next sweep"
+        return f", which is not one of Python's; unless it is heard of, others get the run {when}"
     info = next((worker for worker in workers if worker.id == run.worker), None)
     if info is None:
         return ", which is not known any more; its runs will be given to others"

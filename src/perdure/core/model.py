@@ -149,6 +149,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     #: How often it may be tried, and JSON of what else differs from what its code says; 0 and `{}`: nothing.
     max_attempts: int = 0
     options: str = "{}"
+    #: While a worker in another language has it: when others get it, unless that worker is heard of. 0 otherwise.
+    lease_until: int = 0
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):

@@ -154,7 +154,7 @@ STATES = (
         """
         SELECT r.id, r.status, r.worker, r.lease_until, r.nonce, r.token FROM perdure_runs r
         LEFT JOIN perdure_workers w ON w.id = r.worker
-        WHERE (r.status = 'running' AND ((w.id IS NULL) = (r.lease_until = 0) OR r.worker IS NULL OR r.nonce = '' OR r.token < 1 OR r.started_at = 0 OR r.seed = ''))
+        WHERE (r.status = 'running' AND ((w.id IS NULL AND r.lease_until = 0) OR r.worker IS NULL OR r.nonce = '' OR r.token < 1 OR r.started_at = 0 OR r.seed = ''))
            OR (r.status <> 'running' AND (r.worker IS NOT NULL OR r.marked <> 0 OR r.lease_until <> 0))
         """,
     ),
@@ -281,9 +281,9 @@ OUTPUTS = (
         """,
     ),
     Rule(
-        "an output other than a state has a key of its own (I5)",
+        "an output that is not replaced by the next one has a key of its own (I5)",
         """
-        SELECT MIN(run_id), output_key, COUNT(*) FROM perdure_outputs WHERE kind <> 'state'
+        SELECT MIN(run_id), output_key, COUNT(*) FROM perdure_outputs WHERE kind NOT IN ('state', 'beat')
         GROUP BY run_id, output_key HAVING COUNT(*) > 1 OR output_key IS NULL
         """,
     ),

@@ -6,7 +6,7 @@
 -- @number: how many at most
 -- @lease: microseconds from now after which a run is given to others, unless `heartbeat` renews it
 -- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
--- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it).
+-- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat; NULL: none).
 -- A run that was lost by two workers in a row is given out alone.
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @in_queue = COALESCE(@queue, 'default'), @many = RIGHT(@types, 1) = '%';
 SET @beginning = IF(@many, LEFT(@types, CHAR_LENGTH(@types) - 1), @types);
@@ -139,7 +139,7 @@ STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = listed.id;
 COMMIT;
 SELECT id, token, nonce, type, input, attempt, max_attempts, options, deadline, lease_until, EXISTS (
     SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel'
-  ) AS cancelled
+  ) AS cancelled, (SELECT o.payload FROM perdure_outputs o WHERE o.run_id = r.id AND o.kind = 'beat' AND o.name = '') AS details
 FROM perdure_runs r
 WHERE status = 'running' AND worker = @worker AND nonce = @nonce
 ORDER BY priority, wake_at, id;

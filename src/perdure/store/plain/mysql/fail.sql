@@ -15,27 +15,34 @@ FROM perdure_runs FORCE INDEX (PRIMARY)
 WHERE id IN (@id, COALESCE(@parent, @id))
 FOR UPDATE;
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
-SELECT status, parent_location, generation, LEAST(@now + @delay, deadline),
+SELECT status, parent_location, generation, @now + @delay,
   CASE
     WHEN EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel')
       THEN 'cancelled'
-    WHEN @delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) THEN 'failed'
+    WHEN @delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR @now + @delay >= deadline THEN 'failed'
     ELSE 'waiting'
-  END
-INTO @status, @location, @generation, @again_at, @becomes
+  END,
+  IF(@delay IS NULL AND (max_attempts = 0 OR attempt < max_attempts), 'fatal', 'exhausted')
+INTO @status, @location, @generation, @again_at, @becomes, @given_up
 FROM perdure_runs r
 WHERE id = @id AND token = @token AND nonce = @nonce;
 SET @held = COALESCE(@status = 'running', FALSE);
 SET @again = @held AND @becomes = 'waiting';
 SET @attempt_error = JSON_OBJECT('type', COALESCE(@error_type, 'Exception'), 'message', COALESCE(@error_message, ''));
-SET @error = IF(@becomes = 'cancelled', JSON_OBJECT(
-  'type', 'perdure.core.errors.RunCancelled', 'message', CONCAT('run ''', @id, ''' was cancelled: ', COALESCE(@error_message, ''))
-), @attempt_error);
+SET @error = CASE @becomes
+  WHEN 'cancelled' THEN JSON_OBJECT(
+    'type', 'perdure.core.errors.RunCancelled', 'message', CONCAT('run ''', @id, ''' was cancelled: ', COALESCE(@error_message, ''))
+  )
+  WHEN 'failed' THEN JSON_OBJECT(
+    'type', COALESCE(@error_type, 'Exception'), 'message', COALESCE(@error_message, ''), 'given_up', @given_up
+  )
+  ELSE @attempt_error
+END;
 SET @last = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = @id), -1);
 SET @last_at = COALESCE((SELECT at FROM perdure_history WHERE run_id = @id AND seq = @last), 0);
 INSERT INTO perdure_history
   (run_id, seq, token, kind, location, payload, failed, at, started_at, attempts, retry_at, run_attempt)
-SELECT id, @last + 1, token, 'attempt', '', @attempt_error, 1, GREATEST(@now, @last_at), started_at, attempt, @again_at, attempt
+SELECT id, @last + 1, token, 'attempt', type, @attempt_error, 1, GREATEST(@now, @last_at), started_at, attempt, @again_at, attempt
 FROM perdure_runs
 WHERE id = @id AND @again;
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)

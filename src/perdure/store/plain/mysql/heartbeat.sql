@@ -1,10 +1,19 @@
 -- heartbeat, version 1: a worker says that it still works on a run, and learns whether it is to stop.
 -- @id, @token, @nonce: as `claim` gave them
 -- @lease: microseconds from now after which the run is given to others
+-- @details: JSON that the next attempt finds, should this one be lost; NULL: none
 -- Gives one row: lease_until, cancelled (1: stop, then `fail`); or none: somebody else has the run by now, so drop it.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
 UPDATE perdure_runs
 SET lease_until = LEAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + @lease, deadline)
 WHERE id = @id AND token = @token AND nonce = @nonce AND status = 'running';
+INSERT INTO perdure_outputs (run_id, kind, name, payload, at)
+SELECT id, 'beat', '', IF(JSON_VALID(@details), @details, NULL), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+FROM perdure_runs
+WHERE id = @id AND token = @token AND nonce = @nonce AND status = 'running' AND @details IS NOT NULL
+ON DUPLICATE KEY UPDATE payload = VALUES(payload), at = VALUES(at);
+COMMIT;
 SELECT lease_until, EXISTS (
     SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel'
   ) AS cancelled

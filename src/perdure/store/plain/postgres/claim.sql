@@ -6,7 +6,7 @@
 -- $5 number: bigint, how many at most
 -- $6 lease: bigint, microseconds from now after which a run is given to others, unless `heartbeat` renews it
 -- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
--- deadline, lease_until, cancelled (true: it was asked to stop; `fail` it).
+-- deadline, lease_until, cancelled (true: it was asked to stop; `fail` it), details (JSON of the last heartbeat; NULL: none).
 -- A run that was lost by two workers in a row is given out alone.
 WITH RECURSIVE asked AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($4::text, 'default') COLLATE "C" AS queue,
@@ -111,6 +111,7 @@ WITH RECURSIVE asked AS MATERIALIZED (
 SELECT id, token, nonce, type, input, attempt, max_attempts, options, deadline, lease_until,
   inbox_seq > inbox_read AND EXISTS (
     SELECT 1 FROM perdure_messages m WHERE m.run_id = given.id AND m.seq > given.inbox_read AND m.kind = 'cancel'
-  ) AS cancelled
+  ) AS cancelled,
+  (SELECT o.payload FROM perdure_outputs o WHERE o.run_id = given.id AND o.kind = 'beat' AND o.name = '') AS details
 FROM given
 ORDER BY place, id;

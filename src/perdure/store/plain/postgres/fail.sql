@@ -9,20 +9,21 @@
 WITH clock AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now
 ), mine AS MATERIALIZED (
-  SELECT id, status, token, attempt, max_attempts, started_at, deadline, generation, inbox_read, parent_id, parent_location
+  SELECT id, type, status, token, attempt, max_attempts, started_at, deadline, generation, inbox_read, parent_id, parent_location
   FROM perdure_runs
   WHERE id = $1::text AND token = $2::bigint AND nonce = $3::text
   FOR NO KEY UPDATE
 ), held AS MATERIALIZED (
-  SELECT mine.*, now, LEAST(now + $6::bigint, deadline) AS again_at,
+  SELECT mine.*, now, now + $6::bigint AS again_at,
     CASE
       WHEN EXISTS (
         SELECT 1 FROM perdure_messages m WHERE m.run_id = mine.id AND m.seq > mine.inbox_read AND m.kind = 'cancel'
       ) THEN 'cancelled'
-      WHEN $6::bigint IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) THEN 'failed'
+      WHEN $6::bigint IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR now + $6::bigint >= deadline THEN 'failed'
       ELSE 'waiting'
     END AS becomes,
     json_build_object('type', COALESCE($4::text, 'Exception'), 'message', COALESCE($5::text, ''))::text AS error,
+    CASE WHEN $6::bigint IS NULL AND (max_attempts = 0 OR attempt < max_attempts) THEN 'fatal' ELSE 'exhausted' END AS given_up,
     (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = mine.id) AS last,
     GREATEST(now, (SELECT h.at FROM perdure_history h WHERE h.run_id = mine.id ORDER BY h.seq DESC LIMIT 1)) AS recorded_at
   FROM mine, clock
@@ -33,13 +34,16 @@ WITH clock AS MATERIALIZED (
       WHEN becomes = 'cancelled' THEN json_build_object(
         'type', 'perdure.core.errors.RunCancelled', 'message', 'run ''' || id || ''' was cancelled: ' || COALESCE($5::text, '')
       )::text
+      WHEN becomes = 'failed' THEN json_build_object(
+        'type', COALESCE($4::text, 'Exception'), 'message', COALESCE($5::text, ''), 'given_up', given_up
+      )::text
       ELSE error
     END AS outcome_error
   FROM held
 ), recorded AS (
   INSERT INTO perdure_history
     (run_id, seq, token, kind, location, payload, failed, at, started_at, attempts, retry_at, run_attempt)
-  SELECT id, COALESCE(last, -1) + 1, token, 'attempt', '', error, 1, recorded_at, started_at, attempt, again_at, attempt
+  SELECT id, COALESCE(last, -1) + 1, token, 'attempt', type, error, 1, recorded_at, started_at, attempt, again_at, attempt
   FROM ended
   WHERE becomes = 'waiting'
 ), done AS (

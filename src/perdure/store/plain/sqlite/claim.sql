@@ -6,7 +6,7 @@
 -- :number: how many at most
 -- :lease: microseconds from now after which a run is given to others, unless `heartbeat` renews it
 -- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
--- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it).
+-- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat; NULL: none).
 -- A run that was lost by two workers in a row is given out alone.
 BEGIN IMMEDIATE;
 DROP TABLE IF EXISTS temp.perdure_asked;
@@ -97,7 +97,7 @@ FROM temp.perdure_asked a, temp.perdure_ready c
 JOIN perdure_runs r ON r.id = c.id;
 SELECT r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline, r.lease_until, EXISTS (
     SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel'
-  ) AS cancelled
+  ) AS cancelled, (SELECT o.payload FROM perdure_outputs o WHERE o.run_id = r.id AND o.kind = 'beat' AND o.name = '') AS details
 FROM perdure_runs r
 LEFT JOIN temp.perdure_ready c ON c.id = r.id
 WHERE r.status = 'running' AND r.worker = :worker AND r.nonce = :nonce

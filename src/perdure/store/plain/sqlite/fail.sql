@@ -9,28 +9,32 @@
 BEGIN IMMEDIATE;
 DROP TABLE IF EXISTS temp.perdure_asked;
 CREATE TEMP TABLE perdure_asked AS
-SELECT id, token, attempt, started_at, generation, parent_id, parent_location, becomes, now, MIN(now + :delay, deadline) AS again_at,
+SELECT id, type, token, attempt, started_at, generation, parent_id, parent_location, becomes, now, now + :delay AS again_at,
   json_object('type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, '')) AS error,
   CASE
     WHEN becomes = 'cancelled' THEN json_object(
       'type', 'perdure.core.errors.RunCancelled', 'message', 'run ''' || id || ''' was cancelled: ' || COALESCE(:error_message, '')
     )
+    WHEN becomes = 'failed' THEN json_object(
+      'type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, ''), 'given_up',
+      CASE WHEN :delay IS NULL AND (max_attempts = 0 OR attempt < max_attempts) THEN 'fatal' ELSE 'exhausted' END
+    )
     ELSE json_object('type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, ''))
   END AS outcome
 FROM (
-  SELECT r.*, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now,
+  SELECT r.*, now,
     CASE
       WHEN EXISTS (SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel')
         THEN 'cancelled'
-      WHEN :delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) THEN 'failed'
+      WHEN :delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR now + :delay >= deadline THEN 'failed'
       ELSE 'waiting'
     END AS becomes
-  FROM perdure_runs r
+  FROM perdure_runs r, (SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now)
   WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running'
 );
 INSERT INTO perdure_history
   (run_id, seq, token, kind, location, payload, failed, at, started_at, attempts, retry_at, run_attempt)
-SELECT id, COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = a.id), -1) + 1, token, 'attempt', '', error, 1,
+SELECT id, COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = a.id), -1) + 1, token, 'attempt', type, error, 1,
   MAX(now, COALESCE((SELECT h.at FROM perdure_history h WHERE h.run_id = a.id ORDER BY h.seq DESC LIMIT 1), 0)), started_at,
   attempt, again_at, attempt
 FROM temp.perdure_asked a
