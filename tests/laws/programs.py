@@ -362,7 +362,7 @@ class Seen(Struct, frozen=True):
     stream: list[str]
     sent: list[str]
     answers: list[str]
-    executed: frozenset[str]
+    executed: list[str]
 
 
 async def observe(engine: Engine, run: Handle[Any], answers: Sequence[str]) -> Seen:
@@ -375,9 +375,9 @@ async def observe(engine: Engine, run: Handle[Any], answers: Sequence[str]) -> S
     inbox = await (await engine.get(SINK)).inbox()
     return Seen(
         outcome=outcome,
-        states=await run.states(),
+        states=dict(sorted((await run.states()).items())),
         stream=sorted(stream),
         sent=sorted(str(one.payload) for one in inbox if one.name == f"from-{run.id}"),
         answers=sorted(answers),
-        executed=frozenset(what for where, what in executed if where == run.id),
+        executed=sorted(what for where, what in executed if where == run.id),
     )

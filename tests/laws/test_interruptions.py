@@ -7,6 +7,7 @@ that lose it at random moments, with whatever they had in memory. Both have the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -85,13 +86,13 @@ async def _all(asking: Sequence[asyncio.Task[object]]) -> list[object]:
     return list(await asyncio.gather(*asking, return_exceptions=True))
 
 
-async def _compare(url: str, seed: int, written: Sequence[Node]) -> Counter[str]:
+async def _compare(url: str, turn: int, seed: int, written: Sequence[Node]) -> Counter[str]:
     """Perform programs in peace and under thieves; how many thefts there were."""
     async with _engine(url, seed) as (engine, store, thief):
         await engine.start(program(Node("seq", 0, 0), []), id=SINK, queue="nobody")
         async with engine.worker(), engine.worker():
             performances = [
-                _perform(engine, store, f"{weather}-{seed}-{number}", node)
+                _perform(engine, store, f"{weather}-{turn}-{number}", node)
                 for number, node in enumerate(written)
                 for weather in ("calm", "stormy")
             ]
@@ -109,6 +110,8 @@ def _renamed(seen: Seen) -> str:
 
 def _law(url: str, kind: str) -> Counter[str]:
     stolen: Counter[str] = Counter()
+    # Of them all, since a search may use a seed again.
+    rounds = itertools.count()
 
     # Shrinking would perform programs for minutes; the seed of a failure is enough to see it again.
     @settings(
@@ -117,15 +120,15 @@ def _law(url: str, kind: str) -> Counter[str]:
     @given(st.lists(tapes(60), min_size=AT_ONCE, max_size=AT_ONCE), st.integers(1, 2**30))
     def holds(written: list[list[int]], seed: int) -> None:
         nodes = [Author(Tape(numbers)).program() for numbers in written]
-        stolen.update(asyncio.run(_compare(url, seed, nodes)))
+        stolen.update(asyncio.run(_compare(url, next(rounds), seed, nodes)))
 
     programs.ended.clear()
     programs.executed.clear()
-    stolen.update(asyncio.run(_compare(url, 0, everything())))
+    stolen.update(asyncio.run(_compare(url, next(rounds), 0, everything())))
     holds()
     assert set(programs.ended) == {*LEAVES, *NESTS}
     print(
-        f"\n{stolen.total()} times a run was taken away from its worker; of each primitive ended: {dict(programs.ended)}"
+        f"\n{kind}, {next(rounds)} rounds: {stolen.total()} times a run was taken away from its worker; of each primitive ended: {dict(programs.ended)}"
     )
     return stolen
 

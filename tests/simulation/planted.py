@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
-from perdure.core.model import Finish, Lease, NewMessage, Turn, Verdict
+from perdure.core.model import Finish, Lease, NewMessage, Park, Turn, Verdict
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.store import messages, reads, sql, workers
+from perdure.store import extras, messages, reads, sql, topics, workers
 from perdure.store.retrying import Retrying
 from perdure.store.sqlite import claim, commit, states
 from perdure.store.sqlite.connection import SqliteTransaction
@@ -289,6 +289,36 @@ def transaction_unsealed(patch: Patch) -> None:
     patch.setattr(Seal, "took", took)
 
 
+def unreceived_left_behind(patch: Patch) -> None:
+    """A run that begins anew leaves behind what had arrived and nobody received."""
+    patch.setattr(Execution, "unreceived", lambda self: [])
+
+
+def renewed_without_looking(patch: Patch) -> None:
+    """A run begins anew whatever came in meanwhile, so that what it carries over comes after that."""
+    reword(patch, states, "_RENEW", " AND inbox_seq = :seen", "")
+
+
+def children_of_the_past_heard(patch: Patch) -> None:
+    """A run that began anew is told of the children that it had before."""
+    patch.setattr(Execution, "is_of_the_past", lambda self, message: False)
+
+
+def listeners_forgotten(patch: Patch) -> None:
+    """That a run listens is not written down when it parks at the same time."""
+    subscribe = topics.subscribe
+
+    async def unless_parked(tx: SqliteTransaction, turns: Iterable[Turn]) -> None:
+        await subscribe(tx, [turn for turn in turns if not isinstance(turn.next, Park)])
+
+    patch.setattr(extras, "subscribe", unless_parked)
+
+
+def broadcast_passes_over(patch: Patch) -> None:
+    """A broadcast does not go from run to run in the order in which it looks for the next."""
+    reword(patch, topics, "_LISTENERS", "ORDER BY topic, run_id", "ORDER BY topic, run_id DESC")
+
+
 PLANTED: dict[str, Callable[[Patch], None]] = {
     plant.__name__: plant
     for plant in (
@@ -312,5 +342,10 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         transaction_repeated_unasked,
         transaction_with_a_turn_of_its_own,
         transaction_unsealed,
+        unreceived_left_behind,
+        renewed_without_looking,
+        children_of_the_past_heard,
+        listeners_forgotten,
+        broadcast_passes_over,
     )
 }

@@ -4,9 +4,11 @@ from typing import Any
 
 from perdure import Context
 from perdure.core.codec import Codec
-from perdure.core.model import Kind, Message
+from perdure.core.effects import Renew
+from perdure.core.model import Kind, Lease, Message, Park, Reason
 from perdure.worker.draft import Draft
 from perdure.worker.intake import take_in
+from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 
 
@@ -32,3 +34,17 @@ def test_an_order_leaves_no_record_and_is_read() -> None:
     run, draft = Driver(flow), Draft(Codec())
     assert take_in(run.execution, draft, [entry(1, Kind.PAUSE)], 0, 0) == 1
     assert (draft._unrecorded, run.execution.unsaved) == (1, [])
+
+
+def test_what_comes_after_the_decision_to_begin_anew_stays_unread_unless_the_run_does_begin_anew() -> None:
+    async def flow(ctx: Context) -> Any:
+        await ctx.receive("go")
+        ctx.continue_as_new(Call.named("next.v1"))
+
+    run, draft, lease = Driver(flow), Draft(Codec()), Lease("run-1", 1, "")
+    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late"), entry(3, Kind.EVICT)]
+    assert take_in(run.execution, draft, entries, 0, 0) == 3
+    assert [draft.turn(lease, (), next).read for next in (Park(0, Reason.PAUSED, 3), Renew("next.v1", "{}", 3))] == [
+        1,
+        3,
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import DecodeError, RunExists
 from perdure.core.model import Created, NewRun, Run
+from perdure.core.second import life
 from perdure.workflow.definition import Call, Definition
 
 
@@ -19,7 +20,10 @@ class Sameness:
         self._workflows = workflows
 
     def check(self, there: Run | NewRun, wanted: NewRun, call: Call[Any]) -> None:
-        """Raise `RunExists` if it is of another type or has another input."""
+        """Raise `RunExists` if it is of another type or has another input, as far as that is known."""
+        if isinstance(there, Run) and life(there.seed, there.generation) > 1:
+            # It began anew, and nothing says any more what it began with first.
+            return
         if there.id == wanted.id:
             which = f"run {there.id!r}"
         else:

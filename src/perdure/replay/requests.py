@@ -14,7 +14,7 @@ from typing import Any
 from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id, short_key
-from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun, Record
+from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
 from perdure.replay.functions import Functions
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunLoop, RunTimerHandle
@@ -106,6 +106,17 @@ class Requests(ABC):
     def awaited_messages(self) -> list[str]:
         """The names of the messages that the workflow waits for."""
         return self._mailbox.awaited_names()
+
+    def is_of_the_past(self, message: Message) -> bool:
+        """Whether it is the end of a child that the run had before it began anew; one of now may be at the same place."""
+        if self._origin.life == 1 or message.kind is not Kind.CHILD or not message.key.startswith("child:"):
+            return False
+        called = self._open.get(message.name)
+        places = (message.name, self._memo.child_location(message.name))
+        own = [child_id(self._parent, place) for place in places]
+        if isinstance(called, ChildOperation):
+            own.append(called.child_id)
+        return not message.key.startswith(tuple(f"child:{id}:" for id in own))
 
     def unreceived(self) -> list[tuple[str, int, str]]:
         """Messages that arrived and nobody took: name, number of the record, payload."""

@@ -1,8 +1,8 @@
 """Children that a turn starts.
 
 A child is created once per id. One that is there already and is ours is taken up as it is; if an earlier attempt at the
-parent has already taken in its outcome, or the parent had ended before it came, it is delivered now. An id that belongs to
-somebody else fails the call.
+parent has already taken in its outcome, or an earlier generation, or the parent had ended before it came, it is delivered now.
+An id that belongs to somebody else fails the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHERE id = :id
 
 #: Whether the parent is still to be told: it took the word in before its present attempt, or it had ended when there was one.
 _TO_BE_TOLD = """
-SELECT p.attempt, m.seq
+SELECT p.generation, p.attempt, m.seq
 FROM perdure_runs p
 LEFT JOIN perdure_messages m ON m.run_id = p.id AND m.message_key = :key
 WHERE p.id = :parent AND (m.seq IS NULL OR m.consumed = 1 AND NOT EXISTS (
@@ -103,10 +103,10 @@ async def adopt(tx: Transaction, parent: str, child: NewRun) -> NewMessage | Non
     rows = await tx.fetch(_TO_BE_TOLD, {"parent": parent, "key": key})
     if not rows:
         return None
-    attempt, before = rows[0]
+    parents, attempt, before = rows[0]
     completed = status == Status.COMPLETED
     payload = output if completed else error
-    return _word(parent, child, payload, not completed, key if before is None else f"{key}:{attempt}")
+    return _word(parent, child, payload, not completed, key if before is None else f"{key}:{parents}.{attempt}")
 
 
 def _word(parent: str, child: NewRun, payload: str | None, failed: bool, key: str) -> NewMessage:

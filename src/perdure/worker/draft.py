@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from perdure.core.codec import Codec
-from perdure.core.effects import NewOutput, Trim
+from perdure.core.effects import NewOutput, Renew, Trim
 from perdure.core.family import ABANDONED
 from perdure.core.ids import short_key
 from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
@@ -35,6 +35,7 @@ class Draft:
         #: Up to which entry of the inbox records were made since the last turn. Some of them may be trimmed already.
         self.read = 0
         self._unrecorded = 0
+        self._carried = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
         """What the workflow did without waiting for it, after what its steps have emitted by now."""
@@ -63,6 +64,10 @@ class Draft:
     def took_in(self, entry: int) -> None:
         """An entry of the inbox was taken in and left no record."""
         self._unrecorded = entry
+
+    def carry(self, entry: int) -> None:
+        """The inbox up to an entry goes into the next generation, if the run begins anew, and else stays unread."""
+        self._carried = entry
 
     def trim(self, records: tuple[tuple[int, int], ...], seen: int) -> None:
         """What is not needed any more. It leaves with what comes next anyway."""
@@ -123,7 +128,7 @@ class Draft:
     def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
         """The turn; the draft is empty afterwards."""
         self.urgent = False
-        read = max(self.read, self._unrecorded)
+        read = max(self.read, self._unrecorded, self._carried if isinstance(next, Renew) else 0)
         self.read = self._unrecorded = 0
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)

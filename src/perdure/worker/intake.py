@@ -9,13 +9,17 @@ from perdure.replay.execution import Execution
 from perdure.worker.draft import Draft
 from perdure.worker.steering import UNRECORDED
 
+# A member of an enum is slow to find by its class.
+_MESSAGE = Kind.MESSAGE
+
 
 def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], seen: int, now: int) -> int:
     """Record entries, in order, and let the workflow see them; up to which one was taken in."""
     for message in messages:
-        if message.kind in UNRECORDED or (message.kind is Kind.WAKE and not _wakes(message, execution)):
+        renewed = execution.outcome is not None and execution.outcome.renewed is not None
+        if message.kind is not _MESSAGE and (message.kind in UNRECORDED or _says_nothing(message, execution)):
             # A message that came after the end is left unread, for another attempt; and so is all that came after it.
-            if execution.outcome is None or message.seq == seen + 1:
+            if not renewed and (execution.outcome is None or message.seq == seen + 1):
                 seen = max(seen, message.seq)
                 draft.took_in(seen)
         elif message.seq > seen and execution.outcome is None:
@@ -27,15 +31,17 @@ def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], see
             execution.cancel_requested = True
         elif message.kind is Kind.MESSAGE and message.seq > seen:
             execution.carry(message)
-        if execution.outcome is not None and execution.outcome.renewed is not None:
+        if renewed:
             seen = max(seen, message.seq)
-            draft.took_in(seen)
+            draft.carry(seen)
     return seen
 
 
-def _wakes(message: Message, execution: Execution) -> bool:
-    # One that only changed when the run begins says nothing more.
-    return message.payload is not None and execution.sleep() is not None
+def _says_nothing(message: Message, execution: Execution) -> bool:
+    if message.kind is Kind.WAKE:
+        # One that only changed when the run begins says nothing more.
+        return message.payload is None or execution.sleep() is None
+    return execution.is_of_the_past(message)
 
 
 def _record(execution: Execution, message: Message, now: int) -> None:

@@ -19,6 +19,7 @@ from perdure.replay.scoping import is_left, to_mark
 from perdure.testing.invariants import Known, scan
 from perdure.testing.simulation.interpreter import Interpreter, Steps
 from perdure.testing.simulation.ledger import Ledger
+from perdure.testing.simulation.mail import Mail
 from perdure.testing.simulation.programs import DEEDS
 from perdure.workflow.definition import Workflow
 
@@ -51,6 +52,7 @@ class Audit:
             *self._clients(),
             *self._cancellations(),
             *self._tokens(),
+            *self._mail(),
             *self._replays(),
         ]
 
@@ -58,6 +60,7 @@ class Audit:
         sometimes = self._ledger.sometimes
         for run in self._runs.values():
             sometimes["a run was tried again as a whole"] += run.attempt > 1
+            sometimes["a run ended that had begun anew"] += run.generation > 1
             sometimes["a run expired"] += _error_of(run) == "Expired"
             if run.id in self._ledger.to_be_cancelled:
                 sometimes["a cancellation came in time"] += run.status is Status.CANCELLED
@@ -89,13 +92,9 @@ class Audit:
             if run.parent_id is None and (run.idempotency_key or run.id) not in self._ledger.asked:
                 yield f"run {run.id} was asked for by nobody"
         for run_id, key, kind, name in self._query("SELECT run_id, message_key, kind, name FROM perdure_messages"):
-            asked = name.endswith("~ask")
-            if (
-                kind == "message"
-                and not asked
-                and (run_id, key) not in self._ledger.sent
-                and not key.startswith(f"{run_id}:")
-            ):
+            own = name.endswith("~ask") or key.startswith((f"{run_id}:", " kept:"))
+            sent = (run_id, key) in self._ledger.sent or key in self._ledger.broadcasts
+            if kind == "message" and not own and not sent:
                 yield f"message {key} to run {run_id} was sent by nobody"
 
     def _lost_results(self) -> Iterator[str]:
@@ -122,8 +121,8 @@ class Audit:
     def _everything(self) -> Iterator[tuple[str, Iterable[Record]]]:
         """All records that there are, and those that were there and have been let go since."""
         yield from self._histories.items()
-        for run_id, record in self._ledger.records():
-            yield run_id, (record,)
+        for run_id, kind, location, payload, failed in self._query("SELECT * FROM temp.gone"):
+            yield run_id, (Record(seq=0, kind=Kind(kind), location=location, payload=payload, failed=failed, at=0),)
 
     def _deeds(self) -> Iterator[str]:
         """What transactions have written is what they have recorded, once."""
@@ -173,6 +172,11 @@ class Audit:
             # One that waits for its children has its outcome already, and stops only those.
             if told and run.status is Status.COMPLETED and '"wait"' not in run.input.replace("\\", ""):
                 yield f"run {run.id} was told to stop by record {told[0]}, and completed"
+
+    def _mail(self) -> Iterator[str]:
+        for run in self._runs.values():
+            if run.generation > 1:
+                yield from Mail(self._query, run, self._histories[run.id], self._ledger.inputs[run.id]).findings()
 
     def _tokens(self) -> Iterator[str]:
         """Whoever takes a run or gives it back raises its token, each time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar
@@ -15,7 +16,8 @@ from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.interpreter import PLAIN, STUBBORN
 from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.programs import MESSAGES, QUESTION, Author
+from perdure.testing.simulation.programs import CORRELATIONS, MESSAGES, NEWS, QUESTION, Author
+from perdure.workflow.channels import topic
 
 T = TypeVar("T")
 
@@ -23,13 +25,22 @@ T = TypeVar("T")
 LOOK = 2.0
 PATIENCE = 10.0
 
+_LISTENERS = """
+SELECT t.run_id FROM perdure_topics t JOIN perdure_runs r ON r.id = t.run_id
+WHERE t.topic = ? AND r.status NOT IN ('completed', 'failed', 'cancelled')
+"""
+_HAS = "SELECT 1 FROM perdure_messages WHERE run_id = ? AND message_key = ?"
+
 
 class Client:
     """One of them, on the event loop of a process of its own."""
 
-    def __init__(self, engine: Engine, ledger: Ledger, author: Author, rng: Random, name: str) -> None:
+    def __init__(
+        self, engine: Engine, store: SqliteStore, ledger: Ledger, author: Author, rng: Random, name: str
+    ) -> None:
         self.task: asyncio.Task[None] = None  # type: ignore[assignment]  # set by the world, at once
         self._engine = engine
+        self._store = store
         self._ledger = ledger
         self._author = author
         self._rng = rng
@@ -40,8 +51,8 @@ class Client:
         """Do a few things, one after the other, without hurry."""
         for number in range(self._rng.randint(4, 10)):
             await asyncio.sleep(self._rng.choice((0.0, 0.1, 1.0, 3.0)) * self._rng.random())
-            kinds = (self._start, self._send, self._cancel, self._steer, self._ask)
-            weights = (5, 6, 2, 3, 2) if self._runs else (1, 0, 0, 0, 0)
+            kinds = (self._start, self._send, self._cancel, self._steer, self._ask, self._broadcast)
+            weights = (5, 6, 2, 3, 2, 2) if self._runs else (1, 0, 0, 0, 0, 0)
             await self._rng.choices(kinds, weights)[0](f"{self._name}.{number}")
 
     async def compare(self) -> None:
@@ -87,6 +98,25 @@ class Client:
                 self._ledger.sometimes["a message came after the end"] += 1
             else:
                 self._ledger.received.add((run.id, name))
+
+    async def _broadcast(self, name: str) -> None:
+        correlation = self._rng.choice(CORRELATIONS)
+        self._ledger.broadcasts.add(f"broadcast:{name}")
+        listeners = await self._listeners(correlation)
+        broadcast = functools.partial(
+            self._engine.broadcast, NEWS, f"message {name}", correlation=correlation, key=name
+        )
+        for _ in range(2 if self._rng.random() < 0.2 else 1):
+            reached = await self._persist(broadcast)
+            self._ledger.sometimes["a broadcast took several chunks"] += reached > 2
+        still = await self._listeners(correlation)
+        for run_id in listeners & still:
+            if not await self._store.query(_HAS, (run_id, f"broadcast:{name}")):
+                self._ledger.violated(f"run {run_id} listens to {correlation} and did not get the broadcast {name}")
+
+    async def _listeners(self, correlation: str) -> set[str]:
+        """Runs that are under way and listen, as the database has it."""
+        return {run_id for (run_id,) in await self._store.query(_LISTENERS, (topic(NEWS, correlation),))}
 
     async def _cancel(self, name: str) -> None:
         run = self._rng.choice(self._runs)
@@ -172,6 +202,11 @@ class Operator:
             self._waiting_since.pop(run_id, None)
 
     async def _send(self, run_id: str) -> None:
+        for correlation in CORRELATIONS:
+            self._sent += 1
+            key = f"operator.{self._sent}"
+            self._ledger.broadcasts.add(f"broadcast:{key}")
+            await self._engine.broadcast(NEWS, f"message {key}", correlation=correlation, key=key)
         for message in MESSAGES:
             self._sent += 1
             key = f"operator.{self._sent}"

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Claimed, Loaded, Turn, Verdict
 from perdure.store import MUTATING_VERBS
@@ -127,6 +128,13 @@ class FaultStore:
         assert self._database.store is not None
         return self._database.store.clock()
 
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """As the verb, in chunks so small that few runs are several."""
+        chunk = await self._call("broadcast", topic, payload, key, after, min(limit, 2), actor)
+        return cast("Broadcasted", chunk)
+
     def __getattr__(self, name: str) -> Any:
         if name not in _VERBS:
             raise AttributeError(name)
@@ -179,13 +187,13 @@ class FaultStore:
             ledger.sometimes["a transaction whose answer was lost was found"] += answer is Verdict.APPLIED
         elif verb == "claim":
             for claimed in cast("Claimed", answer).runs:
-                ledger.claimed(claimed.run.id, claimed.run.attempt, self.process.name)
+                ledger.claimed(claimed.run, claimed.lease, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered
             self._registered = True
         elif verb == "load":
             for loaded in cast("list[Loaded]", answer):
-                ledger.loaded(loaded.run.id, loaded.records)
+                ledger.loaded(loaded.run, loaded.records)
 
     def _count_repeated(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
         if self._lost == turns and Verdict.APPLIED in verdicts:

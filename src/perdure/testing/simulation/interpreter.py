@@ -20,7 +20,9 @@ from perdure.testing.simulation import programs
 from perdure.testing.simulation.language import Language, Log
 from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.programs import (
+    NEWS,
     QUESTION,
+    Anew,
     Answer,
     Child,
     Cleanup,
@@ -30,6 +32,7 @@ from perdure.testing.simulation.programs import (
     Group,
     Join,
     Limit,
+    Listen,
     Loop,
     Map,
     Op,
@@ -110,27 +113,34 @@ class Interpreter:
         self._work, self._write, self._undo = steps.work, steps.write, steps.undo
         self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
-        self._language = Language(self._run, self._child_of)
+        self._language = Language(self._run, self._child_of, self._next_of)
         self.workflows = (
             Workflow(PLAIN, self.main, retry=None),
             Workflow(STUBBORN, self.main_again, retry=Retry(attempts=3, initial=0.5, jitter=0)),
         )
 
-    async def main(self, ctx: Context, program: str) -> list[str]:
-        """Run a program; what it saw, in the order in which it saw it."""
-        log = Log()
+    async def main(
+        self, ctx: Context, program: str, seen: tuple[str, ...] = (), taken: tuple[str, ...] = ()
+    ) -> list[str]:
+        """Run a program; what it saw, in the order in which it saw it, after what it had seen before it began anew."""
+        log = Log(seen, taken)
         await self._run(ctx, programs.decode(program), log)
         return list(log)
 
-    async def main_again(self, ctx: Context, program: str) -> list[str]:
+    async def main_again(
+        self, ctx: Context, program: str, seen: tuple[str, ...] = (), taken: tuple[str, ...] = ()
+    ) -> list[str]:
         """The same, where what was slept in an earlier attempt is not slept again."""
-        log = Log()
-        log.slept = True
+        log = Log(seen, taken, slept=True)
         await self._run(ctx, programs.decode(program), log)
         return list(log)
 
     def _child_of(self, body: Program) -> Call[list[str]]:
         return self.workflows[0](programs.encode(body))
+
+    def _next_of(self, body: Program, log: Log) -> Call[list[str]]:
+        workflow = self.workflows[1 if log.slept else 0]
+        return workflow(programs.encode(body), tuple(log[-_MEMORY:]), tuple(log.taken))
 
     async def _run(self, ctx: Context, program: Program, log: Log) -> None:
         for op in program:
@@ -140,9 +150,9 @@ class Interpreter:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
-            case Show() | Tell() | ReceiveAny() | Version() | Answer():
+            case Show() | Tell() | ReceiveAny() | Version() | Answer() | Listen():
                 await self._effect(ctx, op, log)
-            case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn():
+            case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn() | Anew():
                 await self._language.perform(ctx, op, log)
             case Deed(name=name, failures=failures):
                 deed = ctx.options(name=name, retry=_RETRY).transaction(self._write, log[-_MEMORY:], failures)
@@ -183,7 +193,7 @@ class Interpreter:
         options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral, undo=undo)
         return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
 
-    async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version | Answer, log: Log) -> None:
+    async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version | Answer | Listen, log: Log) -> None:
         match op:
             case Show(items=items):
                 ctx.publish("at", len(log))
@@ -193,16 +203,19 @@ class Interpreter:
                 ctx.send(ctx.run_id, name, f"message {ctx.uuid()}")
             case Answer(timeout=timeout):
                 await self._answer(ctx, timeout, log)
+            case Listen(correlation=correlation, timeout=timeout):
+                await self._listen(ctx, correlation, timeout, log)
             case Version(name=name):
                 log.append(f"version {ctx.version(name, 1)} {ctx.patched(name)}")
             case ReceiveAny(timeout=timeout, many=many):
                 try:
                     if many:
-                        log.extend(await ctx.receive_many("go", str, limit=2, timeout=timeout))
+                        received: list[str] = await ctx.receive_many("go", str, limit=2, timeout=timeout)
+                        for message in received:
+                            log.take(message)
                     else:
-                        log.append(
-                            (await ctx.receive_any(Channel("go", str), Channel("stop", str), timeout=timeout)).value
-                        )
+                        channels = Channel("go", str), Channel("stop", str)
+                        log.take((await ctx.receive_any(*channels, timeout=timeout)).value)
                 except TimeoutError:
                     log.append("nothing came")
 
@@ -215,9 +228,17 @@ class Interpreter:
             log.append(f"asked {asked.value}")
             asked.reply(f"answer to {asked.value}")
 
+    async def _listen(self, ctx: Context, correlation: str, timeout: float | None, log: Log) -> None:
+        try:
+            log.take(await ctx.receive(NEWS, str, correlation=correlation, timeout=timeout))
+        except TimeoutError:
+            log.append("no news")
+        else:
+            self._sometimes["a broadcast was received"] += 1
+
     async def _receive(self, ctx: Context, name: str, timeout: float | None, log: Log) -> None:
         try:
-            log.append(await ctx.receive(name, str, timeout=timeout))
+            log.take(await ctx.receive(name, str, timeout=timeout))
         except TimeoutError:
             log.append(f"no {name}")
             self._sometimes["a timeout came before its message"] += 1

@@ -5,11 +5,12 @@ What such a part has seen is its own: replay may skip a part that is over, and t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from perdure.core.errors import Rollback
+from perdure.core.errors import Rollback, WorkflowError
 from perdure.testing.simulation.programs import (
+    Anew,
     Contest,
     Join,
     Loop,
@@ -29,30 +30,43 @@ from perdure.workflow.scopes import current_scope
 #: How much of what an iteration has seen is left to the next.
 _LEFT = 4
 
-Part = Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn
+Part = Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 
 
 class Log(list[str]):
     """What a workflow has seen, in the order in which it saw it."""
 
-    #: Whether some of its sleeps may be over before they begin.
-    slept = False
+    def __init__(self, seen: Iterable[str] = (), taken: Iterable[str] = (), *, slept: bool = False) -> None:
+        super().__init__(seen)
+        #: The messages that the workflow has taken, in all its parts and in all that it was before it began anew.
+        self.taken = list(taken)
+        #: Whether some of its sleeps may be over before they begin.
+        self.slept = slept
 
     def part(self) -> Log:
         """Of a part of the workflow."""
-        log = Log()
-        log.slept = self.slept
+        log = Log(slept=self.slept)
+        log.taken = self.taken
         return log
+
+    def take(self, message: str) -> None:
+        """A message was received."""
+        self.append(message)
+        self.taken.append(message)
 
 
 class Language:
     """See the module."""
 
     def __init__(
-        self, run: Callable[[Context, Program, Log], Awaitable[None]], child_of: Callable[[Program], Call[list[str]]]
+        self,
+        run: Callable[[Context, Program, Log], Awaitable[None]],
+        child_of: Callable[[Program], Call[list[str]]],
+        next_of: Callable[[Program, Log], Call[list[str]]],
     ) -> None:
         self._run = run
         self._child_of = child_of
+        self._next_of = next_of
 
     async def perform(self, ctx: Context, part: Part, log: Log) -> None:
         """Do what the part says."""
@@ -78,6 +92,8 @@ class Language:
                 await ctx.shield(self._run(ctx, body, log))
             case Spawn():
                 await self._spawn(ctx, part, log)
+            case Anew(body=body):
+                await self._begin_anew(ctx, body, log)
 
     def _branches(self, branches: Sequence[Program], log: Log) -> dict[str, Branch[list[str]]]:
         return {f"b{number}": self._branch(body, log) for number, body in enumerate(branches)}
@@ -108,6 +124,13 @@ class Language:
             return Break(left) if count >= loop.rounds else Continue([count + 1, *left])
 
         return await ctx.loop([1], body, commit_every=loop.commit_every, keep=loop.keep)
+
+    async def _begin_anew(self, ctx: Context, body: Program, log: Log) -> None:
+        try:
+            ctx.continue_as_new(self._next_of(body, log))
+        except WorkflowError:
+            # It was asked for in a task.
+            await self._run(ctx, body, log)
 
     async def _spawn(self, ctx: Context, spawn: Spawn, log: Log) -> None:
         child = ctx.spawn(self._child_of(spawn.body), on_close=spawn.on_close)

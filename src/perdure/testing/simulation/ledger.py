@@ -6,12 +6,13 @@ It is compared with the database at the end, and, where a broken promise can be 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.model import Finish, Kind, Record, Turn, Verdict
+from perdure.core.effects import Renew
+from perdure.core.model import Finish, Kind, Lease, Record, Run, Turn, Verdict
 from perdure.testing.simulation.loop import SimLoop, Violation
 
 
@@ -38,6 +39,10 @@ class Ledger:
         #: Run id and key of messages that somebody sent, and of those that were acknowledged.
         self.sent: set[tuple[str, str]] = set()
         self.received: set[tuple[str, str]] = set()
+        #: Keys of broadcasts that somebody made.
+        self.broadcasts: set[str] = set()
+        #: By run, what it was given to begin with, and whenever it began anew.
+        self.inputs: defaultdict[str, set[str]] = defaultdict(set)
         #: Results that a client was given, as text.
         self.results: dict[str, str] = {}
         self.trace: list[str] = []
@@ -53,7 +58,11 @@ class Ledger:
         self._done: set[tuple[str, str]] = set()
         self._tried_again: set[str] = set()
         self._orphaned: Counter[str] = Counter()
-        self._records: dict[tuple[str, int], Record] = {}
+        #: Which generation a lease is of, and which each run is in.
+        self._leases: dict[Lease, int] = {}
+        self._generations: dict[str, int] = {}
+        #: By run, generation and number.
+        self._records: dict[tuple[str, int, int], Record] = {}
         self._outcomes: dict[str, Finish] = {}
 
     def note(self, *what: object) -> None:
@@ -82,10 +91,16 @@ class Ledger:
         self.note(effect.worker, "executes", effect.run_id, effect.location, effect.attempt)
         return len(self.effects)
 
-    def claimed(self, run_id: str, attempt: int, process: str) -> None:
+    def claimed(self, run: Run, lease: Lease, process: str) -> None:
         """A worker was given a run."""
-        if attempt > 1:
+        run_id = run.id
+        self.inputs[run_id].add(run.input)
+        self._leases[lease] = run.generation
+        renewed = self._generations.get(run_id, 1) < run.generation
+        self._generations[run_id] = run.generation
+        if run.attempt > 1:
             self._tried_again.add(run_id)
+        if run.attempt > 1 or renewed:
             self._done = {where for where in self._done if where[0] != run_id}
         if self._holders.get(run_id, process) != process:
             self.sometimes["a run was taken over from another worker"] += 1
@@ -111,7 +126,12 @@ class Ledger:
                 self._written(run_id, turn, verdict)
 
     def _written(self, run_id: str, turn: Turn, verdict: Verdict) -> None:
-        self.seen(run_id, turn.records)
+        self.written(turn)
+        if isinstance(turn.next, Renew):
+            refused = verdict is Verdict.AWAKE
+            self.sometimes["a renewal was refused because something came in"] += refused
+            self.sometimes["a run began anew"] += not refused
+            self.sometimes["a run began anew with messages that it had not received"] += bool(turn.next.carried)
         if verdict is Verdict.AWAKE:
             self.sometimes["a park was refused because something came in"] += 1
         elif turn.next is not None:
@@ -121,23 +141,25 @@ class Ledger:
             if before != turn.next:
                 self.violated(f"run {run_id} had the outcome {before} and got another: {turn.next}")
 
-    def seen(self, run_id: str, records: Sequence[Record]) -> None:
-        """Somebody was told that these records are durable; they stay what they are."""
+    def written(self, turn: Turn) -> None:
+        """Somebody was told that a turn is durable."""
+        if turn.records:
+            self._seen(turn.lease.run_id, self._leases[turn.lease], turn.records)
+
+    def _seen(self, run_id: str, generation: int, records: Sequence[Record]) -> None:
+        """These records are durable; they stay what they are."""
+        again = run_id in self._tried_again or generation < self._generations.get(run_id, 1)
         for record in records:
-            before = self._records.setdefault((run_id, record.seq), record)
+            before = self._records.setdefault((run_id, generation, record.seq), record)
             if before != record:
                 self.violated(f"record {record.seq} of run {run_id} was {before} and is {record}")
-            if record.kind is Kind.STEP and run_id not in self._tried_again and record.run_attempt == 1:
+            if record.kind is Kind.STEP and not again and record.run_attempt == 1:
                 self._done.add((run_id, record.location))
 
-    def loaded(self, run_id: str, records: Sequence[Record]) -> None:
+    def loaded(self, run: Run, records: Sequence[Record]) -> None:
         """Somebody read a whole history: it has all that was ever seen of it."""
-        self.seen(run_id, records)
+        run_id = run.id
+        self._seen(run_id, run.generation, records)
         end = records[-1].seq + 1 if records else 0
-        if (run_id, end) in self._records:
+        if (run_id, run.generation, end) in self._records:
             self.violated(f"the history of run {run_id} is shorter than it was: it ends before {end}")
-
-    def records(self) -> Iterator[tuple[str, Record]]:
-        """Every record that anybody was told to be durable, with its run."""
-        for (run_id, _), record in self._records.items():
-            yield run_id, record

@@ -14,6 +14,8 @@ from msgspec import Struct
 
 MESSAGES = ("go", "stop", "more")
 QUESTION = "what"
+NEWS = "news"
+CORRELATIONS = ("east", "west")
 STEPS = ("a", "b", "c")
 DEEDS = ("x", "y")
 
@@ -123,6 +125,13 @@ class Answer(Struct, frozen=True, tag="answer"):
     timeout: float
 
 
+class Listen(Struct, frozen=True, tag="listen"):
+    """A broadcast, perhaps waited for only so long."""
+
+    correlation: str
+    timeout: float | None = None
+
+
 class Version(Struct, frozen=True, tag="version"):
     """A version of the code that is pinned."""
 
@@ -185,10 +194,16 @@ class Spawn(Struct, frozen=True, tag="spawn"):
     awaited: bool = False
 
 
+class Anew(Struct, frozen=True, tag="anew"):
+    """The end of a program that goes on as another."""
+
+    body: Program
+
+
 Op = (
     Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Answer
-    | Version
-    | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn
+    | Listen | Version
+    | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 )  # fmt: skip
 Program = tuple[Op, ...]
 
@@ -216,7 +231,7 @@ class Author:
         ]  # fmt: skip
         nests: list[tuple[Callable[[int], Op], int]] = [
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
-            (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4),
+            (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4), (self._anew, 4),
         ]  # fmt: skip
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
@@ -263,6 +278,7 @@ class Author:
             lambda: ReceiveAny(rng.choice((None, 0.2, 3.0)), many=rng.random() < 0.5),
             lambda: Version(rng.choice(STEPS)),
             lambda: Answer(rng.choice((0.5, 3.0, 8.0))),
+            lambda: Listen(rng.choice(CORRELATIONS), rng.choice((None, 1.0, 4.0))),
         )
         return rng.choice(kinds)()
 
@@ -285,6 +301,9 @@ class Author:
     def _spawn(self, depth: int) -> Op:
         rng = self._rng
         return Spawn(self.program(depth), rng.choice(("cancel", "abandon", "wait")), awaited=rng.random() < 0.4)
+
+    def _anew(self, depth: int) -> Op:
+        return Anew(self.program(depth))
 
     def _branches(self, depth: int) -> tuple[Program, ...]:
         return tuple(self.program(depth) for _ in range(self._rng.randint(2, 3)))

@@ -35,8 +35,11 @@ LEASE = 3.0
 BOUND = 300.0
 
 
-#: A record may be let go once a scope has got further.
-_NOT_TRIMMED = "WHEN NOT EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = OLD.run_id AND s.kind = 'scope' AND s.seq > OLD.seq)"
+#: A record may be let go once a scope has got further, or the run has begun anew and nobody has taken it up since.
+_NOT_TRIMMED = """
+WHEN NOT EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = OLD.run_id AND s.kind = 'scope' AND s.seq > OLD.seq)
+AND NOT EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.generation > 1 AND r.progress = -1 AND r.worker IS NULL)
+"""
 
 
 class Life:
@@ -126,6 +129,15 @@ class World:
         raw = self.store._writer._open()
         raw.execute("CREATE TABLE deeds (run_id TEXT, location TEXT, result TEXT)")
         raw.execute("CREATE TEMP TABLE overwritten (what TEXT)")
+        for kept, columns, event, table, which in (
+            ("gone", ("run_id", "kind", "location", "payload", "failed"), "DELETE", "history", "OLD"),
+            ("letters", ("run_id", "seq", "name", "payload", "kind"), "INSERT", "messages", "NEW"),
+        ):
+            raw.execute(f"CREATE TEMP TABLE {kept} ({', '.join(columns)})")
+            raw.execute(
+                f"CREATE TEMP TRIGGER keep_{kept} AFTER {event} ON perdure_{table} "
+                f"BEGIN INSERT INTO {kept} VALUES ({', '.join(f'{which}.{column}' for column in columns)}); END"
+            )
         for name, table, event, condition in (
             ("outcome", "runs", "UPDATE", "WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation"),
             ("run", "runs", "DELETE", ""),
@@ -204,7 +216,7 @@ class World:
 
     def _client(self, number: int, author: Author) -> Client:
         engine, context = self.client_engine(f"client{number}")
-        client = Client(engine, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
+        client = Client(engine, self.store, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
         client.task = self.loop.create_task(client.act(), name=f"perdure client{number}", context=context)
         return client
 
