@@ -379,5 +379,6 @@ async def observe(engine: Engine, run: Handle[Any], answers: Sequence[str]) -> S
         stream=sorted(stream),
         sent=sorted(str(one.payload) for one in inbox if one.name == f"from-{run.id}"),
         answers=sorted(answers),
-        executed=sorted(what for where, what in executed if where == run.id),
+        # A copy, because steps in threads go on counting.
+        executed=sorted(what for where, what in list(executed) if where == run.id),
     )

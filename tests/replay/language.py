@@ -23,7 +23,7 @@ from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
 from perdure.workflow.scopes import current_scope
 from tests.replay.driver import named, unwork, work
-from tests.replay.nodes import Node, described
+from tests.replay.nodes import Node, described, given_as_it_is, numbers
 from tests.replay.performing import Performer
 
 _POLICIES: tuple[Literal["cancel", "abandon", "wait"], ...] = ("cancel", "abandon", "wait")
@@ -37,17 +37,17 @@ class Language(Performer):
     # in named parts
 
     def _branches(self, node: Node) -> dict[str, Branch[list[str]]]:
-        """Each in one of the ways in which a branch can be given."""
+        """Each in one of the ways in which a branch can be given; what the node is called is part of their names."""
         branches: dict[str, Branch[Any]] = {}
         for number, each in enumerate(node.body):
-            how = (node.number + number) % 3
-            if how == 0 and each.op == "step":
+            name = f"{node.name}b{number}"
+            if each.op == "step" and given_as_it_is(node, number):
                 self.begun.setdefault(each.id, set())
-                branches[f"b{number}"] = self._durable(each, named(self._ctx, each.name, each.id))
-            elif how == 1:
-                branches[f"b{number}"] = self._enclosed((each,))
+                branches[name] = self._durable(each, named(self._ctx, each.name, each.id))
+            elif (node.number + number) % 3 == 1:
+                branches[name] = self._enclosed((each,))
             else:
-                branches[f"b{number}"] = self._branch(each)
+                branches[name] = self._branch(each)
         return branches
 
     def _branch(self, node: Node) -> Branch[list[str]]:
@@ -86,7 +86,7 @@ class Language(Performer):
         return results
 
     async def _map_steps(self, node: Node) -> Any:
-        items = [(node.id, number) for number in range(node.number)]
+        items = [(node.id, number) for number in numbers(node)]
         results = await self._ctx.options(name=node.name).map(work, items, limit=2)
         self.note(node, results)
         return results

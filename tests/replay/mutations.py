@@ -9,8 +9,11 @@ import msgspec
 
 from perdure.core.model import Kind, Record
 from tests.replay.generation import Author, Tape
-from tests.replay.nodes import Node, walk
+from tests.replay.nodes import Node, given_as_it_is, walk
 from tests.replay.recording import Play, recorded_locations
+
+#: What has branches with names.
+BRANCHED = ("join", "race")
 
 #: Operations whose name is the program's own.
 NAMED = ("step", "deed", "child", "undoable")
@@ -36,11 +39,17 @@ class Subject:
         self.recorded = {node_id for node_id, places in play.machine.begun.items() if places & locations}
         completed = {each.location for each in history if each.kind in (Kind.STEP, Kind.CHILD)}
         self.completed = {node_id for node_id, places in play.machine.begun.items() if places & completed}
+        self._begun, self._completed = play.machine.begun, completed
         play.close()
 
     def holds_a_record(self, node: Node) -> bool:
         """Whether a call within the node is recorded."""
         return any(each.op in NAMED and each.id in self.recorded for each in walk(node))
+
+    def branches_hold_a_record(self, node: Node) -> bool:
+        """Whether a call is recorded within a branch of the node, and not one that was made outside and given to it."""
+        given = [each.op == "step" and given_as_it_is(node, number) for number, each in enumerate(node.body)]
+        return any(not outside and self.holds_a_record(each) for each, outside in zip(node.body, given, strict=True))
 
     @property
     def calls(self) -> list[Node]:
@@ -51,6 +60,17 @@ class Subject:
     def unreached(self) -> list[Node]:
         """What the history did not get to."""
         return [node for node in self.nodes if node.id not in self.begun and node is not self.program]
+
+    def iterations(self) -> Iterator[tuple[Node, int]]:
+        """What iterates over at least two items, and how many of them are done; once only, for more would be mixed up."""
+        for node in self.nodes:
+            if node.op == "for_each" and node.number > 1 and len(scopes := self._scopes(node)) == 1:
+                done = self._begun[node.id] & self._completed
+                if done and scopes:
+                    yield node, len(done)
+
+    def _scopes(self, node: Node) -> set[str]:
+        return {place.rpartition("/")[0] for place in self._begun.get(node.id, ())}
 
     def sequences(self) -> Iterator[tuple[Node, Node, Node]]:
         """A sequence, and two calls of which one follows the other in it, the first of them recorded."""
@@ -84,6 +104,11 @@ def swapped(program: Node, sequence: Node, first: Node, second: Node) -> Node:
     exchange = {first.id: second, second.id: first}
     body = tuple(exchange.get(each.id, each) for each in sequence.body)
     return change(program, sequence.id, lambda each: msgspec.structs.replace(each, body=body))
+
+
+def reordered(program: Node, node: Node) -> Node:
+    """The program with a node that iterates the other way round."""
+    return change(program, node.id, lambda each: msgspec.structs.replace(each, number=-each.number))
 
 
 def with_other_arguments(program: Node, node: Node) -> Node:

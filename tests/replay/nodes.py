@@ -28,6 +28,16 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(each)
 
 
+def given_as_it_is(node: Node, number: int) -> bool:
+    """Whether that branch of a node, if it is a step, is the operation itself."""
+    return (node.number + number) % 3 == 0
+
+
+def numbers(node: Node) -> list[int]:
+    """What a node iterates over; the other way round if its number is negative."""
+    return list(range(node.number)) if node.number >= 0 else list(reversed(range(-node.number)))
+
+
 def described(value: object) -> str:
     """A result or an error, without addresses and lines."""
     if isinstance(value, BaseExceptionGroup):

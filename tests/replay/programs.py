@@ -19,7 +19,7 @@ from perdure.workflow.definition import Call
 from tests.replay import language
 from tests.replay.driver import deed, named
 from tests.replay.language import Language
-from tests.replay.nodes import Node, described
+from tests.replay.nodes import Node, described, numbers
 from tests.replay.performing import FORGETFUL
 
 #: How the name of a transaction begins, and no other.
@@ -91,6 +91,10 @@ class Machine(Language):
     async def _fail(self, node: Node) -> None:
         self.ended["fail"] += 1
         raise ValueError(node.id)
+
+    async def _for_each(self, node: Node) -> None:
+        for number in numbers(node):
+            await self._durable(node, named(self._ctx, node.name, [node.id, number]))
 
     async def _set(self, node: Node) -> None:
         for word in {f"word {number}" for number in range(node.number)}:
@@ -338,7 +342,7 @@ class Machine(Language):
 
 #: Every primitive, by whether it has parts of its own.
 LEAVES = (
-    "step", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail",
+    "step", "for_each", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail",
     *language.LEAVES,
 )  # fmt: skip
 BRANCHES = (

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from perdure.core.errors import Diverged
 from tests.replay.generation import Tape, programs, tapes
 from tests.replay.mutations import (
+    BRANCHED,
     NAMED,
     Subject,
     followed,
     preceded,
     removed,
     renamed,
+    reordered,
     replaced,
     swapped,
     with_other_arguments,
@@ -94,6 +96,11 @@ def test_removing_renaming_or_reordering_what_was_recorded_diverges() -> None:
         calls = [node for node in subject.calls if node.id in subject.recorded]
         changes += [("renamed", renamed(subject.program, node)) for node in calls]
         changes += [("swapped", swapped(subject.program, *each)) for each in subject.sequences()]
+        changes += [
+            ("branches renamed", renamed(subject.program, node))
+            for node in subject.nodes
+            if node.op in BRANCHED and subject.branches_hold_a_record(node)
+        ]
         for what, changed in some(changes, tape):
             tried[what] += 1
             with pytest.raises(Diverged, match="does not follow its history"):
@@ -101,7 +108,7 @@ def test_removing_renaming_or_reordering_what_was_recorded_diverges() -> None:
 
     search(None, law)
     print(f"\nchanges that were found: {dict(tried)}")
-    assert min(tried[what] for what in ("removed", "renamed", "swapped")) > 0
+    assert min(tried[what] for what in ("removed", "renamed", "swapped", "branches renamed")) > 0
 
 
 @pytest.mark.timeout(3600)
@@ -147,16 +154,20 @@ def test_where_calls_share_their_names_no_change_to_what_was_recorded_passes_in_
                 alike = (first.op, first.name) == (second.op, second.name) and second.id in subject.completed
                 what = "swapped, of one name" if alike else "swapped"
                 changes.append((what, swapped(subject.program, sequence, first, second)))
+        for node, done in subject.iterations():
+            what = "reordered, all of it done" if done == node.number else "reordered"
+            changes.append((what, reordered(subject.program, node)))
         for what, changed in some(changes, tape):
             said = divergence(changed, subject)
             assert said is not None, f"{what}: {changed}"
             found = "does not follow its history" in said
-            assert found or what != "swapped, of one name"
+            assert found or what not in ("swapped, of one name", "reordered, all of it done")
             tried[f"{what}: {'diverged' if found else 'warned'}"] += 1
 
     search(("a", "a", "b"), law)
     print(f"\nwhat became of them: {dict(tried)}")
     assert tried["swapped, of one name: diverged"] > 0
+    assert tried["reordered, all of it done: diverged"] > 0
 
 
 def test_named_operations_are_those_with_a_location() -> None:

@@ -67,6 +67,8 @@ class Mariadb(PrivateServer):
             "pid-file": self._folder / "pid",
             "init-file": self._folder / "init.sql",
             "port": self._port,
+            # A server that starts deletes the temporary tables that it finds there, those of others too.
+            "tmpdir": self._folder,
         }
         options = [f"--{name}={value}" for name, value in {**files, **self._settings}.items()]
         return [self._programs["mariadbd"], "--no-defaults", *options]

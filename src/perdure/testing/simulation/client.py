@@ -108,7 +108,7 @@ class Client:
         )
         for _ in range(2 if self._rng.random() < 0.2 else 1):
             reached = await self._persist(broadcast)
-            self._ledger.sometimes["a broadcast took several chunks"] += reached > 2
+            self._ledger.sometimes["a broadcast took several chunks"] += reached > 1
         still = await self._listeners(correlation)
         for run_id in listeners & still:
             if not await self._store.query(_HAS, (run_id, f"broadcast:{name}")):

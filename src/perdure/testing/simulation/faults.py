@@ -131,8 +131,8 @@ class FaultStore:
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
     ) -> Broadcasted:
-        """As the verb, in chunks so small that few runs are several."""
-        chunk = await self._call("broadcast", topic, payload, key, after, min(limit, 2), actor)
+        """As the verb, in the smallest of chunks, so that few runs are several."""
+        chunk = await self._call("broadcast", topic, payload, key, after, min(limit, 1), actor)
         return cast("Broadcasted", chunk)
 
     def __getattr__(self, name: str) -> Any:

@@ -227,11 +227,11 @@ class Author:
         self._rng = rng
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
         leaves: list[tuple[Callable[[], Op], int]] = [
-            (self._step, 8), (self._deed, 6), (self._sleep, 3), (self._receive, 3), (self._effect, 3),
+            (self._step, 8), (self._deed, 6), (self._sleep, 3), (self._receive, 3), (self._effect, 3), (self._listen, 2),
         ]  # fmt: skip
         nests: list[tuple[Callable[[int], Op], int]] = [
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
-            (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4), (self._anew, 4),
+            (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4), (self._anew, 6),
         ]  # fmt: skip
         self._leaves = leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
@@ -278,9 +278,11 @@ class Author:
             lambda: ReceiveAny(rng.choice((None, 0.2, 3.0)), many=rng.random() < 0.5),
             lambda: Version(rng.choice(STEPS)),
             lambda: Answer(rng.choice((0.5, 3.0, 8.0))),
-            lambda: Listen(rng.choice(CORRELATIONS), rng.choice((None, 1.0, 4.0))),
         )
         return rng.choice(kinds)()
+
+    def _listen(self) -> Op:
+        return Listen(self._rng.choice(CORRELATIONS), self._rng.choice((None, 1.0, 4.0)))
 
     def _parallel(self, depth: int) -> Op:
         rng = self._rng
