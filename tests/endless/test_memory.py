@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from perdure import Branch, Break, Context, Continue, Engine, workflow
@@ -33,6 +33,12 @@ async def count_down(ctx: Context, number: int) -> Continue[int] | Break[int]:
     return Continue(number - 1) if number else Break(number)
 
 
+async def numbers(ctx: Context, first: int) -> AsyncGenerator[int]:
+    while True:
+        yield await ctx.step(work, first)
+        first += 1
+
+
 async def everything(ctx: Context, number: int) -> Continue[int] | Break[int]:
     async with asyncio.timeout(3600):
         await ctx.step(work, number)
@@ -41,6 +47,9 @@ async def everything(ctx: Context, number: int) -> Continue[int] | Break[int]:
     await ctx.join({"one": ctx.step(work, 1), "two": ctx.call(child(number))})
     await ctx.loop(2, count_down, name="inner", commit_every=2)
     await ctx.map(work, [1, 2, 3], limit=2)
+    async for one in numbers(ctx, number):
+        if one > number:
+            break
     for forsaken in (ctx.receive("never"), ctx.call(sleeper(number))):
         try:
             await asyncio.wait_for(forsaken, 0.001)

@@ -38,7 +38,7 @@ def _end_all(loop: RunLoop) -> bool:
             generators, loop.generators = loop.generators, []
             for task in reversed(tasks):
                 ended &= _end_task(task)
-            for generator in reversed(generators):
+            for generator, _ in reversed(generators):
                 ended &= _throw_through(generator)
             # Cleanup code may have started more. Of a task that was never begun nothing runs, so this comes to an end.
             if not loop.tasks and not loop.generators:

@@ -113,7 +113,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         #: The thread that executes code of the run at this moment; 0 for none.
         self._thread = 0
         self.tasks: dict[RunTask[Any], None] = {}
-        self.generators: list[AsyncGenerator[Any, Any]] = []
+        #: Those that may not be over, each with the path of the scope in which it was begun.
+        self.generators: list[tuple[AsyncGenerator[Any, Any], str]] = []
         #: Told about errors that no task or future could deliver.
         self.on_error: Callable[[dict[str, Any]], None] = _ignore
 
@@ -264,8 +265,13 @@ class RunLoop(asyncio.AbstractEventLoop):
         # `ag_frame` is there in CPython, though not in the types of an async generator.
         if len(self.generators) > 64:
             # Every async generator has a frame; its type does not say so.
-            self.generators = [held for held in self.generators if held.ag_frame is not None]  # type: ignore[attr-defined]
-        self.generators.append(generator)
+            self.generators = [held for held in self.generators if held[0].ag_frame is not None]  # type: ignore[attr-defined]
+        self.generators.append((generator, current_scope.get(self.root).path))
+
+    def forsake_generators(self, is_over: Callable[[str], bool]) -> None:
+        """Let go of those that were begun in parts of the workflow that are over. One that was abandoned there ends in silence."""
+        if self.generators:
+            self.generators = [held for held in self.generators if not is_over(held[1])]
 
     def untie(self) -> None:
         """Let go of whoever drives the run; it has ended."""

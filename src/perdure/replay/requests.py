@@ -284,6 +284,7 @@ class Requests(ABC):
                     f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; await it "
                     "inside of that part"
                 )
+        self.loop.forsake_generators(lambda path: is_over(path, scope.path, mark.upto, drop))
         future = self._watch(scope.location)
         return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)
 

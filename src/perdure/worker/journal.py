@@ -96,20 +96,16 @@ class Journal:
         while True:
             try:
                 return await self._store.commit(turns, self._actor())
+            except StoreCorrupt:
+                if len(turns) == 1:
+                    logger.exception("run %s cannot be written; it is left as it is", turns[0].lease.run_id)
+                    return [Verdict.LOST]
+                # One by one, to tell the one turn that finds its run's rows corrupt from its neighbours.
+                return [verdict for turn in turns for verdict in await self._commit([turn])]
             except StoreError as error:
-                if isinstance(error, StoreCorrupt):
-                    return [await self._commit_one(turn) for turn in turns]
                 logger.error("cannot write %d turns, trying again in %.1f s: %s", len(turns), delay, error)
                 await self._system.sleep(delay * (0.5 + self._system.random()))
                 delay = min(delay * 2, 5.0)
-
-    async def _commit_one(self, turn: Turn) -> Verdict:
-        """Tell the one turn that finds its run's rows corrupt from its neighbours."""
-        try:
-            return (await self._store.commit([turn], self._actor()))[0]
-        except StoreCorrupt:
-            logger.exception("run %s cannot be written; it is left as it is", turn.lease.run_id)
-            return Verdict.LOST
 
     def _landed(
         self, task: asyncio.Task[None] | None, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]

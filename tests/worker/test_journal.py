@@ -1,0 +1,50 @@
+"""What a worker writes is written, whatever the database answers first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perdure import Context, Engine, StoreUnavailable, workflow
+from perdure.core.errors import StoreCorrupt
+from perdure.core.model import Turn, Verdict
+from perdure.host import Host
+from perdure.store import open_store
+
+
+@workflow("journal.plain.v1")
+async def plain(ctx: Context, number: int) -> int:
+    return number
+
+
+class Troubled:
+    """A store that takes one of the runs for corrupt, and is gone for a moment whenever it has said so."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._gone = False
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+        if self._gone:
+            self._gone = False
+            raise StoreUnavailable("gone")
+        if any(turn.lease.run_id == "bad" for turn in turns):
+            self._gone = True
+            self.refused += 1
+            raise StoreCorrupt("nonsense")
+        verdicts: list[Verdict] = await self._store.commit(turns, actor)
+        return verdicts
+
+
+async def test_a_run_that_cannot_be_written_holds_up_nobody_also_if_the_database_is_away_meanwhile() -> None:
+    host = Host()
+    store: Any = Troubled(open_store("sqlite://", host, inline=True))
+    async with Engine("sqlite://", [plain], system=host, store=store) as engine:
+        runs = [await engine.start(plain(number), id=name) for number, name in enumerate(("bad", "good", "better"))]
+        async with engine.worker(grace=0):
+            assert [await run.result("20s") for run in runs[1:]] == [1, 2]
+            assert store.refused >= 2
