@@ -28,6 +28,18 @@ SAID = {
         {'short': 4, 'long': 500}
         101 pages were runs of their own
         """,
+    "expenses": """\
+        dear Boss: may Ann spend 900?
+        dear Ann: approved
+        approved
+        ['ask/expenses.tell.v1', 'decision', 'answer/expenses.tell.v1']
+        """,
+    "activities": """\
+        22 characters
+        13
+        attempt 1 failed
+        attempt 2 failed
+        """,
     "unit_test": """\
         test_a_customer_who_pays_is_reminded_no_more passes
         test_a_customer_who_does_not_pay_is_reminded_three_times passes

@@ -58,6 +58,7 @@ from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, 
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retry import Retry
 from perdure.core.routing import TypeInfo
+from perdure.workflow.actions import Action, Actions
 from perdure.workflow.activity import Activity, activity
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
@@ -66,6 +67,7 @@ from perdure.workflow.current import ActivityInfo, StepInfo, activity_info, step
 from perdure.workflow.definition import Call, Definition, Workflow, workflow
 from perdure.workflow.discovery import discover
 from perdure.workflow.looping import Break, Continue
+from perdure.workflow.machine import StateMachine
 from perdure.workflow.operation import Operation
 from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
 from perdure.workflow.parallel import Branch, Won
@@ -74,6 +76,8 @@ from perdure.workflow.saga import Saga
 from perdure.workflow.steps import step
 
 __all__ = [
+    "Action",
+    "Actions",
     "Activity",
     "ActivityInfo",
     "ActivityTimeout",
@@ -144,6 +148,7 @@ __all__ = [
     "RunNotFound",
     "Saga",
     "SchemaMismatch",
+    "StateMachine",
     "Status",
     "StepFailed",
     "StepInfo",

@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-from perdure import Definition, Engine, Handle, Status
+from perdure import Engine, Handle, Status
 from perdure.host import Host
 from perdure.store import Retrying, SqlStore, open_store
+from perdure.workflow.machine import Definable
 from tests.helpers import eventually
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
@@ -30,7 +31,7 @@ class Stage:
         self.store: SqlStore | None = None
         self.engines: list[Engine] = []
 
-    def engine(self, *workflows: Definition[Any, Any], **options: Any) -> Engine:
+    def engine(self, *workflows: Definable, **options: Any) -> Engine:
         """An engine that is closed when the test ends."""
         assert self.url != "sqlite://" or not self.engines, "a second engine needs a database in a file"
         system = Host()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, assert_type
 
 from perdure import (
+    Actions,
     Blocking,
     BlockingHandle,
     Call,
@@ -31,9 +32,11 @@ from perdure import (
     Retry,
     Run,
     Saga,
+    StateMachine,
     Status,
     StreamItem,
     Succeeded,
+    activity,
     step,
     workflow,
 )
@@ -198,6 +201,43 @@ def declarations() -> None:
 
 approval = Channel("approval", bool)
 quote = Question("quote", Order, int)
+
+
+@activity("types.pack.v1", start_to_close="10s", heartbeat=3)
+def pack(order: Order, boxes: int = 1) -> list[str]:
+    return [order.id] * boxes
+
+
+@activity("types.label.v1")
+async def label(order_id: str) -> bytes:
+    return order_id.encode()
+
+
+class Packing(StateMachine[Order, int], type="types.packing.v1", retry=Retry.never()):
+    messages = (approval,)
+
+    def on_start(self, input: Order) -> Actions:
+        assert_type(input, Order)
+        return [self.activity("pack", pack(input, 2)), self.timer("late", "1h")]
+
+    def on_activity_completed(self, id: str, result: list[str]) -> Actions:
+        return self.complete(len(result))
+
+    def on_timer(self, id: str) -> Actions:
+        return self.complete("late")  # type: ignore[arg-type] # wrong on purpose
+
+
+async def activities(engine: Engine, order: Order) -> None:
+    assert_type(pack(order), Call[list[str]])
+    assert_type(label("a"), Call[bytes])
+    assert_type(pack(order).options(start_to_close="1m"), Call[list[str]])
+    assert_type(await engine.start(label("a")), Handle[bytes])
+    pack(3)  # type: ignore[arg-type] # wrong on purpose
+    assert_type(Packing.call(order), Call[int])
+    assert_type(await engine.start(Packing.call(order)), Handle[int])
+    assert_type(await engine.get("p", Packing.definition()), Handle[int])
+    Packing.call(3)  # type: ignore[arg-type] # wrong on purpose
+    Engine("sqlite://", [Packing, pack, label, checkout])
 
 
 async def engine(order: Order) -> None:

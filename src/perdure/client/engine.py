@@ -55,6 +55,7 @@ from perdure.store.protocol import Store
 from perdure.store.url import shown
 from perdure.worker import Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition
+from perdure.workflow.machine import Definable, definition_of
 
 R = TypeVar("R")
 
@@ -65,7 +66,7 @@ class Engine(Checking, Telling):
     def __init__(
         self,
         url: str,
-        workflows: Iterable[Definition[Any, Any]] = (),
+        workflows: Iterable[Definable] = (),
         *,
         errors: Iterable[type[Exception]] = (),
         migrate: bool = True,
@@ -363,11 +364,9 @@ def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
         raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
 
 
-def _by_type(workflows: Iterable[Definition[Any, Any]]) -> dict[str, Definition[Any, Any]]:
+def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:
     known: dict[str, Definition[Any, Any]] = {}
-    for workflow in workflows:
-        if not isinstance(workflow, Definition):
-            raise UsageError(f'{workflow!r} is not a workflow; decorate it with @workflow("...")')
+    for workflow in map(definition_of, workflows):
         if known.setdefault(workflow.type, workflow) is not workflow:
             raise UsageError(f"two workflows have the type {workflow.type!r}; each needs its own")
         workflow.signature.resolve()

@@ -30,7 +30,8 @@ from perdure.store.protocol import Store
 from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions
 from perdure.worker.held import Held
-from perdure.workflow.definition import Call, Definition
+from perdure.workflow.definition import Call
+from perdure.workflow.machine import Definable
 
 R = TypeVar("R")
 
@@ -76,7 +77,7 @@ class Environment:
 
     def __init__(
         self,
-        workflows: Iterable[Definition[Any, Any]],
+        workflows: Iterable[Definable],
         *,
         errors: Iterable[type[Exception]] = (),
         start_time: datetime = START,
@@ -208,7 +209,7 @@ class _CandidEngine(Engine):
 
     def __init__(
         self,
-        workflows: Iterable[Definition[Any, Any]],
+        workflows: Iterable[Definable],
         errors: Iterable[type[Exception]],
         system: System,
         store: Store,

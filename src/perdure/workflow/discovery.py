@@ -10,6 +10,7 @@ from typing import Any
 
 from perdure.core.errors import UsageError
 from perdure.workflow.definition import Definition
+from perdure.workflow.machine import StateMachine
 
 
 def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
@@ -20,6 +21,8 @@ def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
     found: dict[str, tuple[Definition[Any, Any], str]] = {}
     for module in _modules(package):
         for value in list(vars(module).values()):
+            if isinstance(value, type) and issubclass(value, StateMachine) and value._definition is not None:
+                value = value.definition()
             if not isinstance(value, Definition):
                 continue
             known, where = found.setdefault(value.type, (value, value.__module__))

@@ -1,0 +1,285 @@
+"""Workflows as state machines: a class with a handler for each kind of thing that may happen, which says what is to be done next.
+
+Handlers are called one at a time, in the order of the history, and decide without waiting: they return actions. What the machine
+remembers are its attributes, which replay rebuilds by calling the same handlers with the same events. So a machine is a workflow as
+any other, on the same runs and the same history; activities, timers and children go by ids that the handlers choose.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import logging
+import typing
+import uuid
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from perdure.core.errors import BadArguments, RunCancelled, UsageError
+from perdure.core.retry import Retry
+from perdure.workflow.actions import (
+    Action,
+    Actions,
+    CancelOne,
+    Complete,
+    EndCancelled,
+    Fail,
+    Publish,
+    Schedule,
+    SendMessage,
+    StartTimer,
+)
+from perdure.workflow.channels import Channel
+from perdure.workflow.children import Moment
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call, Definition, Workflow
+from perdure.workflow.operating import Operator
+from perdure.workflow.scopes import WorkflowRandom
+
+I = TypeVar("I")  # noqa: E741  # as in Input; it is never mistaken for a number here
+O = TypeVar("O")  # noqa: E741  # as in Output
+
+A = TypeVar("A", bound=Action)
+
+HANDLERS = (
+    "on_start", "on_activity_completed", "on_activity_failed", "on_timer", "on_message", "on_child_completed",
+    "on_child_failed", "on_cancel",
+)  # fmt: skip
+
+
+class StateMachine(Generic[I, O]):
+    """A workflow of handlers: `class Approval(StateMachine[Request, str], type="expenses.approval.v1")`.
+
+    The class is given to `Engine(url, [Approval])` as a workflow is; `Approval.call(request)` is what is started. `retry` is for the
+    machine as a whole. A class without a `type` is a base for others.
+    """
+
+    #: What `on_message` is told of; other messages stay where they are.
+    messages: ClassVar[Sequence[Channel[Any]]] = ()
+
+    _definition: ClassVar[Workflow[..., Any] | None] = None
+    _context: Context | None = None
+    #: What the handler that is being called has made so far; None outside of a run.
+    _made: list[Action] | None = None
+    _stopping: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, *, type: str | None = None, retry: Retry | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_handlers(cls)
+        cls._definition = None if type is None else _workflow(cls, type, retry)
+
+    @classmethod
+    def definition(cls) -> Workflow[[I], O]:
+        """The workflow that it is. Raises `UsageError` for a class without a type."""
+        if cls._definition is None:
+            raise UsageError(
+                f'{cls.__qualname__} has no type to be stored under: class {cls.__name__}(StateMachine[...], type="...")'
+            )
+        return cls._definition
+
+    @classmethod
+    def call(cls, input: I) -> Call[O]:
+        """What to run: this machine, with that input. Raises `BadArguments` when it does not fit."""
+        return cls.definition()(input)
+
+    # handlers
+
+    def on_start(self, input: I) -> Actions:
+        """The machine begins."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no on_start, which says what to begin with")
+
+    def on_activity_completed(self, id: str, result: Any) -> Actions:
+        """An activity has a result. By default nothing follows."""
+        return None
+
+    def on_activity_failed(self, id: str, error: Exception) -> Actions:
+        """An activity has failed for good, or was cancelled (`RunCancelled`). By default the machine fails with that error."""
+        return self._by_default(id, error)
+
+    def on_timer(self, id: str) -> Actions:
+        """A timer is due. By default nothing follows."""
+        return None
+
+    def on_message(self, name: str, value: Any) -> Actions:
+        """A message of one of the channels in `messages` has come. By default nothing follows."""
+        return None
+
+    def on_child_completed(self, id: str, result: Any) -> Actions:
+        """A child has a result. By default nothing follows."""
+        return None
+
+    def on_child_failed(self, id: str, error: Exception) -> Actions:
+        """A child has failed for good, or was cancelled (`RunCancelled`). By default the machine fails with that error."""
+        return self._by_default(id, error)
+
+    def on_cancel(self, reason: str) -> Actions:
+        """The run is asked to stop. By default it does; a handler may do something first and return `cancelled()` later."""
+        return self.cancelled()
+
+    def _by_default(self, id: str, error: Exception) -> Actions:
+        # Whoever asked it to stop was not surprised.
+        return None if isinstance(error, RunCancelled) and id in self._stopping else self.fail(error)
+
+    # actions
+
+    def activity(
+        self,
+        id: str,
+        call: Call[Any],
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        deadline: Moment | None = None,
+    ) -> Action:
+        """Start an activity. Its policy is its own, or that of `call.options(...)`. The id is free again when it has ended."""
+        return self._make(Schedule(id, call, "activity", queue, priority, deadline, "cancel"))
+
+    def child(
+        self,
+        id: str,
+        call: Call[Any],
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        deadline: Moment | None = None,
+        on_close: Literal["cancel", "abandon", "wait"] = "cancel",
+    ) -> Action:
+        """Start another workflow as a child run; `on_close` says what becomes of it if the machine ends first."""
+        return self._make(Schedule(id, call, "child", queue, priority, deadline, on_close))
+
+    def timer(self, id: str, when: Moment) -> Action:
+        """Start a timer: a duration from now, or a datetime with a time zone."""
+        return self._make(StartTimer(id, when))
+
+    def cancel(self, id: str, reason: str = "") -> Action:
+        """Stop a timer, which is forgotten; or ask an activity or a child to stop, whose end is told when it has."""
+        return self._make(CancelOne(id, reason))
+
+    def send(self, run: str, channel: Channel[Any] | str, value: Any = None, *, key: str | None = None) -> Action:
+        """Send a message to another run; one that has finished or does not exist gets nothing."""
+        return self._make(SendMessage(run, channel, value, key))
+
+    def publish(self, key: str, value: Any) -> Action:
+        """Let others see a value, at any time: `handle.state(key)`."""
+        return self._make(Publish(key, value))
+
+    def complete(self, value: O) -> Action:
+        """End, with this result. What is still under way is stopped."""
+        return self._make(Complete(value))
+
+    def fail(self, error: Exception) -> Action:
+        """End, with this error."""
+        return self._make(Fail(error))
+
+    def cancelled(self) -> Action:
+        """End as cancelled, after the run was asked to stop."""
+        return self._make(EndCancelled())
+
+    def _make(self, action: A) -> A:
+        if self._made is not None:
+            self._made.append(action)
+        return action
+
+    # what is the same on replay
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._ctx("run_id").run_id
+
+    @property
+    def random(self) -> WorkflowRandom:
+        """Random numbers that are the same on replay."""
+        return self._ctx("random").random
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that is silent during replay, so that each line appears once."""
+        return self._ctx("log").log
+
+    def now(self) -> datetime.datetime:
+        """The time of the event that is being handled; the same on replay."""
+        return self._ctx("now").now()
+
+    def uuid(self) -> uuid.UUID:
+        """A UUID that is the same on replay."""
+        return self._ctx("uuid").uuid()
+
+    def patched(self, name: str) -> bool:
+        """Whether the run follows the changed code here; see `Context.patched`."""
+        return self._ctx("patched").patched(name)
+
+    def version(self, name: str, latest: int) -> int:
+        """The version of the code that the run follows here; see `Context.version`."""
+        return self._ctx("version").version(name, latest)
+
+    def _ctx(self, what: str) -> Context:
+        if self._context is None:
+            raise UsageError(f"{type(self).__qualname__}.{what} is there for handlers, while the machine runs")
+        return self._context
+
+
+#: What an engine takes: a decorated function, or a state machine's class.
+Definable = Definition[Any, Any] | type[StateMachine[Any, Any]]
+
+
+def definition_of(value: Definable) -> Definition[Any, Any]:
+    """A workflow or an activity, also where it is written as a state machine. Raises `UsageError`."""
+    if isinstance(value, type) and issubclass(value, StateMachine):
+        return value.definition()
+    if not isinstance(value, Definition):
+        raise UsageError(f'{value!r} is not a workflow; decorate it with @workflow("...")')
+    return value
+
+
+def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | None) -> Workflow[..., Any]:
+    async def operate(ctx: Context, input: Any) -> Any:
+        return await Operator(ctx, cls()).run(input)
+
+    taken, given = _parameters(cls)
+    operate.__annotations__ = {"ctx": Context, "input": taken, "return": given}
+    operate.__name__, operate.__qualname__ = cls.__name__, cls.__qualname__
+    operate.__module__, operate.__doc__ = cls.__module__, cls.__doc__
+    return Workflow(type, operate, retry=retry)
+
+
+def _parameters(cls: type) -> tuple[Any, Any]:
+    """What a machine takes and gives, as its bases say; type variables are left as they are."""
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin = typing.get_origin(base) or base
+        if origin is StateMachine:
+            taken, given = typing.get_args(base) or (Any, Any)
+            return taken, given
+        if isinstance(origin, type) and issubclass(origin, StateMachine):
+            filled = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(base), strict=False))
+            taken, given = _parameters(origin)
+            return _filled(taken, filled), _filled(given, filled)
+    return Any, Any
+
+
+def _filled(declared: Any, filled: dict[Any, Any]) -> Any:
+    """A type with its variables replaced."""
+    if isinstance(declared, TypeVar):
+        return filled.get(declared, declared)
+    names = getattr(declared, "__parameters__", ())
+    return declared[tuple(filled.get(name, name) for name in names)] if names else declared
+
+
+def _check_handlers(cls: type[StateMachine[Any, Any]]) -> None:
+    for name in HANDLERS:
+        if inspect.iscoroutinefunction(getattr(cls, name)):
+            raise BadArguments(
+                f"{cls.__qualname__}.{name} is an `async def`; a handler waits for nothing, it returns what is to be done"
+            )
+    for name in vars(cls):
+        if name.startswith("on_") and name not in HANDLERS:
+            raise BadArguments(
+                f"{cls.__qualname__}.{name} would never be called; the handlers are {', '.join(HANDLERS)}"
+            )
+    if not all(isinstance(channel, Channel) for channel in cls.messages):
+        raise BadArguments(f"{cls.__qualname__}.messages is a tuple of channels: (Channel('decision', bool),)")
+    if cls.on_message is not StateMachine.on_message and not cls.messages:
+        raise BadArguments(
+            f"{cls.__qualname__} has an on_message, but says of no messages that it wants them: "
+            "messages = (Channel('decision', bool),)"
+        )
