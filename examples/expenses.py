@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from perdure import Action, Actions, Channel, Engine, StateMachine, activity
+from perdure import Action, Channel, Engine, StateMachine, activity
 
 decision = Channel("decision", bool)
 
@@ -28,25 +28,27 @@ class Approval(StateMachine[Expense, str], type="expenses.machine.v1"):
     messages = (decision,)
 
     def on_start(self, input: Expense) -> list[Action]:
+        """Wait for a decision, but not for ever."""
         self.expense = input
-        return [self.activity("ask", tell("Boss", f"may {input.who} spend {input.cents}?")), self.timer("patience", 3600)]
+        return [self.timer("patience", "3d"), self.publish("state", "waiting")]
 
     def on_message(self, name: str, value: bool) -> list[Action]:
+        """Tell who asked."""
         self.answer = "approved" if value else "refused"
         return [self.cancel("patience"), self.activity("answer", tell(self.expense.who, self.answer))]
 
     def on_timer(self, id: str) -> Action:
+        """Time is up."""
         return self.complete("nobody decided")
 
-    def on_activity_completed(self, id: str, result: None) -> Actions:
-        return self.complete(self.answer) if id == "answer" else None
+    def on_activity_completed(self, id: str, result: None) -> Action:
+        """All is said."""
+        return self.complete(self.answer)
 
 
 async def main() -> None:
     async with Engine("sqlite://", [Approval, tell]) as engine, engine.worker():
         run = await engine.start(Approval.call(Expense("Ann", 900)), id="lunch")
-        while not (await run.history()):
-            await asyncio.sleep(0.01)
         await run.send(decision, True)
         print(await run.result())
         print([record.location for record in await run.history()])

@@ -29,10 +29,9 @@ SAID = {
         101 pages were runs of their own
         """,
     "expenses": """\
-        dear Boss: may Ann spend 900?
         dear Ann: approved
         approved
-        ['ask/expenses.tell.v1', 'decision', 'answer/expenses.tell.v1']
+        ['decision', 'answer/expenses.tell.v1']
         """,
     "activities": """\
         22 characters
