@@ -86,7 +86,7 @@ def test_show_tells_the_history_with_every_attempt(perdure: Perdure) -> None:
         ("step", "charge", 3),
     ]
     assert {record["error"]["type"] for record in known["history"]} == {"ValueError"}
-    assert [event["kind"] for event in known["events"]] == ["created", "claimed", "failed"]
+    assert [event["kind"] for event in known["events"]] == ["created", "started", "failed"]
     text = perdure("show", URL, "bad").out
     assert "attempt 1 failed, the next is due 0.001s later: ValueError: nothing to charge" in text
     assert "failed at attempt 3: ValueError: nothing to charge" in text

@@ -97,7 +97,7 @@ async def speaking(ctx: Context) -> int:
 async def main(url: str, folder: Path) -> None:
     diary = Diary(folder)
     diaries.append(diary)
-    async with Engine(url, [counting, listening, speaking]) as engine, engine.worker(lease=1):
+    async with Engine(url, [counting, listening, speaking], audit="full") as engine, engine.worker(lease=1):
         while True:
             diary.memory()
             await asyncio.sleep(0.1)

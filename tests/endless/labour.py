@@ -91,5 +91,5 @@ async def until_iteration(stage: Stage, run: Handle[int], number: int) -> None:
 
 async def resumed_within(run: Handle[int], told: Told) -> float:
     """Seconds from the claim of a worker process to its first step."""
-    claims = [event.at for event in await run.events() if event.kind == "claimed"]
+    claims = [event.at for event in await run.events() if event.kind in ("started", "claimed")]
     return (told.first_step - claims[-1]) / 1e6

@@ -83,7 +83,7 @@ async def test_the_audit_trail_tells_the_life_of_a_run(stage: Stage) -> None:
         run = await engine.start(doubling(1))
         await run.result("20s")
         events = await run.events()
-        assert [event.kind for event in events] == ["created", "claimed", "completed"]
+        assert [event.kind for event in events] == ["created", "started", "completed"]
         assert events[0].actor.startswith("client:")
         assert events[1].actor == events[2].actor == worker.id
         assert msgspec.json.decode(events[0].data) == {"type": "look.double.v1"}

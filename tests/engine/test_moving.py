@@ -36,7 +36,7 @@ async def test_an_evicted_run_goes_to_another_worker_when_its_step_has_ended(sta
         for number in range(1_000_000):
             await ctx.step(tick, number)
 
-    engine = stage.engine(ticking)
+    engine = stage.engine(ticking, audit="full")
     first, second = engine.worker(), engine.worker()
     async with first:
         run = await engine.start(ticking())
@@ -52,7 +52,7 @@ async def test_an_evicted_run_goes_to_another_worker_when_its_step_has_ended(sta
             await run.cancel()
             await until(run, Status.CANCELLED)
             events = [(event.kind, event.actor) for event in await run.events()]
-    assert [actor for kind, actor in events if kind == "claimed"] == [first.id, second.id]
+    assert [actor for kind, actor in events if kind in ("started", "claimed")] == [first.id, second.id]
     assert "evicted" in [kind for kind, _ in events]
     # Its steps ended before it went: none was repeated.
     assert calls == sorted(set(calls))
@@ -70,14 +70,14 @@ async def test_an_evicted_run_goes_on_where_it_is_if_there_is_no_other_worker(st
         for number in range(1_000_000):
             await ctx.step(tick, number)
 
-    engine = stage.engine(ticking)
+    engine = stage.engine(ticking, audit="full")
     async with engine.worker():
         run = await engine.start(ticking())
         await until_recorded(run, 1)
         assert await run.evict()
 
         async def again() -> bool:
-            return [event.kind for event in await run.events()].count("claimed") == 2
+            return "claimed" in [event.kind for event in await run.events()]
 
         await eventually(again, saying="the run being taken again")
         await until_recorded(run, len(await run.history()) + 2)

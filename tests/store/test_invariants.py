@@ -56,7 +56,7 @@ DAMAGE = {
     "UPDATE perdure_runs SET output = '1' WHERE id = 'failed'": "exactly one outcome",
     "UPDATE perdure_runs SET output = '1' WHERE id = 'live'": "has no outcome",
     "INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 6, 'failed')": "one final event",
-    "DELETE FROM perdure_events WHERE kind = 'completed'": "one final event",
+    "DELETE FROM perdure_events WHERE kind = 'completed'": "its final event",
     "UPDATE perdure_runs SET worker = NULL WHERE id = 'live'": "has a worker",
     "UPDATE perdure_runs SET worker = 'unknown' WHERE id = 'live'": "has a worker",
     "UPDATE perdure_runs SET nonce = '' WHERE id = 'live'": "has a worker",

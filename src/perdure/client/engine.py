@@ -23,6 +23,7 @@ from perdure.client.watch import Watch
 from perdure.client.why import explain
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
+from perdure.core.audit import Audit
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, instant, seconds
 from perdure.core.errors import (
@@ -72,13 +73,14 @@ class Engine(Checking, Telling):
         migrate: bool = True,
         payload_warn: int = 256 * 1024,
         payload_limit: int = 1024 * 1024,
+        audit: str | None = None,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
         """`url` such as `sqlite:///app.db`; `sqlite://` lives in memory.
 
-        `errors` are exception classes that come back as themselves although no registered module defines them. `system` and
-        `store` replace the real world and the database named by the URL; they are for tests.
+        `errors` are exception classes that come back as themselves although no registered module defines them. `audit` is how much
+        of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `system` and `store` replace the real world and the database named by the URL; they are for tests.
         """
         self.url = url
         self.workflows = _by_type(workflows)
@@ -88,6 +90,8 @@ class Engine(Checking, Telling):
         self._store: Store = (
             Retrying(open_store(url, self._system, migrate=migrate), self._system) if store is None else store
         )
+        if audit is not None:
+            self._store.audit = Audit.of(audit)
         self._lent = store is not None
         self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"

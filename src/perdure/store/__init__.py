@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
+from perdure.core.audit import Audit
 from perdure.core.errors import UsageError
 from perdure.core.system import System
 from perdure.store.migrations import MigrationStatus, script
@@ -53,18 +54,33 @@ MUTATING_VERBS = (
 
 
 @overload
-def open_store(url: str, system: System, *, migrate: bool = True, inline: Literal[True]) -> SqliteStore: ...
+def open_store(
+    url: str, system: System, *, migrate: bool = True, inline: Literal[True], audit: Audit | None = None
+) -> SqliteStore: ...
 
 
 @overload
-def open_store(url: str, system: System, *, migrate: bool = True, inline: bool = False) -> SqlStore: ...
+def open_store(
+    url: str, system: System, *, migrate: bool = True, inline: bool = False, audit: Audit | None = None
+) -> SqlStore: ...
 
 
-def open_store(url: str, system: System, *, migrate: bool = True, inline: bool = False) -> SqlStore:
+def open_store(
+    url: str, system: System, *, migrate: bool = True, inline: bool = False, audit: Audit | None = None
+) -> SqlStore:
     """The store that a URL names; `await store.open()` connects it. Raises `UsageError`.
+
+    `audit` is the level of the audit trail, instead of the one that the URL names.
 
     An inline store does its work on the thread of the caller: for simulation, and for tests on a virtual clock; SQLite only.
     """
+    store = _made(url, system, migrate=migrate, inline=inline)
+    if audit is not None:
+        store.audit = audit
+    return store
+
+
+def _made(url: str, system: System, *, migrate: bool, inline: bool) -> SqlStore:
     where = parse(url)
     if isinstance(where, SqliteUrl):
         return SqliteStore(where, system, migrate=migrate, inline=inline)

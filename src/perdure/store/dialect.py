@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from perdure.core.errors import StoreError
-from perdure.store.protocol import Change
+from perdure.store.protocol import Change, Line
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -63,6 +63,10 @@ class Transaction(Protocol):
     def actor(self) -> str:
         """Who caused it, for the audit trail."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the audit trail is told what only repeats."""
+
     async def execute(self, sql: str, params: Params) -> int:
         """Run one statement; how many rows it changed."""
 
@@ -73,10 +77,22 @@ class Transaction(Protocol):
         """Run a query."""
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail."""
+        """Add a line to the audit trail, if it is of the level that is written."""
 
     def stir(self, change: Change) -> None:
         """Say what this changes for somebody who waits."""
+
+
+class Gathered(Protocol):
+    """What a transaction has to tell when it is over."""
+
+    @property
+    def stirred(self) -> Change:
+        """Everything that was said to change."""
+
+    @property
+    def heard(self) -> Sequence[Line] | None:
+        """Lines of the audit trail for those who listen; None: nobody does."""
 
 
 def drive(verb: Coroutine[Any, Any, T]) -> T:

@@ -29,6 +29,7 @@ from perdure.core.model import (
     Status,
 )
 from perdure.store.dialect import Row, Transaction
+from perdure.store.noting import of_again, of_block, of_finish, of_park
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
 from perdure.store.renewal import carried
@@ -170,7 +171,7 @@ class Ledger:
         draft.started_at = 0
         draft.wake_at = min(retry.wake_at, draft.deadline)
         draft.fail(retry.error)
-        self._tx.note(draft.id, "retried", to_json({"attempt": draft.attempt}))
+        self._tx.note(draft.id, *of_again(retry, draft.attempt, draft.wake_at))
         sent_just_now = any(entry[0] == draft.id and entry[2] == Kind.CANCEL.value for entry in self.messages)
         if draft.wake_at <= self._tx.now or to_be_stopped or sent_just_now:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
@@ -189,7 +190,7 @@ class Ledger:
         """Set aside."""
         draft.become(Status.BLOCKED.value, block.reason.value)
         draft.fail(block.error)
-        self._tx.note(draft.id, "blocked", to_json({"reason": block.reason.value}))
+        self._tx.note(draft.id, *of_block(block))
 
     def park(self, draft: Draft, park: Park) -> bool:
         """Wait, if the inbox has not grown past what was seen."""
@@ -202,6 +203,8 @@ class Ledger:
         else:
             draft.become(Status.WAITING.value, park.reason.value)
         draft.wake_at = wake_at
+        if self._tx.repeats:
+            self._tx.note(draft.id, *of_park(park))
         return True
 
     def renew(self, draft: Draft, renew: Renew, read: int) -> bool:
@@ -228,7 +231,7 @@ class Ledger:
         draft.finished_at = self._tx.now
         draft.sets_output, draft.output = True, outcome.payload if completed else None
         draft.fail(None if completed else outcome.payload)
-        self._tx.note(draft.id, outcome.status.value)
+        self._tx.note(draft.id, *of_finish(outcome))
         self._tx.stir(Change.FINISHED)
         word = word_to_parent(
             draft.id, draft.parent_id, draft.parent_location, draft.generation, outcome.payload, failed=not completed

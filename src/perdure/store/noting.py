@@ -1,24 +1,37 @@
 """What a transaction gathers on its way: lines of the audit trail, and what it changes for somebody who waits.
 
-The lines are written with it, each database by its own means; what was stirred is passed on once it is durable.
+The lines that the level asks for are written with it, each database by its own means; what was stirred, and all lines if somebody
+listens, are passed on once it is durable.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
+import msgspec
+
+from perdure.core.audit import Audit
+from perdure.core.model import Again, Block, Finish, Park, Run, Status
 from perdure.store.clock import ServerClock
-from perdure.store.protocol import Change
+from perdure.store.protocol import Change, Line
+from perdure.store.rows import to_json
 
-#: Run, time, kind, actor and data.
-Line = tuple[str, int, str, str, str]
+#: How much of an error's message goes into the trail, in letters.
+_SHORT = 500
+_FULL, _OFF = Audit.FULL, Audit.OFF
 
 
 class Noting(ABC):
     """The half of a `Transaction` that needs no database."""
 
-    def __init__(self, actor: str) -> None:
+    def __init__(self, actor: str, audit: Audit, *, listened: bool) -> None:
         self.actor = actor
+        self.audit = audit
+        #: Whether what only repeats is noted, too. To be asked before such a line is made: there may be many.
+        self.repeats = audit is _FULL
+        #: Lines for those who listen, also if they are not written; None: nobody does.
+        self.heard: list[Line] | None = [] if listened else None
         self._stirred = 0
         self._lines: list[Line] = []
 
@@ -28,8 +41,22 @@ class Noting(ABC):
         """The database's time when the transaction got its locks."""
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail."""
-        self._lines.append((run_id, self.now, kind, self.actor, data))
+        """Add a line to the audit trail, if it is of the level that is written."""
+        if self.audit.writes(kind):
+            self._lines.append((run_id, self.now, kind, self.actor, data))
+        self.hear(run_id, kind, data)
+
+    def hear(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """A line that a statement writes by itself, for those who listen."""
+        if self.heard is not None:
+            self.heard.append((run_id, self.now, kind, self.actor, data))
+
+    def note_claims(self, runs: Iterable[Run], now: int) -> None:
+        """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on."""
+        if self.audit is not _OFF or self.heard is not None:
+            for run in runs:
+                if self.repeats or run.started_at == now:
+                    self.note(run.id, *of_claim(run, now))
 
     def stir(self, change: Change) -> None:
         """Say what this changes for somebody who waits."""
@@ -50,8 +77,8 @@ class Noting(ABC):
 class NotingOnServer(Noting):
     """One whose time is the server's, which has a clock of its own."""
 
-    def __init__(self, clock: ServerClock, actor: str) -> None:
-        super().__init__(actor)
+    def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, listened: bool) -> None:
+        super().__init__(actor, audit, listened=listened)
         self._clock = clock
         self._now = 0
 
@@ -65,3 +92,37 @@ class NotingOnServer(Noting):
     def locked(self) -> None:
         """Rows were locked just now, so it is later than it was."""
         self._now = 0
+
+
+def of_claim(run: Run, now: int) -> tuple[str, str]:
+    """Kind and data of the line about a claim."""
+    kind = "started" if run.started_at == now else "claimed"
+    return kind, f'{{"token":{run.token},"attempt":{run.attempt}}}'
+
+
+def of_finish(outcome: Finish) -> tuple[str, str]:
+    """Of the line about an outcome."""
+    failed = outcome.status is not Status.COMPLETED
+    return outcome.status.value, to_json(error_of(outcome.payload)) if failed else "{}"
+
+
+def of_park(park: Park) -> tuple[str, str]:
+    """Of the line about a run that waits."""
+    return "parked", f'{{"for":"{park.reason.value}","until":{park.wake_at}}}'
+
+
+def of_again(retry: Again, attempt: int, wake_at: int) -> tuple[str, str]:
+    """Of the line about a run that is to be tried again; the error is that of the attempt before."""
+    return "retried", to_json({"attempt": attempt, "at": wake_at, **error_of(retry.error)})
+
+
+def of_block(block: Block) -> tuple[str, str]:
+    """Of the line about a run that is set aside."""
+    return "blocked", to_json({"reason": block.reason.value, **error_of(block.error)})
+
+
+def error_of(failure: str | None) -> dict[str, str]:
+    """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
+    known = msgspec.json.decode(failure or "{}")
+    text = str(known.get("message", ""))
+    return {"error": str(known.get("type", "")), "message": text if len(text) <= _SHORT else f"{text[:_SHORT]}…"}

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.core.audit import Audit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
@@ -63,6 +64,12 @@ class Change(IntFlag):
 #: Called after such a commit of this process, from any thread.
 Listener = Callable[[Change], object]
 
+#: Run, time, kind, actor and data of a line of the audit trail.
+Line = tuple[str, int, str, str, str]
+
+#: Called after a commit of this process with the lines that it had, from any thread.
+Eavesdropper = Callable[[Sequence[Line]], object]
+
 
 class Store(Protocol):
     """About twenty verbs over one database."""
@@ -75,6 +82,8 @@ class Store(Protocol):
     exclusive: bool
     #: Whether its own connections block whoever uses them, and so belong into a thread.
     blocks: bool
+    #: How much of the audit trail is written, from now on.
+    audit: Audit
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
@@ -84,6 +93,12 @@ class Store(Protocol):
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Be told of changes made through this object or found by `changed`; the answer ends it. A hint: polling is correct."""
+
+    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+        """Be told of the lines of every commit made through this object; the answer ends it.
+
+        Of the whole lifecycle, also if less is written. Not of those on a connection of the caller's, about whose commit nothing is known here.
+        """
 
     async def changed(self) -> bool:
         """Whether another connection may have written since anybody last asked; if so, all listeners are told.

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
+from perdure.core.audit import Audit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
@@ -38,7 +39,7 @@ from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
 from perdure.store.borrowed.deed import Deed
 from perdure.store.dialect import Transaction
-from perdure.store.protocol import Listener, Store
+from perdure.store.protocol import Eavesdropper, Listener, Store
 
 T = TypeVar("T")
 
@@ -64,6 +65,19 @@ class Retrying:
     async def close(self) -> None:
         """As the store."""
         await self._store.close()
+
+    @property
+    def audit(self) -> Audit:
+        """As the store."""
+        return self._store.audit
+
+    @audit.setter
+    def audit(self, level: Audit) -> None:
+        self._store.audit = level
+
+    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+        """As the store."""
+        return self._store.overhear(eavesdropper)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """As the store."""

@@ -29,7 +29,6 @@ WHERE id = :run_id
 """
 
 _THERE = "SELECT 1 FROM perdure_runs WHERE id = :run_id"
-_FORKED = "SELECT 1 FROM perdure_events WHERE run_id = :run_id AND kind = 'forked' LIMIT 1"
 
 _LAST = """
 SELECT seq, at
@@ -108,6 +107,8 @@ SET token = token + 1, started_at = :started_at, seed = :seed, inbox_seq = :entr
 WHERE id = :run_id
 """
 
+_TOUCHED = "UPDATE perdure_runs SET token = token + 1 WHERE id = :run_id"
+
 _TAKEN_IN = """
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at, consumed)
 VALUES (:run_id, :seq, :kind, :name, NULL, :failed, :key, :now, 1)
@@ -164,16 +165,15 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
     [answer] = await create(tx, [new])
     if there or not answer.created:
         return answer
-    # The same request, sent before and late, may have been faster since we looked.
+    # The same request, sent before and late, may have been faster since we looked. It has raised the token.
     known = await _locked(tx, new.id)
-    if known is not None and await tx.fetch(_FORKED, {"run_id": new.id}):
+    if known is not None and known.token > 0:
         return Created(known, True)
     taken = [record for record in fork.records if record.inbox_seq]
     entries = [_entry(new.id, record, tx.now) for record in taken]
     await tx.execute_many(_TAKEN_IN, entries)
     begun = {"run_id": new.id, "started_at": fork.started_at, "seed": fork.seed, "entries": len(entries)}
-    if fork.records:
-        await tx.execute(_BEGUN, begun)
+    await tx.execute(_BEGUN if fork.records else _TOUCHED, begun)
     await _write(tx, new.id, answer.run.token, answer.run.nonce, fork.records)
     tx.note(new.id, "forked", to_json({"run": fork.source, "step": fork.step}))
     made = await _locked(tx, new.id)

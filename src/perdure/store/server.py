@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from perdure.core.audit import Audit
 from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreError
 from perdure.core.fleet import Swept, WorkerInfo
@@ -20,11 +21,10 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.store import registry, workers
 from perdure.store.clock import ServerClock
-from perdure.store.dialect import Dialect, Transaction
+from perdure.store.dialect import Dialect, Gathered, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.patience import USUAL
 from perdure.store.pool import Pooled, Pools
-from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
 from perdure.store.topics import broadcast
 from perdure.store.wave import Doubtful
@@ -36,12 +36,8 @@ TRIES = 5
 PAUSE = 0.05
 
 
-class ServerTransaction(Transaction, Protocol):
-    """A transaction that can be ended."""
-
-    @property
-    def stirred(self) -> Change:
-        """Everything that was said to change."""
+class ServerTransaction(Transaction, Gathered, Protocol):
+    """A transaction that has things to tell when it is over."""
 
 
 C = TypeVar("C", bound=Pooled)
@@ -58,10 +54,11 @@ class ServerStore(SqlStore, Generic[C, X]):
         system: System,
         *,
         migrate: bool,
+        audit: Audit,
         pool: int,
         time: Callable[[], int] | None,
     ) -> None:
-        super().__init__(dialect, tables, migrate=migrate)
+        super().__init__(dialect, tables, migrate=migrate, audit=audit)
         # What an idle worker costs: two looks in three seconds.
         self.poll_interval = 1.5
         self.lanes = 1
@@ -231,17 +228,17 @@ class ServerStore(SqlStore, Generic[C, X]):
         if not entered:
             self._system.crash_point(f"{verb}.enter")
 
-        async def attempt(connection: C) -> tuple[T, Change]:
+        async def attempt(connection: C) -> tuple[T, X]:
             tx = self._transaction(connection, actor, locking=True)
             await self._begin(tx)
             self._system.crash_point(f"{verb}.begun")
             answer = await body(tx)
             self._system.crash_point(f"{verb}.written")
             await self._end(tx)
-            return answer, tx.stirred
+            return answer, tx
 
-        answer, stirred = await self._with(verb, attempt, entered=entered)
-        self._committed(verb, stirred)
+        answer, tx = await self._with(verb, attempt, entered=entered)
+        self._committed(verb, tx)
         return answer
 
     async def _at_once(
@@ -252,15 +249,15 @@ class ServerStore(SqlStore, Generic[C, X]):
         if not entered:
             self._system.crash_point(f"{verb}.enter")
 
-        async def attempt(connection: C) -> tuple[T | None, Change]:
+        async def attempt(connection: C) -> tuple[T | None, X]:
             tx = self._transaction(connection, actor, locking=True)
             self._system.crash_point(f"{verb}.begun")
             self._system.crash_point(f"{verb}.written")
-            return await body(tx), tx.stirred
+            return await body(tx), tx
 
-        answer, stirred = await self._with(verb, attempt, entered=entered)
+        answer, tx = await self._with(verb, attempt, entered=entered)
         if answer is not None:
-            self._committed(verb, stirred)
+            self._committed(verb, tx)
         return answer
 
     async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
@@ -274,10 +271,9 @@ class ServerStore(SqlStore, Generic[C, X]):
             await self._system.sleep(PAUSE * self._system.random())
         return verdicts
 
-    def _committed(self, verb: str, stirred: Change) -> None:
+    def _committed(self, verb: str, tx: X) -> None:
         self._system.crash_point(f"{verb}.committed")
-        if stirred:
-            self._tell(stirred)
+        self._done(tx)
 
     def _pass_by(self, verb: str) -> None:
         for place in ("begun", "written", "committed"):

@@ -11,10 +11,11 @@ import builtins
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
+from perdure.core.audit import Audit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import EngineClosed, SchemaMismatch
@@ -45,11 +46,11 @@ from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.control import control
-from perdure.store.dialect import Dialect, Row, Transaction
+from perdure.store.dialect import Dialect, Gathered, Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
-from perdure.store.protocol import Change, Listener
+from perdure.store.protocol import Change, Eavesdropper, Listener
 from perdure.store.runs import create, unblock
 from perdure.store.topics import broadcast
 
@@ -71,12 +72,14 @@ class SqlStore(ABC):
     where: str
     _system: System
 
-    def __init__(self, dialect: Dialect, tables: str, *, migrate: bool) -> None:
+    def __init__(self, dialect: Dialect, tables: str, *, migrate: bool, audit: Audit) -> None:
         #: `tables` is how the names of the tables begin, with their schema if they have one.
         self._dialect = dialect
         self._tables = tables
         self._may_migrate = migrate
+        self.audit = audit
         self._listeners: list[Listener] = []
+        self._eavesdroppers: list[Eavesdropper] = []
         self._process = 0
 
     async def open(self) -> None:
@@ -147,6 +150,15 @@ class SqlStore(ABC):
             self._listeners = [one for one in self._listeners if one is not listener]
 
         return unsubscribe
+
+    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+        """Be told of the lines of commits made through this object."""
+        self._eavesdroppers = [*self._eavesdroppers, eavesdropper]
+
+        def stop() -> None:
+            self._eavesdroppers = [one for one in self._eavesdroppers if one is not eavesdropper]
+
+        return stop
 
     async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
         """Create runs; one whose id or idempotency key is taken yields the run that is there."""
@@ -310,12 +322,26 @@ class SqlStore(ABC):
 
     @property
     def _home(self) -> Home:
-        return Home(dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock)
+        return Home(dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock, audit=self.audit)
+
+    @property
+    def _listened(self) -> bool:
+        return bool(self._eavesdroppers)
+
+    def _done(self, tx: Gathered) -> None:
+        """A transaction has become durable: pass on what it gathered."""
+        if stirred := tx.stirred:
+            self._tell(stirred)
+        if tx.heard:
+            self._call(self._eavesdroppers, tx.heard)
 
     def _tell(self, change: Change) -> None:
-        for listener in self._listeners:
+        self._call(self._listeners, change)
+
+    def _call(self, listeners: Iterable[Callable[[T], object]], news: T) -> None:
+        for listener in listeners:
             try:
-                listener(change)
+                listener(news)
             except Exception:
                 _log.exception("A listener of the store failed; the write itself is done.")
 

@@ -10,15 +10,19 @@ between processes) and `listen` (`host:port` to exchange them at, where that is 
 
 `mysql://user:password@host:port/database` (or `mariadb://`) is a MySQL or MariaDB server, with the options `prefix`, `pool`,
 `ssl` (preferred, required, verify or off) and `socket` (the path of a Unix socket, instead of host and port).
+
+Each takes `audit` (full, lifecycle or off: how much of the audit trail is written).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from msgspec import Struct
 
+from perdure.core.audit import Audit
 from perdure.core.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX
 
@@ -41,6 +45,7 @@ class SqliteUrl(Struct, frozen=True, kw_only=True):
     synchronous: str = "FULL"
     quick_check: str = "auto"
     busy_seconds: float = 30.0
+    audit: Audit = Audit.LIFECYCLE
 
 
 class PostgresUrl(Struct, frozen=True, kw_only=True):
@@ -56,6 +61,7 @@ class PostgresUrl(Struct, frozen=True, kw_only=True):
     listen: str | None = None
     #: What the user wants sessions to be called.
     called: str = ""
+    audit: Audit = Audit.LIFECYCLE
 
     @property
     def tables(self) -> str:
@@ -81,6 +87,7 @@ class MysqlUrl(Struct, frozen=True, kw_only=True):
     ssl: str = "preferred"
     prefix: str = DEFAULT_PREFIX
     pool: int = 10
+    audit: Audit = Audit.LIFECYCLE
 
     @property
     def where(self) -> str:
@@ -108,7 +115,7 @@ def _postgres(url: str) -> PostgresUrl:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     ours: dict[str, str] = {
-        name: options.pop(name) for name in ("schema", "prefix", "pool", "notify", "listen") if name in options
+        name: options.pop(name) for name in ("schema", "prefix", "pool", "notify", "listen", "audit") if name in options
     }
     if "," in parts.netloc or "," in options.get("host", ""):
         # Of several hosts, one that takes no writes is of no use.
@@ -124,6 +131,7 @@ def _postgres(url: str) -> PostgresUrl:
         prefix=_prefix(ours.get("prefix", DEFAULT_PREFIX)),
         pool=_pool(ours.get("pool", "10")),
         called=options.get("application_name", ""),
+        audit=_audit(ours),
     )
 
 
@@ -141,10 +149,10 @@ def _listen(parts: SplitResult, ours: dict[str, str]) -> str | None:
 def _mysql(url: str) -> MysqlUrl:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "socket"})
+    unknown = sorted(options.keys() - {"prefix", "pool", "ssl", "socket", "audit"})
     if unknown:
         raise UsageError(
-            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl and socket."
+            f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl, socket and audit."
         )
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database or parts.fragment:
@@ -163,6 +171,7 @@ def _mysql(url: str) -> MysqlUrl:
         ssl=_one_of("ssl", options.get("ssl", "preferred"), ("preferred", "required", "verify", "off")),
         prefix=_prefix(options.get("prefix", DEFAULT_PREFIX)),
         pool=_pool(options.get("pool", "10")),
+        audit=_audit(options),
     )
 
 
@@ -172,10 +181,10 @@ def _sqlite(url: str) -> SqliteUrl:
         raise UsageError(f"{url!r} is not a database URL that Perdure knows. {_EXAMPLE}")
     path = unquote(parts.path.removeprefix("/"))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(options.keys() - {"prefix", "synchronous", "quick_check", "busy"})
+    unknown = sorted(options.keys() - {"prefix", "synchronous", "quick_check", "busy", "audit"})
     if unknown:
         raise UsageError(
-            f"{url!r} has the unknown option {unknown[0]!r}; known are prefix, synchronous, quick_check, busy."
+            f"{url!r} has the unknown option {unknown[0]!r}; known are prefix, synchronous, quick_check, busy, audit."
         )
     return SqliteUrl(
         path=None if path in ("", ":memory:") else path,
@@ -183,6 +192,7 @@ def _sqlite(url: str) -> SqliteUrl:
         synchronous=_one_of("synchronous", options.get("synchronous", "FULL").upper(), ("FULL", "NORMAL")),
         quick_check=_one_of("quick_check", options.get("quick_check", "auto"), ("auto", "on", "off")),
         busy_seconds=_seconds(options.get("busy", "30")),
+        audit=_audit(options),
     )
 
 
@@ -192,6 +202,10 @@ def _prefix(text: str) -> str:
             f"{text!r} cannot begin the names of tables; use lower-case letters, digits and _, at most 41."
         )
     return text
+
+
+def _audit(options: Mapping[str, str]) -> Audit:
+    return Audit(_one_of("audit", options.get("audit", Audit.LIFECYCLE), tuple(Audit)))
 
 
 def _pool(text: str) -> int:

@@ -79,7 +79,7 @@ async def checkout(ctx: Context, order: Order) -> str:
     return parcel
 
 
-engine = Engine("sqlite:///shop.db", [checkout])
+engine = Engine("sqlite:///shop.db", [checkout], audit="full")
 
 
 @contextmanager

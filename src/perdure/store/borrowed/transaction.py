@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 from msgspec import Struct
 
+from perdure.core.audit import Audit
 from perdure.core.errors import SchemaMismatch, UsageError
 from perdure.store.borrowed.recognition import wire_of
 from perdure.store.borrowed.styles import in_one, render
@@ -40,6 +41,7 @@ class Home(Struct, frozen=True, kw_only=True):
     clock: Callable[[], int]
     #: The file that it is; None: in memory.
     file: str | None = ""
+    audit: Audit = Audit.LIFECYCLE
 
 
 class BorrowedTransaction:
@@ -47,6 +49,7 @@ class BorrowedTransaction:
 
     def __init__(self, wire: Wire, home: Home, actor: str, *, locking: bool = True) -> None:
         self.actor = actor
+        self.repeats = home.audit is Audit.FULL
         self._locking = locking
         self.now = 0
         self._wire = wire
@@ -77,8 +80,9 @@ class BorrowedTransaction:
         return await self._wire.fetch(statement.text, statement.bind(params))
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail."""
-        self._notes.append({"run_id": run_id, "at": self.now, "kind": kind, "actor": self.actor, "data": data})
+        """Add a line to the audit trail, if it is of the level that is written."""
+        if self._home.audit.writes(kind):
+            self._notes.append({"run_id": run_id, "at": self.now, "kind": kind, "actor": self.actor, "data": data})
 
     def stir(self, change: Change) -> None:
         """Nothing: whoever waits finds out by itself once the caller has committed, and may never need to."""

@@ -348,7 +348,7 @@ class _Claim:
                 run.seed, run.inbox_seq > run.inbox_read, run.deadline, 0,
             ))  # fmt: skip
             taken.append(ClaimedRun(run, fresh=last < 0))
-            self._tx.note(run.id, "claimed", f'{{"token":{run.token}}}')
+        self._tx.note_claims((claimed.run for claimed in taken), now)
         self._tx.insert(_TAKE, rows)
         return taken
 

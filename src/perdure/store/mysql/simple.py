@@ -14,6 +14,7 @@ from perdure.store.extras import has_extras
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.noting import of_finish, of_park
 from perdure.store.protocol import Change
 from perdure.store.turns import record_row
 
@@ -92,11 +93,13 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 besides = " AND parent_id IS NULL"
                 outcome = (payload, None) if status is Status.COMPLETED else (None, payload)
                 finished.append((run_id, turn.read, status.value, *outcome, tx.now))
-                tx.note(run_id, status.value)
+                tx.note(run_id, *of_finish(turn.next))
                 tx.stir(Change.FINISHED)
             case Park(wake_at=wake_at, reason=reason, seen=seen):
                 besides = f" AND inbox_seq = {seen}"
                 parked.append((run_id, turn.read, wake_at, reason.value, tx.now))
+                if tx.repeats:
+                    tx.note(run_id, *of_park(turn.next))
                 if wake_at <= tx.now:
                     tx.stir(Change.READY)
             case _ if turn.read:

@@ -58,7 +58,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     def __init__(
         self, url: MysqlUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
-        super().__init__(MYSQL, url.prefix, system, migrate=migrate, pool=url.pool, time=time)
+        super().__init__(MYSQL, url.prefix, system, migrate=migrate, audit=url.audit, pool=url.pool, time=time)
         # While the server writes one batch, the worker makes the next.
         self.lanes = 2
         self.where = url.where
@@ -202,7 +202,9 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         await connection.say_goodbye()
 
     def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> MysqlTransaction:
-        return MysqlTransaction(connection, self._templates, self._clock, actor, locking=locking)
+        return MysqlTransaction(
+            connection, self._templates, self._clock, actor, self.audit, locking=locking, listened=self._listened
+        )
 
     async def _begin(self, tx: MysqlTransaction) -> None:
         tx.begin()

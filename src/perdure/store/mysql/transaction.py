@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from perdure.core.audit import Audit
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
 from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
@@ -31,9 +32,17 @@ class MysqlTransaction(NotingOnServer):
     """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
-        self, connection: Connection, templates: Templates, clock: ServerClock, actor: str, *, locking: bool
+        self,
+        connection: Connection,
+        templates: Templates,
+        clock: ServerClock,
+        actor: str,
+        audit: Audit,
+        *,
+        locking: bool,
+        listened: bool = False,
     ) -> None:
-        super().__init__(clock, actor)
+        super().__init__(clock, actor, audit, listened=listened)
         self.connection = connection
         self._templates = templates
         self._locking = locking

@@ -117,23 +117,17 @@ TAKEN = """status = 'running', reason = NULL, worker = {worker}, home = {worker}
       seed = CASE WHEN r.seed = '' THEN chosen.fresh_seed ELSE r.seed END,
       marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END"""
 
-#: Everything that was chosen is ours by its lock; the audit trail is part of the same statement.
+#: Everything that was chosen is ours by its lock.
 TAKE = f"""
-WITH taken AS (
-  UPDATE perdure_runs r
-  SET {TAKEN.format(worker="$3", nonce="$4", now="$5")}
-  FROM (
-    SELECT given.run_id, given.fresh_seed,
-      (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = given.run_id) AS last
-    FROM unnest($1::text[], $2::text[]) AS given (run_id, fresh_seed)
-  ) chosen
-  WHERE r.id = chosen.run_id
-  RETURNING r.progress, {OF_RUN}
-), noted AS (
-  INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT id, $5, 'claimed', $3, '{{"token":' || token || '}}' FROM taken
-)
-SELECT * FROM taken
+UPDATE perdure_runs r
+SET {TAKEN.format(worker="$3", nonce="$4", now="$5")}
+FROM (
+  SELECT given.run_id, given.fresh_seed,
+    (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = given.run_id) AS last
+  FROM unnest($1::text[], $2::text[]) AS given (run_id, fresh_seed)
+) chosen
+WHERE r.id = chosen.run_id
+RETURNING r.progress, {OF_RUN}
 """
 
 _SET_ASIDE = """
@@ -225,7 +219,9 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     rows = await _take(tx, request, seen, chosen, entropy) if chosen else []
     suspects = bool(choice.suspects) and not request.alone
     next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
-    return Claimed(runs=to_runs(rows), next_wake=next_wake, suspects=suspects, now=seen.now)
+    runs = to_runs(rows)
+    tx.note_claims((claimed.run for claimed in runs), seen.now)
+    return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=seen.now)
 
 
 async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> _Choice:

@@ -9,10 +9,13 @@ are hidden, because the planner then expects the same whatever the parameters ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from perdure.core.audit import Audit
 from perdure.core.model import FAR, Claimed, ClaimRequest
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row
+from perdure.store.noting import of_claim
 from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
@@ -83,7 +86,17 @@ _FACTS = ", ".join(
 _FACT_COUNT = 9
 
 
-def take_ready(pairs: int) -> str:
+#: The audit trail is part of the statement. What begins with a claim has its time.
+_STARTED = "started_at = (SELECT now FROM clock)"
+_NOTED = f"""), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT id, (SELECT now FROM clock), CASE WHEN {_STARTED} THEN 'started' ELSE 'claimed' END, $3,
+    '{{"token":' || token || ',"attempt":' || attempt || '}}'
+  FROM taken"""
+_TRAIL = {Audit.FULL: _NOTED, Audit.LIFECYCLE: f"{_NOTED}\n  WHERE {_STARTED}", Audit.OFF: ""}
+
+
+def take_ready(pairs: int, audit: Audit = Audit.LIFECYCLE) -> str:
     """The statement for so many pairs of queue and type. The second pass leaves out what the first has."""
     values = ", ".join(f"(${10 + 2 * pair}::text, ${11 + 2 * pair}::text)" for pair in range(pairs))
     given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
@@ -142,15 +155,15 @@ WITH pair (queue, type) AS MATERIALIZED (
   FROM chosen
   WHERE r.id = chosen.run_id
   RETURNING chosen.place, r.progress, {OF_RUN}
-), noted AS (
-  INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT id, (SELECT now FROM clock), 'claimed', $3, '{{"token":' || token || '}}' FROM taken
-)
+{_TRAIL[audit]})
 SELECT {_FACTS}, taken.*
 FROM seen
 LEFT JOIN taken ON TRUE
 ORDER BY taken.place
 """
+
+
+_TAKES = {level: partial(take_ready, audit=level) for level in Audit}
 
 
 async def claim_ready(
@@ -159,12 +172,13 @@ async def claim_ready(
     """Look, and take ready runs; None if there is more to it than that."""
     pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
     seeds = entropy(16 * request.limit)
-    asked = clock.asking()
+    asked, known = clock.asking(), clock.known
     rows = await tx.run_made(
-        take_ready, len(pairs) // 2, clock.told, clock.known, request.worker, request.nonce, request.affinity,
+        _TAKES[tx.audit], len(pairs) // 2, clock.told, known, request.worker, request.nonce, request.affinity,
         request.limit - request.by_age, request.by_age, seeds, request.suspect_after, *pairs,
     )  # fmt: skip
     seen = _seen(rows[0][:_FACT_COUNT], request.worker)
+    at = seen.now if known is None else min(seen.now, known)
     seen = seen.at(clock.answered(asked, seen.now))
     if seen.nothing:
         return seen, seen.empty_handed()
@@ -177,6 +191,9 @@ async def claim_ready(
     elif not taken:
         next_wake = min(next_wake, seen.now + MOMENT)
     runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
+    if tx.heard is not None:
+        for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
+            tx.hear(claimed.run.id, *of_claim(claimed.run, at))
     return seen, Claimed(runs=runs, next_wake=next_wake, suspects=False, now=seen.now)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from perdure.core.model import Finish, Kind, Next, Park, Record, Turn
 from perdure.store.extras import has_extras
+from perdure.store.noting import of_finish, of_park
 from perdure.store.postgres.history import HISTORY
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts
 from perdure.store.postgres.transaction import PostgresTransaction
@@ -28,6 +29,8 @@ _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
 _STATE = {
     "becomes": "text", "outcome": "text", "wake_at": "bigint", "reason": "text", "seen": "bigint", "read": "bigint",
 }  # fmt: skip
+#: For the audit trail; none, if it is not to be told.
+_SAID = {"said": "text"}
 _SUCCESS = {
     "seq": "bigint", "location": "text", "payload": "text", "at": "bigint", "started_at": "bigint", "digest": "text",
 }  # fmt: skip
@@ -49,11 +52,14 @@ class Shape(NamedTuple):
     succeeds: bool
     #: Each has one record.
     single: bool
+    #: There is something for the audit trail.
+    noted: bool
 
     @property
     def turn(self) -> Mapping[str, str]:
         """The columns of a turn."""
-        return {**_LEASE, **({} if self.goes_on else _STATE), **(self.record if self.single else {})}
+        state = {} if self.goes_on else _STATE | _SAID if self.noted else _STATE
+        return {**_LEASE, **state, **(self.record if self.single else {})}
 
     @property
     def record(self) -> Mapping[str, str]:
@@ -117,13 +123,17 @@ def _states(shape: Shape) -> str:
         return ""
     first = 2 + len(shape.turn) + (0 if shape.single else 1 + len(shape.record))
     now, actor = f"${first}::bigint", f"${first + 1}::text"
+    noted = f"""
+), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT run_id, {now}, CASE WHEN parks THEN 'parked' ELSE becomes END, {actor}, said FROM changing WHERE said IS NOT NULL"""
     return f""", taken_in AS (
   UPDATE perdure_messages m
   SET consumed = 1, payload = NULL
   FROM live
   WHERE live.read > 0 AND m.run_id = live.run_id AND m.seq <= live.read AND m.consumed = 0
 ), changing AS MATERIALIZED (
-  SELECT run_id, becomes, outcome, reason, read, LEAST(wake_at, deadline) AS due,
+  SELECT run_id, becomes, outcome, reason, read{", said" if shape.noted else ""}, LEAST(wake_at, deadline) AS due,
     becomes = 'running' AS stays, becomes = 'waiting' AS parks, becomes NOT IN ('running', 'waiting') AS ends
   FROM live
   WHERE becomes <> 'running' OR read > 0
@@ -140,14 +150,15 @@ def _states(shape: Shape) -> str:
       marked = CASE WHEN stays AND r.inbox_seq > read THEN 1 ELSE 0 END,
       inbox_read = GREATEST(r.inbox_read, read)
   FROM changing
-  WHERE r.id = changing.run_id
-), noted AS (
-  INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT run_id, {now}, becomes, {actor}, '{{}}' FROM changing WHERE ends
+  WHERE r.id = changing.run_id{noted if shape.noted else ""}
 )"""
 
 
-STATEMENTS = {shape: _statement(shape) for shape in (Shape(*flags) for flags in product((False, True), repeat=3))}
+STATEMENTS = {
+    shape: _statement(shape)
+    for shape in (Shape(*flags) for flags in product((False, True), repeat=4))
+    if not (shape.goes_on and shape.noted)
+}
 
 
 def is_simple(turns: Sequence[Turn]) -> bool:
@@ -172,16 +183,18 @@ async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[s
         written = await tx.count(ONE_RECORD, *record_row(turn, turn.records[0]), turn.lease.nonce)
         return set() if written else {turn.lease.run_id}
     try:
-        shape, columns = _columns_of(turns, goes_on=goes_on)
+        shape, columns = _columns_of(turns, [] if goes_on else _said(tx, turns), goes_on=goes_on)
     except Unjoinable:
         return {turn.lease.run_id for turn in turns}
     if not goes_on:
-        columns += [tx.now, tx.actor]
+        columns += [tx.now, tx.actor] if shape.noted else [tx.now]
     answer = await tx.run(STATEMENTS[shape], len(turns), *columns)
     left_out = _left_out(turns, answer[0][0]) if answer else set[str]()
     for turn in () if goes_on else turns:
         if turn.next is None or turn.lease.run_id in left_out:
             continue
+        if tx.heard is not None and (tx.repeats or not isinstance(turn.next, Park)):
+            tx.hear(turn.lease.run_id, *_line(turn.next))
         if isinstance(turn.next, Finish):
             tx.stir(Change.FINISHED)
         elif isinstance(turn.next, Park) and turn.next.wake_at <= tx.now:
@@ -194,7 +207,23 @@ def _left_out(turns: Sequence[Turn], places: str | None) -> set[str]:
     return {turn.lease.run_id for place, turn in enumerate(turns, 1) if place not in written}
 
 
-def _columns_of(turns: Sequence[Turn], *, goes_on: bool) -> tuple[Shape, list[object]]:
+def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None]:
+    """What the audit trail is told of each, empty if of none."""
+    # All outcomes, or all waits: a batch has one or the other.
+    first = next((turn.next for turn in turns if turn.next is not None), None)
+    if first is None or not tx.audit.writes(_line(first)[0]):
+        return []
+    return [None if turn.next is None else _line(turn.next)[1] for turn in turns]
+
+
+def _line(after: Next) -> tuple[str, str]:
+    if isinstance(after, Park):
+        return of_park(after)
+    assert isinstance(after, Finish)
+    return of_finish(after)
+
+
+def _columns_of(turns: Sequence[Turn], said: Sequence[str | None], *, goes_on: bool) -> tuple[Shape, list[object]]:
     """The shape of a batch and its parameters but for the first and the last."""
     leases = [turn.lease for turn in turns]
     records = [record for turn in turns for record in turn.records]
@@ -209,10 +238,12 @@ def _columns_of(turns: Sequence[Turn], *, goes_on: bool) -> tuple[Shape, list[ob
         becomes, outcomes, times, reasons, seen = zip(*[_state(turn.next) for turn in turns], strict=True)
         columns += [texts(becomes), texts(outcomes), numbers(times), texts(reasons), numbers(seen)]
         columns.append(numbers([turn.read for turn in turns]))
+    if said:
+        columns.append(texts(said))
     if not single:
         columns.append(numbers([place for place, turn in enumerate(turns, 1) for _ in turn.records]))
     columns += _columns_of_records(records, succeeds=succeeds)
-    return Shape(goes_on, succeeds, single), columns
+    return Shape(goes_on, succeeds, single, bool(said)), columns
 
 
 def _columns_of_records(records: Sequence[Record], *, succeeds: bool) -> list[object]:

@@ -44,7 +44,6 @@ from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.simple import commit_simply, is_simple
 from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
-from perdure.store.protocol import Change
 from perdure.store.server import ServerStore
 from perdure.store.url import PostgresUrl
 
@@ -83,7 +82,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     def __init__(
         self, url: PostgresUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
-        super().__init__(POSTGRES, url.tables, system, migrate=migrate, pool=url.pool, time=time)
+        super().__init__(POSTGRES, url.tables, system, migrate=migrate, audit=url.audit, pool=url.pool, time=time)
         # While the server writes one batch, this process prepares the next; more only makes them smaller.
         self.lanes = 2
         self.where = url.where
@@ -194,9 +193,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         assert isinstance(tx, PostgresTransaction)
         await migrating.migrate(tx, self._tables, self._url.schema)
 
-    def _committed(self, verb: str, stirred: Change) -> None:
-        super()._committed(verb, stirred)
-        if stirred:
+    def _committed(self, verb: str, tx: PostgresTransaction) -> None:
+        super()._committed(verb, tx)
+        if stirred := tx.stirred:
             self._notices.say(stirred)
 
     async def _open_connection(self, *, lent: bool = False) -> Connection:
@@ -248,7 +247,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         return errors.translate(error, self.where) if isinstance(error, errors.ERRORS) else error
 
     def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> PostgresTransaction:
-        return PostgresTransaction(connection, self._statements, self._clock, actor, locking=locking)
+        return PostgresTransaction(
+            connection, self._statements, self._clock, actor, self.audit, locking=locking, listened=self._listened
+        )
 
     async def _lock_in_order(self, tx: PostgresTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
         await tx.run(_LOCK_IN_ORDER, list(run_ids), list(ends))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from perdure.core.audit import Audit
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
 from perdure.store.noting import NotingOnServer
@@ -98,9 +99,17 @@ class PostgresTransaction(NotingOnServer):
     """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
-        self, connection: Connection, statements: Statements, clock: ServerClock, actor: str, *, locking: bool
+        self,
+        connection: Connection,
+        statements: Statements,
+        clock: ServerClock,
+        actor: str,
+        audit: Audit,
+        *,
+        locking: bool,
+        listened: bool = False,
     ) -> None:
-        super().__init__(clock, actor)
+        super().__init__(clock, actor, audit, listened=listened)
         self.connection = connection
         self._statements = statements
         self._locking = locking

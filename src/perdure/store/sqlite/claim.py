@@ -134,8 +134,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     chosen = list(choice.suspects)[:1] if request.alone and choice.suspects else list(choice.taken)
     rows = await _take(tx, request, chosen, entropy) if chosen else []
     answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone, left_until=choice.left_until)
-    for claimed in answer.runs:
-        tx.note(claimed.run.id, "claimed", to_json({"token": claimed.run.token}))
+    tx.note_claims((claimed.run for claimed in answer.runs), tx.now)
     return answer
 
 

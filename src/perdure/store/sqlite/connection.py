@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from perdure.core.audit import Audit
 from perdure.core.errors import StoreCorrupt, StoreReadOnly
 from perdure.core.system import System
 from perdure.store.dialect import Dialect, Row, drive
 from perdure.store.noting import Noting
-from perdure.store.protocol import Change
 from perdure.store.sqlite.errors import is_busy, translate
 from perdure.store.sqlite.files import (
     CheckpointLock,
@@ -69,8 +69,17 @@ class Clock:
 class SqliteTransaction(Noting):
     """A transaction, as shared verbs see it. Its coroutines never suspend."""
 
-    def __init__(self, connection: sqlite3.Connection, render: Callable[[str], str], now: int, actor: str) -> None:
-        super().__init__(actor)
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        render: Callable[[str], str],
+        now: int,
+        actor: str,
+        audit: Audit,
+        *,
+        listened: bool,
+    ) -> None:
+        super().__init__(actor, audit, listened=listened)
         self._connection = connection
         self._render = render
         self._now = now
@@ -154,10 +163,12 @@ class SqliteConnection:
             self._lock.close()
             self._lock = None
 
-    def transact(self, verb: str, actor: str, body: Body[T]) -> tuple[T, Change]:
-        """Run a verb in a transaction of its own; its answer, and what it changed for those who wait."""
+    def transact(
+        self, verb: str, actor: str, body: Body[T], audit: Audit = Audit.OFF, *, listened: bool = False
+    ) -> tuple[T, SqliteTransaction]:
+        """Run a verb in a transaction of its own; its answer, and the transaction, which is over and has things to tell."""
         self._system.crash_point(f"{verb}.enter")
-        return self._patiently(lambda: self._attempt(verb, actor, body))
+        return self._patiently(lambda: self._attempt(verb, actor, body, audit, listened=listened))
 
     def changed(self) -> bool:
         """Whether another connection has written since the last call."""
@@ -186,13 +197,15 @@ class SqliteConnection:
             raise sqlite3.ProgrammingError("the connection is closed")
         return self._raw
 
-    def _attempt(self, verb: str, actor: str, body: Body[T]) -> tuple[T, Change]:
+    def _attempt(
+        self, verb: str, actor: str, body: Body[T], audit: Audit, *, listened: bool
+    ) -> tuple[T, SqliteTransaction]:
         raw = self._open()
         if self._writes:
             self._take_turns(raw)
         raw.execute(self._begin)
         try:
-            tx = SqliteTransaction(raw, self._render, self._clock.now(), actor)
+            tx = SqliteTransaction(raw, self._render, self._clock.now(), actor, audit, listened=listened)
             self._system.crash_point(f"{verb}.begun")
             answer = drive(body(tx))
             tx.write_notes()
@@ -205,7 +218,7 @@ class SqliteConnection:
                     raw.execute("ROLLBACK")
             raise
         self._system.crash_point(f"{verb}.committed")
-        return answer, tx.stirred
+        return answer, tx
 
     def _take_turns(self, raw: sqlite3.Connection) -> None:
         if self._lock is not None and not self._lock.held:

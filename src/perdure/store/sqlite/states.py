@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from perdure.core.effects import Renew
 from perdure.core.model import Again, Block, Finish, Lease, Park, Release, Status
 from perdure.store.messages import deliver
+from perdure.store.noting import of_again, of_block, of_finish, of_park
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
 from perdure.store.renewal import renew as begin_anew
@@ -86,6 +87,8 @@ async def park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
     change = {"wake_at": park.wake_at, "reason": park.reason.value, "seen": park.seen, "now": tx.now, **_proof(lease)}
     if await tx.execute(PARK, change) != 1:
         return False
+    if tx.repeats:
+        tx.note(lease.run_id, *of_park(park))
     if park.wake_at <= tx.now:
         tx.stir(Change.READY)
     return True
@@ -98,7 +101,7 @@ async def finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
     change = (status, output, error, tx.now, lease.run_id, lease.token, lease.nonce)
     if await tx.execute(FINISH, change) != 1:
         return False
-    tx.note(lease.run_id, status)
+    tx.note(lease.run_id, *of_finish(outcome))
     tx.stir(Change.FINISHED)
     return True
 
@@ -117,7 +120,7 @@ async def again(tx: SqliteTransaction, lease: Lease, retry: Again) -> bool:
     if not rows:
         return False
     attempt, wake_at, inbox_seq, inbox_read = rows[0]
-    tx.note(lease.run_id, "retried", to_json({"attempt": attempt}))
+    tx.note(lease.run_id, *of_again(retry, attempt, wake_at))
     unread = {"run_id": lease.run_id, "read": inbox_read}
     if wake_at <= tx.now or (inbox_seq > inbox_read and await tx.fetch(_TO_BE_STOPPED, unread)):
         await tx.execute(_AT_ONCE, {"run_id": lease.run_id, "now": tx.now})
@@ -149,7 +152,7 @@ async def block(tx: SqliteTransaction, lease: Lease, block: Block) -> bool:
     """Set aside."""
     if await tx.execute(_BLOCK, {"reason": block.reason.value, "error": block.error, **_proof(lease)}) != 1:
         return False
-    tx.note(lease.run_id, "blocked", to_json({"reason": block.reason.value}))
+    tx.note(lease.run_id, *of_block(block))
     return True
 
 

@@ -38,7 +38,7 @@ class SqliteStore(SqlStore):
     exclusive = True
 
     def __init__(self, url: SqliteUrl, system: System, *, migrate: bool = True, inline: bool = False) -> None:
-        super().__init__(SQLITE, url.prefix, migrate=migrate)
+        super().__init__(SQLITE, url.prefix, migrate=migrate, audit=url.audit)
         # Nobody else can write to a database in memory, so there is nothing to ask for.
         self.poll_interval = 60.0 if url.path is None else 0.05
         # There is one writer; and while it works, the interpreter is its own.
@@ -141,9 +141,8 @@ class SqliteStore(SqlStore):
         return await lane.run(lambda: self._run(reader, verb, "", body))
 
     def _run(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
-        answer, stirred = connection.transact(verb, actor, body)
-        if stirred:
-            self._tell(stirred)
+        answer, tx = connection.transact(verb, actor, body, self.audit, listened=self._listened)
+        self._done(tx)
         return answer
 
     def _noticed(self) -> bool:

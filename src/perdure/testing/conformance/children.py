@@ -59,7 +59,7 @@ class Children:
             ("parent", "call-a"),
             ("parent", "call-b"),
         }
-        assert [event.kind for event in await store.events("a")] == ["created", "claimed"]
+        assert [event.kind for event in await store.events("a")] == ["created", "started"]
 
     @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.CANCELLED])
     async def test_the_outcome_is_put_into_the_inbox_of_a_running_parent(self, store: Store, status: Status) -> None:
@@ -107,7 +107,7 @@ class Children:
         leases = await self.family(store, "a")
         assert await commit(store, leases["parent"], children=(a_child("a", write_id="again"),)) is Verdict.APPLIED
         assert await store.inbox("parent", 0) == []
-        assert [event.kind for event in await store.events("a")] == ["created", "claimed"]
+        assert [event.kind for event in await store.events("a")] == ["created", "started"]
 
     async def test_an_id_that_belongs_to_somebody_else_fails_the_call(self, store: Store) -> None:
         await store.create([a_run("a", input="[1]")], ACTOR)

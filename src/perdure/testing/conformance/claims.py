@@ -112,7 +112,7 @@ class Claims:
         await held(store)
         assert [(event.kind, event.actor) for event in await store.events("r1")] == [
             ("created", ACTOR),
-            ("claimed", "w1"),
+            ("started", "w1"),
         ]
 
 

@@ -58,7 +58,7 @@ class Renewal:
         assert (claimed.run.token, claimed.run.claims, claimed.run.started_at) == (lease.token + 2, 1, START + SECOND)
         assert await commit(store, claimed.lease, a_record(0), next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
         kinds = [event.kind for event in await store.events("r1")]
-        assert kinds == ["created", "claimed", "continued", "claimed", "completed"]
+        assert kinds == ["created", "started", "continued", "started", "completed"]
 
     async def test_an_attempt_that_failed_is_forgotten(self, store: Store) -> None:
         lease = await held(store)
@@ -105,7 +105,7 @@ class Renewal:
         [loaded] = await store.load(["r1"])
         found = [(one.seq, one.kind, one.name, one.payload) for one in loaded.inbox]
         assert found == [(3, Kind.MESSAGE, "news", '"a"'), (4, Kind.MESSAGE, "other", '"b"')]
-        assert [event.kind for event in await store.events("r1")][-2:] == ["continued", "claimed"]
+        assert [event.kind for event in await store.events("r1")][-2:] == ["continued", "started"]
         taken = [a_record(seq, "news", kind=Kind.MESSAGE, inbox_seq=seq + 3) for seq in range(2)]
         again = Renew(TYPE, "{}", 4, (("other", '"b"', "kept:2:4"),))
         await commit(store, second, *taken, read=4, trim=Trim(inbox=4, events=2), next=again)

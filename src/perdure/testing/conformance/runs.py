@@ -195,7 +195,7 @@ class Blocked:
         assert before is not None
         assert claimed.run.token > before.token
         assert claimed.run.error is None
-        assert [event.kind for event in await store.events("r1")][-2:] == ["unblocked", "claimed"]
+        assert "unblocked" in [event.kind for event in await store.events("r1")]
 
     async def test_only_the_named_ones_are_unblocked(self, store: Store) -> None:
         await self.blocked(store, "r1", Reason.DIVERGED)

@@ -71,7 +71,7 @@ class Steering:
         assert await tell(store, Kind.RESUME, key="another") is Obeyed.ALREADY
         assert await state(store) == (Status.PENDING, None, START)
         assert [entry.kind for entry in await store.inbox("r1", 0)] == [Kind.PAUSE, Kind.MESSAGE, Kind.RESUME]
-        assert [event.kind for event in await store.events("r1")] == ["created", "claimed", "paused", "sent", "resumed"]
+        assert [event.kind for event in await store.events("r1")] == ["created", "started", "paused", "sent", "resumed"]
 
     async def test_the_word_of_a_child_does_not_wake_a_paused_parent(self, store: Store) -> None:
         parent = await held(store, "parent")

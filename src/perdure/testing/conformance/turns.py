@@ -76,7 +76,7 @@ class Turns:
         assert run is not None
         assert (run.status, run.output, run.error) == (Status.COMPLETED, "42", None)
         assert (run.finished_at, run.worker, run.claims) == (START + 2 * SECOND, None, 0)
-        assert [event.kind for event in await store.events("r1")] == ["created", "claimed", "completed"]
+        assert [event.kind for event in await store.events("r1")] == ["created", "started", "completed"]
 
     @pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
     async def test_a_run_ends_without_one(self, store: Store, status: Status) -> None:
@@ -98,7 +98,7 @@ class Turns:
         harness.system.advance(5)
         [claimed] = (await claim(store, nonce="second")).runs
         assert (claimed.run.attempt, claimed.run.started_at, claimed.fresh) == (2, START + 5 * SECOND, False)
-        assert [event.kind for event in await store.events("r1")] == ["created", "claimed", "retried", "claimed"]
+        assert [event.kind for event in await store.events("r1")] == ["created", "started", "retried", "started"]
 
     async def test_no_attempt_waits_past_the_deadline(self, store: Store) -> None:
         lease = await held(store, deadline=START + SECOND)
@@ -127,7 +127,7 @@ class Turns:
     async def test_steps_and_parks_leave_no_trace_in_the_audit_trail(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=a_park())
-        assert [event.kind for event in await store.events("r1")] == ["created", "claimed"]
+        assert [event.kind for event in await store.events("r1")] == ["created", "started"]
 
     async def test_a_turn_that_lost_its_lease_leaves_its_neighbours_alone(self, store: Store) -> None:
         stale = await held(store, "stale")

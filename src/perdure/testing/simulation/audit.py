@@ -26,7 +26,7 @@ from perdure.workflow.definition import Workflow
 #: Errors with which the store itself ends a run, whatever its code was doing.
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
 
-_TOKENS = "SELECT run_id, kind, data FROM perdure_events WHERE kind IN ('claimed', 'released', 'reclaimed') ORDER BY run_id, id"
+_TOKENS = "SELECT run_id, kind, data FROM perdure_events WHERE kind IN ('started', 'claimed', 'released', 'reclaimed') ORDER BY run_id, id"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 
 

@@ -1,0 +1,40 @@
+"""How much the audit trail is told: the one place that knows which kinds of events belong to which level.
+
+The level is the choice of whoever writes; several may share a database. Nothing in Perdure depends on events: not replay, not a
+lease, not a repeated request.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from perdure.core.errors import UsageError
+
+#: What repeats for one run without changing what a person would ask about.
+REPEATED = frozenset({"claimed", "parked", "heartbeat"})
+
+
+class Audit(StrEnum):
+    """A level of the audit trail; each holds what the next one does."""
+
+    #: Everything.
+    FULL = "full"
+    #: What happens to a run, but for what only repeats.
+    LIFECYCLE = "lifecycle"
+    OFF = "off"
+
+    def writes(self, kind: str) -> bool:
+        """Whether events of this kind are written."""
+        return self is _FULL or (self is _LIFECYCLE and kind not in REPEATED)
+
+    @classmethod
+    def of(cls, name: str) -> Audit:
+        """The level of that name. Raises `UsageError`."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise UsageError(f"audit is one of {', '.join(cls)}, not {name!r}") from None
+
+
+# A member of an enum is slow to find by its class; these are looked at for every event.
+_FULL, _LIFECYCLE = Audit.FULL, Audit.LIFECYCLE
