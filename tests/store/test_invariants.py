@@ -38,7 +38,7 @@ INSERT INTO perdure_outputs (run_id, kind, name, position, payload, at, output_k
   ('anew', 'state', 'phase', 0, '1', 1, NULL), ('anew', 'stream', 'tokens', 0, '1', 1, 'a'),
   ('anew', 'stream', 'tokens', 1, '1', 1, 'b'), ('anew', 'reply', 'k2', 0, '1', 1, 'c');
 INSERT INTO perdure_topics (topic, run_id) VALUES ('news@1', 'loop'), ('news@1', 'done');
-INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
+INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 4, 'started'), ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
 """
 
 #: What is done to the sound database, and a word of the complaint.

@@ -12,7 +12,6 @@ from random import Random
 from typing import Any, cast
 
 from perdure.client.engine import Engine
-from perdure.core.audit import Audit
 from perdure.core.codec import Codec
 from perdure.core.errors import StoreError
 from perdure.core.failure import ErrorTypes
@@ -92,7 +91,7 @@ class World:
 
     async def _main(self) -> list[str]:
         system = SimSystem(self.loop, self._observer, self._fork("observer"), self.database.on_crash_point)
-        self.database.store = open_store("sqlite://", system, inline=True, audit=Audit.FULL)
+        self.database.store = open_store("sqlite://?audit=full", system, inline=True)
         await self.store.open()
         self.store.subscribe(self.database.on_change)
         await self._watch_for_overwriting()
