@@ -110,6 +110,12 @@ async def fork(store: Store, system: ManualSystem) -> Ask:
     return lambda store: store.fork(a_fork(), ACTOR)
 
 
+@operation
+async def forget_events(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1"), a_run("r2")], ACTOR)
+    return lambda store: store.forget_events(1, START + 1, ACTOR)
+
+
 # from outside
 
 

@@ -22,6 +22,7 @@ DIFFERENT = {
     ("runs", "blocked"): "MySQL finds what is blocked by its status",
     ("runs", "to_expire"): "MySQL has no partial indexes, and what a run ends with changes less often than its status",
     ("events", "by_run"): "PostgreSQL's key begins with the run already",
+    ("events", "by_id"): "elsewhere the number is the key",
 }
 #: Keys that are not the same everywhere, and why.
 KEYS = {

@@ -30,6 +30,7 @@ COMMANDS = MappingProxyType(
         "runs": "perdure.cli.runs",
         "show": "perdure.cli.show",
         "why": "perdure.cli.why",
+        "events": "perdure.cli.events",
         "states": "perdure.cli.states",
         "stream": "perdure.cli.stream",
         "send": "perdure.cli.send",

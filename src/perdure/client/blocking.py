@@ -17,14 +17,17 @@ from perdure.store.borrowed.recognition import wire_of
 from perdure.store.dialect import drive
 
 if TYPE_CHECKING:
+    from perdure.client.auditing import EventOptions
     from perdure.client.engine import Engine
     from perdure.client.handle import Handle
     from perdure.client.options import Moment, StartOptions
     from perdure.client.outputs import StreamItem
     from perdure.client.second import ForkOptions
+    from perdure.core.account import RunReport
+    from perdure.core.audit import EventPage
     from perdure.core.control import Pause
     from perdure.core.duration import Duration
-    from perdure.core.model import Page, Record, Run, Status
+    from perdure.core.model import Event, Page, Record, Run, Status
     from perdure.core.report import Report
     from perdure.core.routing import TypeInfo
     from perdure.workflow.channels import Channel, Question
@@ -85,6 +88,18 @@ class Blocking:
     def get(self, run_id: str, workflow: Definition[..., Any] | None = None) -> BlockingHandle[Any]:
         """See `Engine.get`."""
         return BlockingHandle(self, self._wait(self._engine.get(run_id, workflow)))
+
+    def events(self, *, limit: int = 100, cursor: int | None = None, **options: Unpack[EventOptions]) -> EventPage:
+        """See `Engine.events`."""
+        return self._wait(self._engine.events(limit=limit, cursor=cursor, **options))
+
+    def follow_events(self, *, after: int | None = None, **options: Unpack[EventOptions]) -> Generator[Event]:
+        """See `Engine.follow_events`."""
+        return self._iterate(self._engine.follow_events(after=after, **options))
+
+    def prune_events(self, older_than: Duration) -> int:
+        """See `Engine.prune_events`."""
+        return self._wait(self._engine.prune_events(older_than))
 
     def list(self, **filters: Any) -> Page:
         """See `Engine.list`."""
@@ -186,6 +201,15 @@ class Blocking:
                 self._thread.start()
             return self._loop
 
+    def _iterate(self, items: AsyncGenerator[R]) -> Generator[R]:
+        try:
+            while (item := self._wait(_next(items))) is not None:
+                yield item
+        finally:
+            # Whoever closed the engine in the middle of it has ended it.
+            with suppress(EngineClosed):
+                self._wait(_end(items))
+
 
 class BlockingHandle(Generic[R_co]):
     """A run, seen from code that is not async."""
@@ -211,6 +235,14 @@ class BlockingHandle(Generic[R_co]):
     def history(self) -> list[Record]:
         """See `Handle.history`."""
         return self._wait(self._handle.history())
+
+    def events(self) -> list[Event]:
+        """See `Handle.events`."""
+        return self._wait(self._handle.events())
+
+    def report(self) -> RunReport:
+        """See `Handle.report`."""
+        return self._wait(self._handle.report())
 
     def why(self) -> str:
         """See `Handle.why`."""
@@ -263,14 +295,7 @@ class BlockingHandle(Generic[R_co]):
         self, name: str, type: Any = Any, *, after: int | None = None, follow: bool = True
     ) -> Generator[StreamItem[Any]]:
         """See `Handle.stream`."""
-        items = self._handle.stream(name, type, after=after, follow=follow)
-        try:
-            while (item := self._wait(_next(items))) is not None:
-                yield item
-        finally:
-            # Whoever closed the engine in the middle of it has ended it.
-            with suppress(EngineClosed):
-                self._wait(_end(items))
+        return self._blocking._iterate(self._handle.stream(name, type, after=after, follow=follow))
 
     def cancel(self, reason: str = "") -> bool:
         """See `Handle.cancel`."""

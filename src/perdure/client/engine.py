@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
+from perdure.client.auditing import Auditing
 from perdure.client.blocking import Blocking
 from perdure.client.checking import Checking
 from perdure.client.handle import Handle
@@ -23,7 +24,6 @@ from perdure.client.watch import Watch
 from perdure.client.why import explain
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
-from perdure.core.audit import Audit
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, instant, seconds
 from perdure.core.errors import (
@@ -61,7 +61,7 @@ from perdure.workflow.machine import Definable, definition_of
 R = TypeVar("R")
 
 
-class Engine(Checking, Telling):
+class Engine(Checking, Auditing, Telling):
     """A database and the workflows that run on it."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Engine(Checking, Telling):
             Retrying(open_store(url, self._system, migrate=migrate), self._system) if store is None else store
         )
         if audit is not None:
-            self._store.audit = Audit.of(audit)
+            self.audit = audit
         self._lent = store is not None
         self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 from perdure.client import outputs, second
 from perdure.client.asking import ask
 from perdure.client.outputs import StreamItem
+from perdure.client.reporting import report
+from perdure.core.account import RunReport
 from perdure.core.model import Event, Message, Record, Run, Status
 from perdure.workflow.channels import Channel, Question
 
@@ -59,6 +61,11 @@ class Handle(Generic[R_co]):
     async def events(self) -> builtins.list[Event]:
         """Its audit trail."""
         return await self._engine._events(self.id)
+
+    async def report(self) -> RunReport:
+        """Its attempts, steps, durations, and everything that went wrong and when."""
+        run = await self.run()
+        return report(run, await self.history(), await self.events())
 
     async def why(self) -> str:
         """Why it is where it is, in a sentence."""

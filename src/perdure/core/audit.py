@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec import Struct
+
 from perdure.core.errors import UsageError
+from perdure.core.model import Event
 
 #: What repeats for one run without changing what a person would ask about.
 REPEATED = frozenset({"claimed", "parked", "heartbeat"})
@@ -38,3 +41,23 @@ class Audit(StrEnum):
 
 # A member of an enum is slow to find by its class; these are looked at for every event.
 _FULL, _LIFECYCLE = Audit.FULL, Audit.LIFECYCLE
+
+
+class EventFilter(Struct, frozen=True, kw_only=True):
+    """Which events to list. None means any."""
+
+    run_id: str | None = None
+    kinds: tuple[str, ...] | None = None
+    #: Of runs of this type.
+    type: str | None = None
+    actor: str | None = None
+    #: Not before, and before, in microseconds since the epoch.
+    since: int | None = None
+    until: int | None = None
+
+
+class EventPage(Struct, frozen=True):
+    """Some events, the newest first, and where to go on; None at the end."""
+
+    events: tuple[Event, ...]
+    cursor: int | None

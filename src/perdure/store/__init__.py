@@ -43,6 +43,7 @@ MUTATING_VERBS = (
     "reopen",
     "recover",
     "fork",
+    "forget_events",
     "register",
     "heartbeat",
     "retire",

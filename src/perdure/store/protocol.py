@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
-from perdure.core.audit import Audit
+from perdure.core.audit import Audit, EventFilter
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
@@ -138,6 +138,11 @@ class Store(Protocol):
     async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run, in order."""
 
+    async def events_page(
+        self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
+    ) -> builtins.list[Event]:
+        """The audit trail of all runs: before a number, the newest first; or after one, the oldest first."""
+
     async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
     ) -> builtins.list[Output]:
@@ -181,6 +186,9 @@ class Store(Protocol):
 
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
         """Give a run, last seen with that token, its attempts anew; False if it has used up none, or is being worked on."""
+
+    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+        """Delete the events up to a number that are older than a time."""
 
     async def fork(self, fork: Fork, actor: str) -> Created:
         """Create a run that has a past, unless one of its id is there."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from perdure.core.audit import Audit
+from perdure.core.audit import Audit, EventFilter
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
@@ -123,6 +123,12 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.events(run_id))
 
+    async def events_page(
+        self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
+    ) -> builtins.list[Event]:
+        """As the store."""
+        return await self._again(lambda: self._store.events_page(filter, limit, before=before, after=after))
+
     async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
     ) -> builtins.list[Output]:
@@ -178,6 +184,10 @@ class Retrying:
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
         """As the store."""
         return await self._again(lambda: self._store.recover(run_id, token, actor))
+
+    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.forget_events(upto, before, actor))
 
     async def fork(self, fork: Fork, actor: str) -> Created:
         """As the store."""

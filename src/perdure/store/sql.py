@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
-from perdure.core.audit import Audit
+from perdure.core.audit import Audit, EventFilter
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import EngineClosed, SchemaMismatch
@@ -41,7 +41,7 @@ from perdure.core.model import (
 from perdure.core.routing import TypeInfo
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
-from perdure.store import migrations, pauses, reads, registry, second, workers
+from perdure.store import migrations, pauses, reads, registry, second, trail, workers
 from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
@@ -188,6 +188,14 @@ class SqlStore(ABC):
         """The audit trail of a run."""
         return await self._read("events", lambda tx: reads.events(tx, run_id))
 
+    async def events_page(
+        self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
+    ) -> builtins.list[Event]:
+        """The audit trail of all runs, past a number."""
+        return await self._read(
+            "events_page", lambda tx: trail.events_page(tx, filter, limit, before=before, after=after)
+        )
+
     async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
     ) -> builtins.list[Output]:
@@ -247,6 +255,10 @@ class SqlStore(ABC):
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
         """Give a run its attempts anew."""
         return await self._write("recover", actor, lambda tx: second.recover(tx, run_id, token))
+
+    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+        """Delete old events."""
+        await self._write("forget_events", actor, lambda tx: trail.forget_events(tx, upto, before))
 
     async def fork(self, fork: Fork, actor: str) -> Created:
         """Create a run that has a past."""

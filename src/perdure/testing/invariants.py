@@ -58,7 +58,7 @@ class Known(Struct, frozen=True, kw_only=True):
 _ENDS = f"""(
   SELECT r.id, r.status, r.generation, CASE WHEN r.status IN {_FINISHED} THEN 1 ELSE 0 END AS ended,
     SUM(CASE WHEN e.kind IN ('completed', 'failed', 'cancelled', 'expired', 'continued') THEN 1 ELSE 0 END) AS ends,
-    SUM(CASE WHEN e.kind = 'created' THEN 1 ELSE 0 END) AS beginnings, COUNT(e.run_id) AS lines
+    SUM(CASE WHEN e.kind = 'created' THEN 1 ELSE 0 END) AS beginnings, COUNT(e.run_id) AS told
   FROM perdure_runs r LEFT JOIN perdure_events e ON e.run_id = r.id GROUP BY r.id, r.status, r.generation
 ) AS counted"""
 
@@ -66,7 +66,7 @@ TRAIL = Rule(
     "each generation has its final event, unless the audit trail was trimmed, and the last one has it (I3)",
     f"""
     SELECT id, status, generation, ends, beginnings FROM {_ENDS}
-    WHERE (lines > 0 AND ends < ended) OR (beginnings > 0 AND ends < generation - 1 + ended)
+    WHERE (told > 0 AND ends < ended) OR (beginnings > 0 AND ends < generation - 1 + ended)
     """,
 )
 

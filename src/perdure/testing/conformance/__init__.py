@@ -18,6 +18,7 @@ from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
 from perdure.testing.conformance.second import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.steering import Pauses, Steering
 from perdure.testing.conformance.topics import Broadcasting
+from perdure.testing.conformance.trail import Levels, Trail
 from perdure.testing.conformance.turns import Fencing, Turns
 from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
 
@@ -36,6 +37,7 @@ __all__ = [
     "Harness",
     "Inbox",
     "Leaving",
+    "Levels",
     "Listing",
     "Loading",
     "LostClaims",
@@ -57,6 +59,7 @@ __all__ = [
     "Suspects",
     "Sweeping",
     "Timers",
+    "Trail",
     "Trimming",
     "Turns",
     "Unshared",

@@ -97,6 +97,11 @@ async def _prepare_fork(store: Store) -> Verb:
     return lambda store: store.fork(a_fork(), ACTOR)
 
 
+async def _prepare_forget_events(store: Store) -> Verb:
+    await store.create([a_run("r1"), a_run("r2")], ACTOR)
+    return lambda store: store.forget_events(1, START + 1, ACTOR)
+
+
 async def _prepare_register(store: Store) -> Verb:
     return lambda store: store.register(a_worker())
 
@@ -160,6 +165,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "reopen": _prepare_reopen,
     "recover": _prepare_recover,
     "fork": _prepare_fork,
+    "forget_events": _prepare_forget_events,
     "register": _prepare_register,
     "heartbeat": _prepare_heartbeat,
     "retire": _prepare_retire,

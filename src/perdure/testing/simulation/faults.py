@@ -24,7 +24,7 @@ from perdure.testing.simulation.loop import Crashed, Process, SimLoop
 from perdure.testing.simulation.system import SimSystem
 
 READING_VERBS = (
-    "now", "get", "get_many", "list", "history", "inbox", "events", "outputs", "workers", "holdings", "load", "marked", "pauses",
+    "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked", "pauses",
     "recorded",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)

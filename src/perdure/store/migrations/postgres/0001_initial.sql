@@ -109,6 +109,8 @@ CREATE TABLE IF NOT EXISTS perdure_events (
   PRIMARY KEY (run_id, id)
 );
 
+CREATE INDEX IF NOT EXISTS perdure_events_by_id ON perdure_events (id);
+
 CREATE TABLE IF NOT EXISTS perdure_workers (
   id TEXT COLLATE "C" NOT NULL PRIMARY KEY,
   host TEXT COLLATE "C" NOT NULL DEFAULT '',

@@ -1,0 +1,90 @@
+"""A report on a run, from its row, its history and its audit trail.
+
+Of a run that is tried again as a whole, the row keeps the last error only: the earlier ones are in the trail, as long as that is
+kept and was not pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.core.account import Mishap, RunReport, StepReport
+from perdure.core.failure import Failure
+from perdure.core.model import Event, Kind, Record, Run, Status
+
+_OPERATIONS = (Kind.STEP, Kind.ATTEMPT, Kind.CHILD, Kind.TIMER)
+#: Ends that are errors.
+_FAILURES = ("retried", "failed", "cancelled", "expired", "blocked")
+
+
+def report(run: Run, records: Sequence[Record], events: Sequence[Event]) -> RunReport:
+    """What a person asks of a run."""
+    started = [event.at for event in events if event.kind == "started"]
+    steps = _steps(records)
+    errors = [error for step in steps for error in step.errors]
+    errors += _of_run(run, events)
+    return RunReport(
+        run=run,
+        attempts=run.attempt,
+        last_retry_at=started[-1] if run.attempt > 1 and started else 0,
+        started_at=min([*started, run.started_at or run.finished_at]),
+        finished_at=run.finished_at,
+        steps=tuple(steps),
+        errors=tuple(sorted(errors, key=lambda error: error.at)),
+    )
+
+
+def _steps(records: Sequence[Record]) -> list[StepReport]:
+    by_place: dict[str, list[Record]] = {}
+    for record in records:
+        if record.kind in _OPERATIONS:
+            by_place.setdefault(record.location, []).append(record)
+    return [_step(location, found) for location, found in by_place.items()]
+
+
+def _step(location: str, records: Sequence[Record]) -> StepReport:
+    last = records[-1]
+    kind = Kind.STEP if last.kind is Kind.ATTEMPT else last.kind
+    return StepReport(
+        location=location,
+        kind=kind.value,
+        status="retrying" if last.kind is Kind.ATTEMPT else "failed" if last.failed else "completed",
+        attempts=last.attempts,
+        started_at=last.started_at,
+        finished_at=last.at,
+        errors=tuple(_mishap(record) for record in records if record.failed),
+    )
+
+
+def _mishap(record: Record) -> Mishap:
+    failure = Failure.from_json(record.payload or "{}")
+    return Mishap(
+        at=record.at, location=record.location, attempt=record.attempts, error=failure.type, message=failure.message,
+        retry_at=record.retry_at,
+    )  # fmt: skip
+
+
+def _of_run(run: Run, events: Sequence[Event]) -> list[Mishap]:
+    errors: list[Mishap] = []
+    attempt = 1
+    for event in events:
+        if event.kind not in _FAILURES:
+            continue
+        data = msgspec.json.decode(event.data)
+        retried = event.kind == "retried"
+        attempt = data["attempt"] - 1 if retried else attempt
+        if "error" in data:
+            errors.append(
+                Mishap(
+                    at=event.at, location="", attempt=attempt, error=data["error"], message=data["message"],
+                    retry_at=data["at"] if retried else 0,
+                )
+            )  # fmt: skip
+        attempt += retried
+    if not errors and run.error is not None and run.status in (Status.FAILED, Status.CANCELLED, Status.BLOCKED):
+        failure = Failure.from_json(run.error)
+        at = run.finished_at
+        errors.append(Mishap(at=at, location="", attempt=run.attempt, error=failure.type, message=failure.message))
+    return errors
