@@ -14,8 +14,9 @@ from perdure.core.model import FINISHED, Kind, NewMessage, NewRun, Status
 from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
 from perdure.store.protocol import Change
-from perdure.store.rows import failure, to_json
+from perdure.store.rows import failure
 from perdure.store.runs import INSERT, params_of
+from perdure.store.said import of_created
 
 _EXISTING = """
 SELECT parent_id, parent_location, status, generation, output, error
@@ -56,7 +57,7 @@ async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun
         await deliver(tx, word)
     for child in children:
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
-            tx.note(child.id, "created", to_json({"type": child.type}))
+            tx.note(child.id, *of_created(child))
             tx.stir(Change.READY)
         else:
             await deliver(tx, await adopt(tx, parent, child))

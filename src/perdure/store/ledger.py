@@ -29,11 +29,11 @@ from perdure.core.model import (
     Status,
 )
 from perdure.store.dialect import Row, Transaction
-from perdure.store.noting import of_again, of_block, of_finish, of_park
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
 from perdure.store.renewal import carried
 from perdure.store.rows import failure, to_json
+from perdure.store.said import note_again, note_finish, of_block, of_park
 
 #: What a draft needs to know of a row, in the order of `Draft`'s parameters.
 COLUMNS = (
@@ -171,7 +171,7 @@ class Ledger:
         draft.started_at = 0
         draft.wake_at = min(retry.wake_at, draft.deadline)
         draft.fail(retry.error)
-        self._tx.note(draft.id, *of_again(retry, draft.attempt, draft.wake_at))
+        note_again(self._tx, draft.id, retry, draft.attempt, draft.wake_at)
         sent_just_now = any(entry[0] == draft.id and entry[2] == Kind.CANCEL.value for entry in self.messages)
         if draft.wake_at <= self._tx.now or to_be_stopped or sent_just_now:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
@@ -231,7 +231,7 @@ class Ledger:
         draft.finished_at = self._tx.now
         draft.sets_output, draft.output = True, outcome.payload if completed else None
         draft.fail(None if completed else outcome.payload)
-        self._tx.note(draft.id, *of_finish(outcome))
+        note_finish(self._tx, draft.id, outcome)
         self._tx.stir(Change.FINISHED)
         word = word_to_parent(
             draft.id, draft.parent_id, draft.parent_location, draft.generation, outcome.payload, failed=not completed

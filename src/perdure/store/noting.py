@@ -9,16 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-import msgspec
-
 from perdure.core.audit import Audit
-from perdure.core.model import Again, Block, Finish, Park, Run, Status
+from perdure.core.model import Run
 from perdure.store.clock import ServerClock
 from perdure.store.protocol import Change, Line
-from perdure.store.rows import to_json
+from perdure.store.said import of_claim
 
-#: How much of an error's message goes into the trail, in letters.
-_SHORT = 500
 _FULL, _OFF = Audit.FULL, Audit.OFF
 
 
@@ -92,37 +88,3 @@ class NotingOnServer(Noting):
     def locked(self) -> None:
         """Rows were locked just now, so it is later than it was."""
         self._now = 0
-
-
-def of_claim(run: Run, now: int) -> tuple[str, str]:
-    """Kind and data of the line about a claim."""
-    kind = "started" if run.started_at == now else "claimed"
-    return kind, f'{{"token":{run.token},"attempt":{run.attempt}}}'
-
-
-def of_finish(outcome: Finish) -> tuple[str, str]:
-    """Of the line about an outcome."""
-    failed = outcome.status is not Status.COMPLETED
-    return outcome.status.value, to_json(error_of(outcome.payload)) if failed else "{}"
-
-
-def of_park(park: Park) -> tuple[str, str]:
-    """Of the line about a run that waits."""
-    return "parked", f'{{"for":"{park.reason.value}","until":{park.wake_at}}}'
-
-
-def of_again(retry: Again, attempt: int, wake_at: int) -> tuple[str, str]:
-    """Of the line about a run that is to be tried again; the error is that of the attempt before."""
-    return "retried", to_json({"attempt": attempt, "at": wake_at, **error_of(retry.error)})
-
-
-def of_block(block: Block) -> tuple[str, str]:
-    """Of the line about a run that is set aside."""
-    return "blocked", to_json({"reason": block.reason.value, **error_of(block.error)})
-
-
-def error_of(failure: str | None) -> dict[str, str]:
-    """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
-    known = msgspec.json.decode(failure or "{}")
-    text = str(known.get("message", ""))
-    return {"error": str(known.get("type", "")), "message": text if len(text) <= _SHORT else f"{text[:_SHORT]}…"}

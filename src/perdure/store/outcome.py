@@ -9,9 +9,9 @@ from __future__ import annotations
 from perdure.core.errors import StoreError
 from perdure.core.model import Kind, NewMessage, Status
 from perdure.store.dialect import Transaction
-from perdure.store.noting import error_of
 from perdure.store.protocol import Change
 from perdure.store.rows import to_json
+from perdure.store.said import error_of, note_timeout
 
 _FINISH = """
 UPDATE perdure_runs
@@ -32,6 +32,7 @@ async def finish(tx: Transaction, run_id: str, status: Status, error: str, event
     changed = await tx.execute(_FINISH, {"run_id": run_id, "status": status.value, "error": error, "now": tx.now})
     if changed != 1:
         raise StoreError(f"Run {run_id!r} was to be {event} but somebody is running it. This is a defect in Perdure.")
+    note_timeout(tx, run_id, error)
     tx.note(run_id, event, to_json(error_of(error)))
     tx.stir(Change.FINISHED)
     [(parent_id, location, generation)] = await tx.fetch(_PARENT, {"run_id": run_id})

@@ -12,7 +12,8 @@ from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Created, NewRun, Reason, Run, Status
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.protocol import Change
-from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.rows import RUN, to_run
+from perdure.store.said import of_created
 
 #: How many parameters a list in a statement may have.
 CHUNK = 400
@@ -111,7 +112,7 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
     if changed != len(runs):
         raise StoreUnavailable("Somebody created a run of the same id or key at the same moment; try again.")
     for new in runs:
-        tx.note(new.id, "created", to_json({"type": new.type}))
+        tx.note(new.id, *of_created(new))
     tx.stir(Change.READY)
 
 

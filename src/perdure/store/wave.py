@@ -31,7 +31,7 @@ from perdure.store.ledger import Draft, Ledger
 from perdure.store.messages import stop_children
 from perdure.store.protocol import Change
 from perdure.store.renewal import keys_of, read_at_once, renew
-from perdure.store.rows import to_json
+from perdure.store.said import of_created
 from perdure.store.turns import Standing, record_row, standing_of
 
 X = TypeVar("X", bound=Transaction)
@@ -195,7 +195,7 @@ class Wave(ABC, Generic[X]):
         for parent, child in (*wanted.values(), *again):
             if child.id in made and wanted[child.id][1] is child:
                 ledger.add(child)
-                self._tx.note(child.id, "created", to_json({"type": child.type}))
+                self._tx.note(child.id, *of_created(child))
                 self._tx.stir(Change.READY)
             else:
                 word = await adopt(self._tx, parent, child)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from perdure.core.model import Created, NewRun
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.protocol import Change
-from perdure.store.rows import to_json
 from perdure.store.runs import as_run, params_of
+from perdure.store.said import of_created
 
 NEW_RUNS = """
 INSERT INTO perdure_runs
@@ -26,7 +26,7 @@ async def create_new(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[Creat
     if not runs:
         return []
     for new in runs:
-        tx.note(new.id, "created", to_json({"type": new.type}))
+        tx.note(new.id, *of_created(new))
     tx.begin()
     tx.insert(NEW_RUNS, rows_of(runs, tx.now))
     tx.write_notes()

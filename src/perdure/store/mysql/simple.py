@@ -14,8 +14,8 @@ from perdure.store.extras import has_extras
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.noting import of_finish, of_park
 from perdure.store.protocol import Change
+from perdure.store.said import note_finish, of_park
 from perdure.store.turns import record_row
 
 #: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
@@ -93,7 +93,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 besides = " AND parent_id IS NULL"
                 outcome = (payload, None) if status is Status.COMPLETED else (None, payload)
                 finished.append((run_id, turn.read, status.value, *outcome, tx.now))
-                tx.note(run_id, *of_finish(turn.next))
+                note_finish(tx, run_id, turn.next)
                 tx.stir(Change.FINISHED)
             case Park(wake_at=wake_at, reason=reason, seen=seen):
                 besides = f" AND inbox_seq = {seen}"

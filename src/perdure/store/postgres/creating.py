@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from perdure.core.model import Created, NewRun
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.protocol import Change
-from perdure.store.rows import to_json
 from perdure.store.runs import as_run, params_of
+from perdure.store.said import of_created
 
 _COLUMNS = {
     "id": "text",
@@ -54,7 +54,7 @@ async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[Cr
     if not runs:
         return []
     for new in runs:
-        tx.note(new.id, "created", to_json({"type": new.type}))
+        tx.note(new.id, *of_created(new))
     await tx.run(_CREATE, *arrays_of(runs, tx.now), *tx.take_notes())
     tx.stir(Change.READY)
     return [Created(as_run(new, tx.now), True) for new in runs]

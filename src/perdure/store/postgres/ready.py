@@ -15,10 +15,10 @@ from perdure.core.audit import Audit
 from perdure.core.model import FAR, Claimed, ClaimRequest
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row
-from perdure.store.noting import of_claim
 from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.said import of_claim
 
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
 

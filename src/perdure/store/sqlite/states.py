@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from perdure.core.effects import Renew
 from perdure.core.model import Again, Block, Finish, Lease, Park, Release, Status
 from perdure.store.messages import deliver
-from perdure.store.noting import of_again, of_block, of_finish, of_park
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change
 from perdure.store.renewal import renew as begin_anew
 from perdure.store.rows import to_json
+from perdure.store.said import note_again, note_finish, of_block, of_park
 from perdure.store.sqlite.connection import SqliteTransaction
 
 _LEASE = "id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'"
@@ -101,7 +101,7 @@ async def finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
     change = (status, output, error, tx.now, lease.run_id, lease.token, lease.nonce)
     if await tx.execute(FINISH, change) != 1:
         return False
-    tx.note(lease.run_id, *of_finish(outcome))
+    note_finish(tx, lease.run_id, outcome)
     tx.stir(Change.FINISHED)
     return True
 
@@ -120,7 +120,7 @@ async def again(tx: SqliteTransaction, lease: Lease, retry: Again) -> bool:
     if not rows:
         return False
     attempt, wake_at, inbox_seq, inbox_read = rows[0]
-    tx.note(lease.run_id, *of_again(retry, attempt, wake_at))
+    note_again(tx, lease.run_id, retry, attempt, wake_at)
     unread = {"run_id": lease.run_id, "read": inbox_read}
     if wake_at <= tx.now or (inbox_seq > inbox_read and await tx.fetch(_TO_BE_STOPPED, unread)):
         await tx.execute(_AT_ONCE, {"run_id": lease.run_id, "now": tx.now})

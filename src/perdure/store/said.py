@@ -1,0 +1,95 @@
+"""What the audit trail says of each thing that happens: the kind and the data of its lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from perdure.core.model import Again, Block, Finish, NewRun, Park, Run, Status
+from perdure.store.dialect import Transaction
+from perdure.store.rows import to_json
+
+#: How much of an error's message, or of a heartbeat's details, goes into the trail, in letters.
+_SHORT = 500
+#: Errors that are timeouts, and of which kind, where they do not say it themselves.
+_TIMEOUTS = {"ActivityTimeout": "start_to_close", "NotStarted": "schedule_to_start", "Expired": "schedule_to_close"}
+
+Said = tuple[str, str]
+
+
+def of_created(new: NewRun) -> Said:
+    """Of a run that comes to be."""
+    if new.parent_id is None:
+        return "created", to_json({"type": new.type})
+    return "created", to_json({"type": new.type, "parent": new.parent_id})
+
+
+def of_claim(run: Run, now: int) -> Said:
+    """Of a claim, by which an attempt starts, or only goes on."""
+    kind = "started" if run.started_at == now else "claimed"
+    return kind, f'{{"token":{run.token},"attempt":{run.attempt}}}'
+
+
+def of_finish(outcome: Finish) -> Said:
+    """Of an outcome."""
+    failed = outcome.status is not Status.COMPLETED
+    return outcome.status.value, to_json(error_of(outcome.payload)) if failed else "{}"
+
+
+def of_park(park: Park) -> Said:
+    """Of a run that waits."""
+    return "parked", f'{{"for":"{park.reason.value}","until":{park.wake_at}}}'
+
+
+def of_again(retry: Again, attempt: int, wake_at: int) -> Said:
+    """Of a run that is to be tried again; the error is that of the attempt before."""
+    return "retried", to_json({"attempt": attempt, "at": wake_at, **error_of(retry.error)})
+
+
+def of_block(block: Block) -> Said:
+    """Of a run that is set aside."""
+    return "blocked", to_json({"reason": block.reason.value, **error_of(block.error)})
+
+
+def of_heartbeat(details: str) -> Said:
+    """Of an activity that says how far it has got."""
+    return "heartbeat", f'{{"details":{details}}}' if len(details) <= _SHORT else "{}"
+
+
+def error_of(failure: str | None) -> dict[str, str]:
+    """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
+    known = _read(failure)
+    text = str(known.get("message", ""))
+    return {"error": str(known.get("type", "")), "message": text if len(text) <= _SHORT else f"{text[:_SHORT]}…"}
+
+
+def is_timeout(failure: str | None) -> bool:
+    """Whether something took too long."""
+    return str(_read(failure).get("type", "")).rpartition(".")[2] in _TIMEOUTS
+
+
+def note_timeout(tx: Transaction, run_id: str, failure: str | None) -> None:
+    """Say which limit was passed, if a failure is a timeout."""
+    known = _read(failure)
+    limit = _TIMEOUTS.get(str(known.get("type", "")).rpartition(".")[2])
+    if limit is not None:
+        tx.note(run_id, "timed_out", to_json({"timeout": _read(known.get("state")).get("kind") or limit}))
+
+
+def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
+    """Say how a run ended."""
+    if outcome.status is Status.FAILED:
+        note_timeout(tx, run_id, outcome.payload)
+    tx.note(run_id, *of_finish(outcome))
+
+
+def note_again(tx: Transaction, run_id: str, retry: Again, attempt: int, wake_at: int) -> None:
+    """Say that a run is to be tried again, and why."""
+    note_timeout(tx, run_id, retry.error)
+    tx.note(run_id, *of_again(retry, attempt, wake_at))
+
+
+def _read(text: str | None) -> dict[str, Any]:
+    known = msgspec.json.decode(text or "{}")
+    return known if isinstance(known, dict) else {}
