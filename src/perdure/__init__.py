@@ -5,6 +5,8 @@ from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.outputs import StreamItem
 from perdure.client.working import EngineWorker
+from perdure.core.account import Mishap, RunReport, StepReport
+from perdure.core.audit import Audit, EventPage
 from perdure.core.classify import Category, Classified, classify
 from perdure.core.control import Pause, PauseKind
 from perdure.core.duration import Duration
@@ -54,6 +56,7 @@ from perdure.core.errors import (
 )
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo
+from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retry import Retry
@@ -82,6 +85,7 @@ __all__ = [
     "ActivityInfo",
     "ActivityTimeout",
     "Asked",
+    "Audit",
     "BadArguments",
     "Blocking",
     "BlockingHandle",
@@ -95,6 +99,7 @@ __all__ = [
     "Classified",
     "Context",
     "Continue",
+    "DeadLetterNotice",
     "DecodeError",
     "Definition",
     "Diverged",
@@ -104,7 +109,9 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "EngineWorker",
+    "ErrorNotice",
     "Event",
+    "EventPage",
     "Expired",
     "Failed",
     "Failure",
@@ -120,6 +127,7 @@ __all__ = [
     "Kind",
     "LoopStuck",
     "Message",
+    "Mishap",
     "NeverAwaited",
     "NotInWorkflow",
     "NotStarted",
@@ -146,12 +154,14 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunNotFound",
+    "RunReport",
     "Saga",
     "SchemaMismatch",
     "StateMachine",
     "Status",
     "StepFailed",
     "StepInfo",
+    "StepReport",
     "StepTimeout",
     "StoreCorrupt",
     "StoreError",

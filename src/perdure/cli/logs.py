@@ -9,6 +9,12 @@ from perdure.cli.document import moment
 from perdure.cli.output import dump, harmless
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+#: What records about steps, activities and runs carry besides their text.
+FIELDS = (
+    "run_id", "run_type", "scope", "step", "attempt", "retry_count", "duration", "status", "error", "retry_at",
+)  # fmt: skip
 
 
 class Lines(logging.Formatter):
@@ -31,6 +37,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        line |= {name: vars(record)[name] for name in FIELDS if name in vars(record)}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return dump(line)

@@ -17,6 +17,7 @@ from perdure.cli.params import with_output, with_target
 from perdure.cli.process import fast_loop, tune_collector
 from perdure.cli.target import is_url, load_engine
 from perdure.client.engine import Engine
+from perdure.core.audit import Audit
 from perdure.store.url import shown
 
 
@@ -33,17 +34,29 @@ from perdure.store.url import shown
 @click.option("--grace", default="10s", show_default=True, help="How long steps may go on once asked to stop.")
 @click.option("--processes", type=int, help="Processes for steps that want one.  [default: as many as processors]")
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(logs.FORMATS), help="How the log looks.  [default: json with --json]")
+@click.option("--audit", type=click.Choice(tuple(Audit)), help="How much of the audit trail to write.")
 @click.option("--stop-at-eof", is_flag=True, help="Stop too when standard input ends, as it does when a parent dies.")
 @with_output
-def command(target: str, log_level: str, stop_at_eof: bool, output: Output, **options: Any) -> None:
+def command(
+    target: str,
+    log_level: str,
+    log_format: str | None,
+    audit: str | None,
+    stop_at_eof: bool,
+    output: Output,
+    **options: Any,
+) -> None:
     """Work on the runs of an engine until SIGTERM or SIGINT.
 
     The first signal lets steps finish for the grace period; a second one does not wait for them.
     """
     if is_url(target):
         raise click.UsageError(f"A worker needs code: give an engine such as shop:engine instead of {target}.")
-    logs.configure(log_level, json=output.json)
+    logs.configure(log_level, json=output.json if log_format is None else log_format == "json")
     engine = load_engine(target)
+    if audit is not None:
+        engine.audit = Audit(audit)
     if stop_at_eof:
         threading.Thread(target=_stop_at_eof, name="perdure stdin", daemon=True).start()
     tune_collector()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
@@ -36,6 +36,7 @@ from perdure.core.errors import (
 )
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.fleet import WorkerInfo
+from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.ids import check_id
 from perdure.core.model import (
     Event,
@@ -54,7 +55,7 @@ from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
 from perdure.store.url import shown
-from perdure.worker import Worker, WorkerOptions
+from perdure.worker import Hooking, Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.machine import Definable, definition_of
 
@@ -74,13 +75,17 @@ class Engine(Checking, Auditing, Telling):
         payload_warn: int = 256 * 1024,
         payload_limit: int = 1024 * 1024,
         audit: str | None = None,
+        on_error: Callable[[ErrorNotice], Awaitable[object] | object] | None = None,
+        on_dead_letter: Callable[[DeadLetterNotice], Awaitable[object] | object] | None = None,
+        on_event: Callable[[Event], Awaitable[object] | object] | None = None,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
         """`url` such as `sqlite:///app.db`; `sqlite://` lives in memory.
 
         `errors` are exception classes that come back as themselves although no registered module defines them. `audit` is how much
-        of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `system` and `store` replace the real world and the database named by the URL; they are for tests.
+        of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `on_error`, `on_dead_letter` and `on_event` are functions that its workers
+        call, after the commit and best effort, with what went wrong and what happened. `system` and `store` replace the real world and the database named by the URL; they are for tests.
         """
         self.url = url
         self.workflows = _by_type(workflows)
@@ -92,6 +97,8 @@ class Engine(Checking, Auditing, Telling):
         )
         if audit is not None:
             self.audit = audit
+        hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
+        self._hooking = Hooking(hooks, self._store, self._system) if hooks else None
         self._lent = store is not None
         self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"
@@ -356,6 +363,7 @@ class Engine(Checking, Auditing, Telling):
             codec=self._codec,
             errors=self._errors,
             options=options,
+            hooking=self._hooking,
         )
         self._workers.add(worker)
         return worker

@@ -229,6 +229,8 @@ class Finish(Struct, frozen=True, gc=False):
 
     status: Status
     payload: str | None
+    #: Which limit of time was passed, for the audit trail.
+    timeout: str = ""
 
 
 class Again(Struct, frozen=True, gc=False):
@@ -236,6 +238,8 @@ class Again(Struct, frozen=True, gc=False):
 
     wake_at: int
     error: str
+    #: Which limit of time was passed, for the audit trail.
+    timeout: str = ""
 
 
 class Release(Struct, frozen=True, gc=False):

@@ -27,12 +27,14 @@ WHERE id = :run_id
 """
 
 
-async def finish(tx: Transaction, run_id: str, status: Status, error: str, event: str) -> NewMessage | None:
+async def finish(
+    tx: Transaction, run_id: str, status: Status, error: str, event: str, timeout: str = ""
+) -> NewMessage | None:
     """End a run that nobody is running, without a result; the entry for its parent's inbox, if it has one."""
     changed = await tx.execute(_FINISH, {"run_id": run_id, "status": status.value, "error": error, "now": tx.now})
     if changed != 1:
         raise StoreError(f"Run {run_id!r} was to be {event} but somebody is running it. This is a defect in Perdure.")
-    note_timeout(tx, run_id, error)
+    note_timeout(tx, run_id, timeout)
     tx.note(run_id, event, to_json(error_of(error)))
     tx.stir(Change.FINISHED)
     [(parent_id, location, generation)] = await tx.fetch(_PARENT, {"run_id": run_id})

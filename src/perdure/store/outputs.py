@@ -13,7 +13,6 @@ from perdure.core.effects import REPLACED, NewOutput, Output, OutputKind
 from perdure.store.dialect import Params, Transaction
 from perdure.store.protocol import Change
 from perdure.store.rows import OUTPUT, to_output, values
-from perdure.store.said import of_heartbeat
 
 T = TypeVar("T")
 #: Run, kind and name.
@@ -72,8 +71,6 @@ async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]])
     for run_id, new in shown:
         place = (run_id, new.kind.value, new.name)
         position = last.get(place)
-        if new.kind is OutputKind.HEARTBEAT and tx.repeats:
-            tx.note(run_id, *of_heartbeat(new.payload or "null"))
         if new.kind in REPLACED:
             there = position is not None
             (replaced if there else inserted)[place, 0] = _row(place, 0, new, None, tx.now)

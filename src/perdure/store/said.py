@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from perdure.core.model import Again, Block, Finish, NewRun, Park, Run, Status
+from perdure.core.effects import OutputKind
+from perdure.core.model import Again, Block, Finish, NewRun, Park, Run, Status, Turn
 from perdure.store.dialect import Transaction
 from perdure.store.rows import to_json
 
 #: How much of an error's message, or of a heartbeat's details, goes into the trail, in letters.
 _SHORT = 500
-#: Errors that are timeouts, and of which kind, where they do not say it themselves.
-_TIMEOUTS = {"ActivityTimeout": "start_to_close", "NotStarted": "schedule_to_start", "Expired": "schedule_to_close"}
 
 Said = tuple[str, str]
 
@@ -59,37 +56,31 @@ def of_heartbeat(details: str) -> Said:
 
 def error_of(failure: str | None) -> dict[str, str]:
     """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
-    known = _read(failure)
+    known = msgspec.json.decode(failure or "{}")
     text = str(known.get("message", ""))
     return {"error": str(known.get("type", "")), "message": text if len(text) <= _SHORT else f"{text[:_SHORT]}…"}
 
 
-def is_timeout(failure: str | None) -> bool:
-    """Whether something took too long."""
-    return str(_read(failure).get("type", "")).rpartition(".")[2] in _TIMEOUTS
-
-
-def note_timeout(tx: Transaction, run_id: str, failure: str | None) -> None:
-    """Say which limit was passed, if a failure is a timeout."""
-    known = _read(failure)
-    limit = _TIMEOUTS.get(str(known.get("type", "")).rpartition(".")[2])
-    if limit is not None:
-        tx.note(run_id, "timed_out", to_json({"timeout": _read(known.get("state")).get("kind") or limit}))
+def note_timeout(tx: Transaction, run_id: str, limit: str) -> None:
+    """Say which limit was passed, if one was."""
+    if limit:
+        tx.note(run_id, "timed_out", to_json({"timeout": limit}))
 
 
 def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
     """Say how a run ended."""
-    if outcome.status is Status.FAILED:
-        note_timeout(tx, run_id, outcome.payload)
+    note_timeout(tx, run_id, outcome.timeout)
     tx.note(run_id, *of_finish(outcome))
 
 
 def note_again(tx: Transaction, run_id: str, retry: Again, attempt: int, wake_at: int) -> None:
     """Say that a run is to be tried again, and why."""
-    note_timeout(tx, run_id, retry.error)
+    note_timeout(tx, run_id, retry.timeout)
     tx.note(run_id, *of_again(retry, attempt, wake_at))
 
 
-def _read(text: str | None) -> dict[str, Any]:
-    known = msgspec.json.decode(text or "{}")
-    return known if isinstance(known, dict) else {}
+def note_heartbeats(tx: Transaction, turn: Turn) -> None:
+    """Say how far an activity has got."""
+    for output in turn.outputs:
+        if output.kind is OutputKind.HEARTBEAT:
+            tx.note(turn.lease.run_id, *of_heartbeat(output.payload or "null"))

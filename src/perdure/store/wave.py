@@ -31,7 +31,7 @@ from perdure.store.ledger import Draft, Ledger
 from perdure.store.messages import stop_children
 from perdure.store.protocol import Change
 from perdure.store.renewal import keys_of, read_at_once, renew
-from perdure.store.said import of_created
+from perdure.store.said import note_heartbeats, of_created
 from perdure.store.turns import Standing, record_row, standing_of
 
 X = TypeVar("X", bound=Transaction)
@@ -105,6 +105,8 @@ class Wave(ABC, Generic[X]):
                 ledger.read(draft.id, read)
             for message in turn.sends:
                 ledger.send(message)
+            if self._tx.repeats and turn.outputs:
+                note_heartbeats(self._tx, turn)
             _leave(ledger, draft, turn, stopped)
         renewed: dict[str, Renew] = {}
         # Last of all, so that a run whose children finish in the same batch finds its inbox grown.

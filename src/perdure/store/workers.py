@@ -153,7 +153,8 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
             )
         else:
             error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
-        await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired"))
+        passed = "schedule_to_start" if close_by else "schedule_to_close"
+        await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
     return Swept(
         dead_workers=dead,
         released=len(orphans),

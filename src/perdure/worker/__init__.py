@@ -1,7 +1,8 @@
 """Executing runs: joins replay and store."""
 
 from perdure.worker.checkup import Checkup
+from perdure.worker.hooking import Hooking
 from perdure.worker.options import WorkerOptions
 from perdure.worker.worker import Worker
 
-__all__ = ["Checkup", "Worker", "WorkerOptions"]
+__all__ = ["Checkup", "Hooking", "Worker", "WorkerOptions"]

@@ -18,6 +18,7 @@ from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.guard import Breakable
 from perdure.worker.moment import Moment
+from perdure.worker.witness import Subject, Witness
 
 logger = logging.getLogger("perdure.worker")
 
@@ -31,7 +32,7 @@ SMALLEST_PART = 16
 _BUSY = Verdict.BUSY
 
 
-class Author(Breakable, Protocol):
+class Author(Breakable, Subject, Protocol):
     """Whoever has turns to make durable."""
 
     def make_turn(self, moment: Moment) -> Turn | None:
@@ -44,11 +45,19 @@ class Author(Breakable, Protocol):
 class Journal:
     """See the module."""
 
-    def __init__(self, store: Store, system: System, actor: Callable[[], str], moment: Callable[[], Moment]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        system: System,
+        actor: Callable[[], str],
+        moment: Callable[[], Moment],
+        witness: Witness | None = None,
+    ) -> None:
         self._store = store
         self._system = system
         self._actor = actor
         self._moment = moment
+        self.witness = Witness() if witness is None else witness
         self._waiting: dict[Author, Turn | None] = {}
         self._writing: set[asyncio.Task[None]] = set()
         #: Batches that are being written or whose authors are still being told.
@@ -112,6 +121,7 @@ class Journal:
     ) -> None:
         assert task is not None
         self._writing.remove(task)
+        self.witness.saw(batch, verdicts, self._moment().now)
         self._tell(list(zip(batch, verdicts, strict=True)))
 
     def _tell(self, news: list[tuple[tuple[Author, Turn], Verdict]]) -> None:

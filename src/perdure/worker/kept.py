@@ -10,6 +10,7 @@ from perdure.core.errors import PerdureError
 from perdure.core.model import ClaimedRun, Message, Next, Release, Turn, Verdict
 from perdure.worker.alarm import Wakeup
 from perdure.worker.crew import Crew
+from perdure.worker.happenings import RUN
 from perdure.worker.moment import Moment
 from perdure.worker.policy import set_aside
 from perdure.worker.stage import Stage
@@ -20,6 +21,9 @@ logger = logging.getLogger("perdure.worker")
 
 class Kept(ABC):
     """See the module."""
+
+    #: What its end is the end of.
+    scope = RUN
 
     def __init__(self, claimed: ClaimedRun, crew: Crew) -> None:
         self.run = claimed.run

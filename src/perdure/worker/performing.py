@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.core.effects import NewOutput, OutputKind
-from perdure.core.errors import PerdureError, UsageError
+from perdure.core.errors import ActivityTimeout, PerdureError, UsageError
 from perdure.core.failure import Failure
 from perdure.core.model import (
     Again,
@@ -37,6 +37,7 @@ from perdure.worker.activities import ActivityAttempt
 from perdure.worker.alarm import Wakeup
 from perdure.worker.crew import Crew
 from perdure.worker.guard import guarded
+from perdure.worker.happenings import ACTIVITY
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
 from perdure.worker.policy import expired
@@ -57,6 +58,8 @@ LEASE_RECHECK = 0.1
 
 class Performance(Kept):
     """See the module."""
+
+    scope = ACTIVITY
 
     def __init__(
         self, claimed: ClaimedRun, activity: Activity[Any, Any], records: tuple[Record, ...], crew: Crew
@@ -197,6 +200,7 @@ class Performance(Kept):
 
     def _failed(self, attempt: ActivityAttempt, error: BaseException, now: int) -> None:
         failure = Failure.of(error, self._crew.codec)
+        limit = error.kind if isinstance(error, ActivityTimeout) else ""
         policy = self._policy()
         requested = policy.requested_delay(error, now)
         delay = requested
@@ -207,7 +211,7 @@ class Performance(Kept):
             used_up = policy.attempts is not None and attempt.number >= policy.attempts
             final = isinstance(error, UsageError) or not policy.is_worth_retrying(error)
             given_up = "fatal" if final and not used_up else "exhausted"
-            self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json())
+            self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json(), limit)
             return
         self._record = Record(
             seq=self._seq, kind=Kind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
@@ -215,7 +219,7 @@ class Performance(Kept):
             run_attempt=self.run.attempt,
         )  # fmt: skip
         if requested is None:
-            self._after = Again(retry_at, failure.to_json())
+            self._after = Again(retry_at, failure.to_json(), limit)
         else:
             self._after = Park(retry_at, Reason.RETRY, self.seen)
 

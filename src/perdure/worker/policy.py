@@ -139,4 +139,4 @@ def set_aside(error: Exception, crew: Crew) -> Block:
 def expired(run: Run, crew: Crew) -> Finish:
     """Fail a run that is past its deadline."""
     error = Expired(f"run {run.id!r} ({run.type}) was not finished by its deadline")
-    return Finish(Status.FAILED, Failure.of(error, crew.codec).to_json())
+    return Finish(Status.FAILED, Failure.of(error, crew.codec).to_json(), "schedule_to_close")

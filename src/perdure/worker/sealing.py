@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from perdure.core.model import Message
+from perdure.core.model import Message, Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.borrowed.errors import Interrupted
 from perdure.worker.attempts import Attempt
@@ -121,6 +121,8 @@ class Seal:
             attempt.operation, record.payload, committed.value, record.at, attempt.started_at, attempt.number,
             moment.around,
         )  # fmt: skip
+        turn = Turn(lease=held.lease, records=(record,))
+        held._crew.journal.witness.saw([(held, turn)], [Verdict.APPLIED], moment.now)
         # It is durable already; what follows it are versions that the workflow asked for.
         assert execution.unsaved[0] == record
         del execution.unsaved[0]

@@ -28,6 +28,7 @@ from perdure.worker.crew import Crew
 from perdure.worker.emitting import Emitting
 from perdure.worker.heart import Heart
 from perdure.worker.held import Held
+from perdure.worker.hooking import Hooking
 from perdure.worker.journal import Journal
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
@@ -41,6 +42,7 @@ from perdure.worker.signalled import work_until_signalled
 from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
+from perdure.worker.witness import Witness
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
 
@@ -62,6 +64,7 @@ class Worker:
         codec: Codec,
         errors: ErrorTypes,
         options: WorkerOptions,
+        hooking: Hooking | None = None,
     ) -> None:
         self.id = ""
         self.options = options
@@ -69,7 +72,9 @@ class Worker:
         self._store = store
         self._system = system
         self._workflows = workflows
-        self._journal = Journal(store, system, lambda: self.id, self._moment)
+        self._hooking = hooking
+        witness = Witness(None if hooking is None else hooking.failed)
+        self._journal = Journal(store, system, lambda: self.id, self._moment, witness)
         self._threads = StepThreads(options.abandoned_threads, options.processes)
         self._crew = Crew(
             system=system,
@@ -122,6 +127,8 @@ class Worker:
             if self._heart is not None:
                 await self._heart.stop()
             raise
+        if self._hooking is not None:
+            self._hooking.start(self)
         self._claimer.start()
 
     async def _begin_life(self) -> None:
@@ -199,6 +206,8 @@ class Worker:
             logger.warning(
                 "worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error
             )
+        if self._hooking is not None:
+            await self._hooking.stop(self)
 
     async def run_until_signalled(self) -> None:
         """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""

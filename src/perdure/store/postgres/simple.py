@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from perdure.core.model import Finish, Kind, Next, Park, Record, Status, Turn
+from perdure.core.model import Finish, Kind, Next, Park, Record, Turn
 from perdure.store.extras import has_extras
 from perdure.store.postgres.history import HISTORY
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.protocol import Change
-from perdure.store.said import is_timeout, of_finish, of_park
+from perdure.store.said import of_finish, of_park
 from perdure.store.turns import record_row
 
-# A member of an enum is slow to find by its class; these are looked at for every step and run.
-_STEP, _FAILED = Kind.STEP, Status.FAILED
+# A member of an enum is slow to find by its class; this one is looked at for every step.
+_STEP = Kind.STEP
 
 _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
 #: `becomes` is the status of the run afterwards, if all goes well.
@@ -168,7 +168,7 @@ def is_simple(turns: Sequence[Turn]) -> bool:
         if turn.children or turn.sends or has_extras(turn):
             return False
         # It has more to say than one line.
-        if type(turn.next) is Finish and turn.next.status is _FAILED and is_timeout(turn.next.payload):
+        if type(turn.next) is Finish and turn.next.timeout:
             return False
         kinds.add(type(turn.next))
     kinds.discard(type(None))

@@ -18,6 +18,7 @@ from perdure.store.dialect import Row
 from perdure.store.extras import has_extras, write_extras
 from perdure.store.messages import deliver, send
 from perdure.store.renewal import carried, read_at_once
+from perdure.store.said import note_heartbeats
 from perdure.store.sqlite import states
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.turns import Standing, record_row, standing_of, waves
@@ -81,6 +82,8 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
             continue
         if turn.read or turn.children or turn.sends:
             await _reach_out(tx, turn)
+        if tx.repeats and turn.outputs:
+            note_heartbeats(tx, turn)
         if turn.next is None:
             pass
         elif isinstance(turn.next, _RESTS):

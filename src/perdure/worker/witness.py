@@ -1,0 +1,81 @@
+"""Tells the log, and hooks, what became of turns that have landed.
+
+Records carry their fields as attributes (`extra`): run, type, step, attempt, retries, duration, status, error. What succeeds is for
+DEBUG, what is tried again or fails on the way for INFO, a run that fails for WARNING. Who is interested is asked once a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from perdure.core.model import Run, Turn, Verdict
+from perdure.worker.happenings import Happening, happenings, is_remarkable
+
+logger = logging.getLogger("perdure.execution")
+
+_LEVELS = {"success": logging.DEBUG, "retrying": logging.INFO, "cancelled": logging.INFO}
+_LANDED = frozenset({Verdict.APPLIED, Verdict.AWAKE})
+
+
+class Subject(Protocol):
+    """Whose turn it was."""
+
+    run: Run
+    scope: str
+
+
+class Witness:
+    """See the module. `tell` is called with everything that failed."""
+
+    def __init__(self, tell: Callable[[Sequence[Happening]], object] | None = None) -> None:
+        self._tell = tell
+
+    def saw(self, turns: Sequence[tuple[Subject, Turn]], verdicts: Sequence[Verdict], now: int) -> None:
+        """What became of a batch."""
+        if self._tell is None and not logger.isEnabledFor(logging.WARNING):
+            return
+        everything = logger.isEnabledFor(logging.DEBUG)
+        found = [
+            happening
+            for (subject, turn), verdict in zip(turns, verdicts, strict=True)
+            if (everything or is_remarkable(turn)) and verdict in _LANDED
+            for happening in happenings(subject.run, subject.scope, turn, now)
+        ]
+        for happening in found:
+            _log(happening)
+        failed = [one for one in found if one.payload is not None and one.status != "cancelled"]
+        if self._tell is not None and failed:
+            self._tell(failed)
+
+
+def _log(one: Happening) -> None:
+    level = _LEVELS.get(one.status, logging.INFO if one.scope == "step" else logging.WARNING)
+    if not logger.isEnabledFor(level):
+        return
+    error = None if one.payload is None else str(one.failure)
+    place = f"step {one.location} of run" if one.scope == "step" else one.scope
+    logger.log(
+        level,
+        "%s %s (%s): %s, attempt %d, %.3f s%s",
+        place,
+        one.run.id,
+        one.run.type,
+        one.status,
+        one.attempt,
+        one.duration,
+        "" if error is None else f": {error}",
+        extra={
+            "run_id": one.run.id,
+            "run_type": one.run.type,
+            "scope": one.scope,
+            "step": one.location or None,
+            "attempt": one.attempt,
+            "retry_count": max(0, one.attempt - 1),
+            "duration": one.duration,
+            "status": one.status,
+            "error": error,
+            "retry_at": one.retry_at or None,
+        },
+    )
