@@ -47,11 +47,11 @@ class Kept(ABC):
         """Whether nothing of it is under way."""
 
     @abstractmethod
-    def begin(self, moment: Moment) -> None:
+    def begin(self, moment: Moment, /) -> None:
         """Take it up. From a plain callback of the loop."""
 
     @abstractmethod
-    def receive(self, messages: Iterable[Message]) -> None:
+    def receive(self, messages: Iterable[Message], /) -> None:
         """Take in new inbox entries, in order."""
 
     @abstractmethod
