@@ -108,7 +108,7 @@ def test_removing_renaming_or_reordering_what_was_recorded_diverges() -> None:
 
     search(None, law)
     print(f"\nchanges that were found: {dict(tried)}")
-    assert min(tried[what] for what in ("removed", "renamed", "swapped", "branches renamed")) > 0
+    assert min(tried[what] for what in ("removed", "renamed", "swapped")) > 0
 
 
 @pytest.mark.timeout(3600)
@@ -167,7 +167,37 @@ def test_where_calls_share_their_names_no_change_to_what_was_recorded_passes_in_
     search(("a", "a", "b"), law)
     print(f"\nwhat became of them: {dict(tried)}")
     assert tried["swapped, of one name: diverged"] > 0
-    assert tried["reordered, all of it done: diverged"] > 0
+
+
+def performed(program: Node, most: int = 100) -> Subject:
+    """The program with its first operations completed."""
+    play = Play(program)
+    for _ in range(most):
+        if not play.open:
+            break
+        play.complete(play.open[0], 1)
+    history = play.history
+    play.close()
+    return Subject(program, history)
+
+
+@pytest.mark.parametrize("op", BRANCHED)
+@pytest.mark.parametrize("done", [1, 100])
+def test_branches_under_other_names_diverge_before_and_after_the_end(op: str, done: int) -> None:
+    parts = tuple(Node("seq", 3 + n, body=(Node("step", 5 + n, "a"), Node("step", 7 + n, "b"))) for n in range(2))
+    branched = Node(op, 2, body=parts)
+    subject = performed(Node("seq", 1, body=(branched, Node("step", 10, "c"))), done)
+    assert subject.branches_hold_a_record(branched)
+    with pytest.raises(Diverged, match="does not follow its history"):
+        Play(renamed(subject.program, branched), subject.history)
+
+
+@pytest.mark.parametrize("op", ["for_each", "map_steps"])
+def test_iterating_the_other_way_round_over_what_is_done_diverges(op: str) -> None:
+    iteration = Node(op, 2, "a", number=4)
+    subject = performed(Node("seq", 1, body=(iteration, Node("step", 3, "b"))))
+    with pytest.raises(Diverged, match="with the arguments of another recorded call"):
+        Play(reordered(subject.program, iteration), subject.history)
 
 
 def test_named_operations_are_those_with_a_location() -> None:
