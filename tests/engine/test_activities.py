@@ -14,10 +14,12 @@ from perdure import (
     Call,
     Context,
     DecodeError,
+    Engine,
     Expired,
     Fatal,
     Kind,
     NotStarted,
+    Reason,
     Retry,
     RetryAfter,
     RunCancelled,
@@ -30,6 +32,7 @@ from perdure import (
     workflow,
 )
 from perdure.core.failure import Failure
+from perdure.core.model import FAR
 from tests.engine.crunching import slow_square
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
@@ -257,7 +260,7 @@ async def test_an_activity_that_began_in_time_has_its_whole_time(stage: Stage) -
 
 
 async def test_an_activity_that_is_not_done_in_all_its_time_expires(stage: Stage) -> None:
-    @activity("post.endless.v1", schedule_to_close=0.3, retry=Retry.fixed(0.05, attempts=None))
+    @activity("post.endless.v1", schedule_to_close=1.0, retry=Retry.fixed(0.05, attempts=None))
     async def endless() -> None:
         raise OSError("not yet")
 
@@ -526,3 +529,85 @@ def test_a_timeout_says_of_which_kind_it_is() -> None:
     error = ActivityTimeout("too long", kind="heartbeat")
     assert isinstance(error, TimeoutError)
     assert error.kind == "heartbeat"
+
+
+async def test_the_time_of_an_activity_that_begins_later_counts_from_then(stage: Stage) -> None:
+    @activity("post.later.v1", schedule_to_close=0.4)
+    def later() -> int:
+        return 1
+
+    engine = stage.engine(later)
+    async with engine.worker():
+        assert await (await engine.start(later(), at=0.6)).result("20s") == 1
+
+
+async def test_one_call_may_have_more_time_than_the_code_says(stage: Stage) -> None:
+    @activity("post.time.v1", schedule_to_close=0.2, retry=Retry.fixed(0.3, attempts=2))
+    def hurry() -> int:
+        if activity_info().attempt == 1:
+            raise OSError("not yet")
+        return activity_info().attempt
+
+    engine = stage.engine(hurry)
+    async with engine.worker():
+        run = await engine.start(hurry().options(schedule_to_close="1h"))
+        assert await run.result("20s") == 2
+
+
+async def test_an_activity_that_nobody_gave_a_limit_has_that_of_its_code_from_its_first_attempt_on(
+    on_disk: Stage,
+) -> None:
+    begun: list[int] = []
+
+    @activity("post.sql.v1", schedule_to_close=1.0, retry=Retry.fixed(0.05, attempts=None))
+    async def forever() -> None:
+        begun.append(activity_info().due)
+        raise OSError("not yet")
+
+    engine = on_disk.engine(forever)
+    # As a producer does that knows nothing of the code.
+    async with Engine(engine.url) as other:
+        started = await other.start(Call.named("post.sql.v1"))
+    run = await engine.get(started.id)
+    assert (await run.run()).deadline == FAR
+    async with engine.worker():
+        with pytest.raises(RunFailed):
+            await run.result("20s")
+    assert len(begun) > 1
+    assert max(begun) - min(begun) < 250_000
+
+
+async def test_what_is_sent_to_an_activity_does_not_hasten_its_next_attempt(stage: Stage) -> None:
+    tries: list[int] = []
+
+    @activity("post.hasten.v1", retry=Retry.never())
+    async def asked() -> None:
+        tries.append(1)
+        raise RetryAfter("1h")
+
+    engine = stage.engine(asked)
+    async with engine.worker():
+        run = await engine.start(asked())
+        await until(run, Status.WAITING)
+        due = (await run.run()).wake_at
+        await run.send("hello")
+
+        async def waits_again() -> bool:
+            row = await run.run()
+            return row.status is Status.WAITING and row.inbox_read == 1
+
+        await eventually(waits_again, saying="the message being read")
+        row = await run.run()
+        assert (row.wake_at, row.reason, row.attempt) == (due, Reason.RETRY, 1)
+        await run.pause()
+        await run.resume()
+
+        async def resumed() -> bool:
+            row = await run.run()
+            return row.status is Status.WAITING and row.reason == Reason.RETRY and row.inbox_read == 3
+
+        await eventually(resumed, saying="it waiting again for its time")
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result("20s")
+    assert len(tries) == 1

@@ -123,7 +123,8 @@ class ActivityAttempt(Attempt):
                 waiter.set_result(None)
         if self._task is not None and not self._asked:
             self._task.cancel()
-            return True
+            # One that has not begun will never say that it ended.
+            return self._begun
         return self._task is not None or (self._job is not None and self.operation.request.options.process is not True)
 
     def close(self) -> bool:

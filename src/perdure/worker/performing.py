@@ -17,6 +17,7 @@ from perdure.core.effects import NewOutput, OutputKind
 from perdure.core.errors import ActivityTimeout, PerdureError, UsageError
 from perdure.core.failure import Failure
 from perdure.core.model import (
+    FAR,
     Again,
     ClaimedRun,
     Finish,
@@ -54,6 +55,8 @@ BEAT_APART = 0.2
 LOOK = 3600.0
 #: How soon to look again whether the lease is safe enough to begin, in seconds.
 LEASE_RECHECK = 0.1
+#: An attempt that is due in so many microseconds is begun: clocks differ that much.
+EARLY = 100_000
 
 
 class Performance(Kept):
@@ -68,6 +71,9 @@ class Performance(Kept):
         self._activity = activity
         #: The number of the next record.
         self._seq = records[-1].seq + 1 if records else 0
+        #: When the first attempt began, and when the next one may: others may have woken the run before.
+        self._begun_at = records[0].started_at if records else claimed.run.started_at
+        self._not_before = records[-1].retry_at if records else 0
         self._attempt: ActivityAttempt | None = None
         self._arguments: dict[str, Any] = {}
         self._settings = activity.settings
@@ -100,10 +106,9 @@ class Performance(Kept):
         what = f"input of run {run.id!r} ({run.type})"
         self._arguments = self._activity.signature.decode(run.input, crew.codec, what)
         self._settings = Settings.from_json(run.options).over(self._activity.settings)
-        if self._settings.schedule_to_close is not None:
-            close_by = run.created_at + int(self._settings.schedule_to_close * 1e6)
-            # Whoever created it by plain SQL may have said nothing of it.
-            self.run = replace(run, deadline=min(run.deadline, close_by)) if run.generation == 1 else run
+        if self._settings.schedule_to_close is not None and run.deadline == FAR and run.generation == 1:
+            # Whoever created it knew nothing of its code, such as a producer in plain SQL.
+            self.run = replace(run, deadline=self._begun_at + int(self._settings.schedule_to_close * 1e6))
         if run.token > 1:
             crew.owner.recall(self)
         else:
@@ -145,7 +150,7 @@ class Performance(Kept):
         self.settle(self._crew.moment())
 
     def _cancel(self, message: Message) -> None:
-        if self._cancelled is not None:
+        if self._cancelled is not None or isinstance(self._after, Finish):
             return
         crew = self._crew
         reason = "" if message.payload is None else crew.codec.decode(message.payload, Any, "reason")
@@ -167,7 +172,7 @@ class Performance(Kept):
 
     def _end_cancelled(self) -> None:
         outcome = cancelled(self.run.id, self.run.type, self._cancelled or "", self._crew.codec)
-        self._record, self._after = None, Finish(outcome.status, outcome.payload)
+        self._after = Finish(outcome.status, outcome.payload)
 
     def step_ended(self, attempt: ActivityAttempt, result: Any, error: BaseException | None, moment: Moment) -> None:
         """See `Recipient`."""
@@ -279,7 +284,10 @@ class Performance(Kept):
                 self._force(expired(self.run, self._crew))
                 return
             if self._attempt is None and not (self._steering is not None and self._steering.holds_back):
-                self._start(moment)
+                if self._not_before > moment.now + EARLY:
+                    self._after = Park(self._not_before, Reason.RETRY, self.seen)
+                else:
+                    self._start(moment)
         if not self._committing and self._must_write():
             self._crew.journal.submit(self)
 
@@ -339,7 +347,7 @@ class Performance(Kept):
         self._committing = True
         return Turn(
             lease=self.lease,
-            records=() if record is None or isinstance(state, Finish) else (record,),
+            records=() if record is None else (record,),
             read=self.seen if self.seen > self.run.inbox_read else 0,
             outputs=tuple(outputs),
             next=state,
