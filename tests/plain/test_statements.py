@@ -280,6 +280,18 @@ async def test_a_run_that_was_paused_while_somebody_had_it_waits_after_its_attem
     assert [row["id"] for row in await plain.do("claim")] == [run_id]
 
 
+async def test_a_worker_in_another_language_registers_its_types(plain: Plain) -> None:
+    assert (await plain.one("register", type=TYPE, runtime="node", description="Sends mail."))["enabled"]
+    [first] = await plain.store.types()
+    assert (first.type, first.kind, first.runtime, first.description) == (TYPE, "activity", "node", "Sends mail.")
+    await plain.store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
+    assert not (await plain.one("register", type=TYPE, runtime="node", description="Sends mail."))["enabled"]
+    assert (await plain.store.types())[0].registered_at == first.registered_at
+    await plain.do("register", type=TYPE, runtime="go")
+    [later] = await plain.store.types()
+    assert (later.runtime, later.description, later.enabled) == ("go", "", False)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_statement_is_described_alike_for_every_database(name: str) -> None:
     from perdure.store.mysql.dialect import MYSQL
@@ -289,4 +301,6 @@ def test_a_statement_is_described_alike_for_every_database(name: str) -> None:
     found = [statement(dialect, name) for dialect in (SQLITE, POSTGRES, MYSQL)]
     assert len({one.version for one in found}) == 1
     assert len({one.text.splitlines()[0] for one in found}) == 1
-    assert "theirs.mine_runs" in statement(POSTGRES, name, "theirs.mine_").text
+    renamed = statement(POSTGRES, name, "theirs.mine_").text
+    assert "theirs.mine_" in renamed
+    assert "perdure_" not in renamed

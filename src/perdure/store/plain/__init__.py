@@ -15,7 +15,7 @@ from perdure.core.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX, Dialect
 
 #: In the order in which people need them.
-NAMES = ("insert", "query", "cancel", "claim", "heartbeat", "complete", "fail", "release")
+NAMES = ("insert", "query", "cancel", "register", "claim", "heartbeat", "complete", "fail", "release")
 
 _HEAD = re.compile(r"-- (\w+), version (\d+): ")
 

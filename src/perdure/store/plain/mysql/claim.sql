@@ -8,28 +8,53 @@
 -- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
 -- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat; NULL: none).
 -- A run that was lost by two workers in a row is given out alone.
+-- Of types that nobody has registered, it looks at the first eight that have something ready.
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @in_queue = COALESCE(@queue, 'default'), @many = RIGHT(@types, 1) = '%';
 SET @beginning = IF(@many, LEFT(@types, CHAR_LENGTH(@types) - 1), @types);
+SET @ending = IF(@many, CONCAT(@beginning, REPEAT(CONVERT(_utf32 x'0010FFFF' USING utf8mb4), 200)), @beginning);
 SET @by_age = @number DIV 8 + (RAND() * 8 < @number % 8);
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
+SET @type1 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type >= @beginning AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type2 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type1 AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type3 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type2 AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type4 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type3 AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type5 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type4 AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type6 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type5 AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type7 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type6 AND type <= @ending ORDER BY type LIMIT 1
+);
+SET @type8 = (
+  SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+  WHERE status = 'pending' AND queue = @in_queue AND type > @type7 AND type <= @ending ORDER BY type LIMIT 1
+);
 SET @served = (
-  WITH RECURSIVE found (type) AS (
-    SELECT MIN(r.type)
-    FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
-    WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type >= @beginning
-    UNION ALL
-    SELECT (
-      SELECT MIN(r.type)
-      FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type > found.type
-    )
-    FROM found
-    WHERE @many AND CAST(LEFT(found.type, CHAR_LENGTH(@beginning)) AS BINARY) = CAST(@beginning AS BINARY)
-  )
-  SELECT JSON_ARRAYAGG(found.type)
-  FROM found
-  WHERE CAST(IF(@many, LEFT(found.type, CHAR_LENGTH(@beginning)), found.type) AS BINARY) = CAST(@beginning AS BINARY)
+  SELECT CONVERT(JSON_ARRAYAGG(found.type) USING utf8mb4)
+  FROM (
+    SELECT type FROM perdure_registry WHERE type >= @beginning AND type <= @ending
+    UNION SELECT @type1 UNION SELECT @type2 UNION SELECT @type3 UNION SELECT @type4
+    UNION SELECT @type5 UNION SELECT @type6 UNION SELECT @type7 UNION SELECT @type8
+  ) AS found
+  WHERE CAST(LEFT(found.type, CHAR_LENGTH(@beginning)) AS BINARY) = CAST(@beginning AS BINARY)
     AND NOT EXISTS (SELECT 1 FROM perdure_runs b WHERE b.status = 'running' AND b.worker = @worker AND b.nonce = @nonce)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'type' AND p.name = found.type)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'queue' AND p.name = @in_queue)
@@ -37,8 +62,10 @@ SET @served = (
 );
 SET @by_priority = (
   WITH RECURSIVE found (type) AS (
-    SELECT type FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id = '' UNION ALL
-    SELECT listed.type FROM JSON_TABLE(@served, '$[*]' COLUMNS (type VARCHAR(200) PATH '$')) AS listed
+    SELECT listed.type
+    FROM JSON_TABLE(COALESCE(@served, '[]'), '$[*]' COLUMNS (
+      type VARCHAR(200) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+    )) AS listed
   ), walk (id, step) AS (
     SELECT (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
@@ -65,14 +92,16 @@ SET @by_priority = (
     )), walk.step + 1
     FROM walk
     JOIN perdure_runs c ON c.id = walk.id
-    WHERE walk.step < 2 * @number
+    WHERE walk.step < @number
   )
-  SELECT JSON_ARRAYAGG(id) FROM walk WHERE id IS NOT NULL
+  SELECT CONVERT(JSON_ARRAYAGG(id) USING utf8mb4) FROM walk WHERE id IS NOT NULL
 );
 SET @oldest = (
   WITH RECURSIVE found (type) AS (
-    SELECT type FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id = '' UNION ALL
-    SELECT listed.type FROM JSON_TABLE(@served, '$[*]' COLUMNS (type VARCHAR(200) PATH '$')) AS listed
+    SELECT listed.type
+    FROM JSON_TABLE(COALESCE(@served, '[]'), '$[*]' COLUMNS (
+      type VARCHAR(200) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+    )) AS listed
   ), walk (id, step) AS (
     SELECT (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
@@ -94,13 +123,15 @@ SET @oldest = (
     )), walk.step + 1
     FROM walk
     JOIN perdure_runs c ON c.id = walk.id
-    WHERE walk.step < 2 * @number
+    WHERE walk.step < @number
   )
-  SELECT JSON_ARRAYAGG(id) FROM walk WHERE id IS NOT NULL
+  SELECT CONVERT(JSON_ARRAYAGG(id) USING utf8mb4) FROM walk WHERE id IS NOT NULL
 );
 SET @candidates = JSON_MERGE_PRESERVE(COALESCE(@by_priority, '[]'), COALESCE(@oldest, '[]'));
-SELECT JSON_ARRAYAGG(r.id) INTO @ready
-FROM (SELECT DISTINCT listed.id FROM JSON_TABLE(@candidates, '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed) AS candidate
+SELECT CONVERT(JSON_ARRAYAGG(r.id) USING utf8mb4) INTO @ready
+FROM (SELECT DISTINCT listed.id FROM JSON_TABLE(@candidates, '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+)) AS listed) AS candidate
 STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = candidate.id
 WHERE r.status = 'pending' AND r.wake_at <= @now
 FOR UPDATE SKIP LOCKED;
@@ -108,7 +139,9 @@ SET @chosen = (
   WITH ranked AS (
     SELECT r.id, r.claims, r.wake_at, ROW_NUMBER() OVER (ORDER BY r.priority, r.wake_at, r.id) AS place,
       FIRST_VALUE(r.claims) OVER (ORDER BY r.priority, r.wake_at, r.id) AS claims_of_first
-    FROM JSON_TABLE(COALESCE(@ready, '[]'), '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed
+    FROM JSON_TABLE(COALESCE(@ready, '[]'), '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+)) AS listed
     STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = listed.id
     WHERE r.inbox_seq = r.inbox_read OR NOT COALESCE((
       SELECT m.kind FROM perdure_messages m
@@ -123,10 +156,12 @@ SET @chosen = (
       ROW_NUMBER() OVER (PARTITION BY fit.turn <= @number - @by_age ORDER BY fit.wake_at, fit.id) AS age
     FROM fit
   )
-  SELECT JSON_ARRAYAGG(shared.id) FROM shared WHERE shared.by_priority OR shared.age <= @by_age
+  SELECT CONVERT(JSON_ARRAYAGG(shared.id) USING utf8mb4) FROM shared WHERE shared.by_priority OR shared.age <= @by_age
 );
 UPDATE perdure_runs r
-JOIN JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed ON r.id = listed.id
+JOIN JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+)) AS listed ON r.id = listed.id
 SET r.status = 'running', r.reason = NULL, r.worker = @worker, r.home = NULL, r.nonce = @nonce, r.token = r.token + 1,
   r.claims = r.claims + 1, r.progress = COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = r.id), -1),
   r.started_at = IF(r.started_at = 0, @now, r.started_at), r.seed = IF(r.seed = '', MD5(CONCAT(@nonce, r.id, RAND())), r.seed),
@@ -134,7 +169,9 @@ SET r.status = 'running', r.reason = NULL, r.worker = @worker, r.home = NULL, r.
   r.deadline = IF(r.close_by > 0, r.close_by, r.deadline), r.close_by = 0;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT r.id, @now, 'claimed', @worker, JSON_OBJECT('token', r.token)
-FROM JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (id VARCHAR(255) PATH '$')) AS listed
+FROM JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
+)) AS listed
 STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = listed.id;
 COMMIT;
 SELECT id, token, nonce, type, input, attempt, max_attempts, options, deadline, lease_until, EXISTS (
