@@ -2,8 +2,9 @@
 
 A server whose DSN is in the environment already is used as it is. Otherwise one is started for the time of the command, and its
 DSN put into the environment of the command. Where that is impossible it is said loudly, and the tests that need it are skipped;
-with CI=true it is a failure. `--durable` starts servers that wait for the disk, as benchmarks must. `--pgbouncer` puts a pooler
-in transaction mode before PostgreSQL, through which everything but the tests' own looks and preparations then goes.
+with CI=true it is a failure. So it is with the command-line clients of the databases. `--durable` starts servers that wait for the
+disk, as benchmarks must. `--pgbouncer` puts a pooler in transaction mode before PostgreSQL, through which everything but the tests' own
+looks and preparations then goes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import FrameType
 from tests.servers.mariadb import Mariadb
 from tests.servers.pgbouncer import Pgbouncer
 from tests.servers.postgres import Postgres
-from tests.servers.private import Missing, PrivateServer
+from tests.servers.private import Missing, PrivateServer, programs
 
 POSTGRES = "PERDURE_TEST_POSTGRES"
 PGBOUNCER = "PERDURE_TEST_PGBOUNCER"
@@ -26,6 +27,8 @@ SERVERS: dict[str, type[Postgres] | type[Mariadb]] = {
     POSTGRES: Postgres,
     "PERDURE_TEST_MYSQL": Mariadb,
 }
+#: Command-line clients, which tests use as others would, and the packages that they are in.
+CLIENTS = {"sqlite3": "sqlite3", "psql": "postgresql-client", "mariadb": "mariadb-client-core"}
 
 
 def main(arguments: list[str]) -> int:
@@ -49,6 +52,11 @@ def main(arguments: list[str]) -> int:
                 environment[variable] = server.dsn
             except Missing as missing:
                 print(f"*** Nothing will be tested on {kind.name}: {missing}. ***", file=sys.stderr)
+                if environment.get("CI") == "true":
+                    return 1
+        for client, package in CLIENTS.items():
+            if not programs((client,), (), package):
+                print(f"*** Nothing will be tested with {client}: it is not installed. ***", file=sys.stderr)
                 if environment.get("CI") == "true":
                     return 1
         if "--pgbouncer" in options:

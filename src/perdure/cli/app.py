@@ -49,6 +49,7 @@ COMMANDS = MappingProxyType(
         "fork": "perdure.cli.fork",
         "check": "perdure.cli.check",
         "migrate": "perdure.cli.migrate",
+        "sql": "perdure.cli.sql",
     }
 )
 
