@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 # What exists of these is checked; a folder without Python files would be an error to mypy.
 CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard $(folder)/*.py $(folder)/*/*.py),$(folder))))
 
+# An example in another language, whose packages the proofs need.
+NODE_WORKER := examples/node-worker
+
 .DEFAULT_GOAL := help
 .PHONY: help demo check test bench prove clean
 
@@ -26,13 +29,18 @@ test: check ## Everything that must hold before a commit
 bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-prove: $(VENV)/.dev ## The long version of every fault test and search; then the usual one through pgbouncer
+prove: $(VENV)/.dev $(NODE_WORKER)/node_modules ## The long version of every fault test and search; then the usual one through pgbouncer
 	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n 3 --dist worksteal --timeout 7200
 	$(BIN)/python -m tests.servers --pgbouncer $(BIN)/pytest -n 3 --dist worksteal
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NODE_WORKER)/node_modules
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(NODE_WORKER)/node_modules: $(NODE_WORKER)/package.json
+	@if command -v npm > /dev/null; \
+		then npm install --prefix $(NODE_WORKER) --no-audit --no-fund --no-package-lock && touch $@; \
+		else echo "*** No Node.js: its worker will not be tried. ***"; fi
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

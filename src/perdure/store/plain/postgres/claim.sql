@@ -94,7 +94,8 @@ WITH RECURSIVE asked AS MATERIALIZED (
     marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END,
     lease_until = LEAST(now + $6::bigint, CASE WHEN r.close_by > 0 THEN r.close_by ELSE r.deadline END)
   FROM chosen, asked
-  WHERE r.id = chosen.id
+  /* The second condition is always true. It lets the planner expect one row, and so find each by its key. */
+  WHERE r.id = chosen.id AND chosen.place % 1 = 0
   RETURNING chosen.place, r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline,
     r.lease_until, r.inbox_seq, r.inbox_read
 ), noted AS (
