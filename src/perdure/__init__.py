@@ -1,9 +1,11 @@
 """Durable execution for Python: ordinary async functions that survive crashes, restarts, deploys and month-long waits."""
 
 from perdure.client.blocking import Blocking, BlockingHandle
+from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.outputs import StreamItem
+from perdure.client.schedules import Schedules
 from perdure.client.working import EngineWorker
 from perdure.core.account import Mishap, RunReport, StepReport
 from perdure.core.audit import Audit, EventPage
@@ -25,6 +27,7 @@ from perdure.core.errors import (
     InvalidDuration,
     InvalidId,
     InvalidName,
+    InvalidSchedule,
     JoinError,
     LoopStuck,
     NeverAwaited,
@@ -41,6 +44,8 @@ from perdure.core.errors import (
     RunFailed,
     RunFinished,
     RunNotFound,
+    ScheduleExists,
+    ScheduleNotFound,
     SchemaMismatch,
     StepFailed,
     StepTimeout,
@@ -63,6 +68,8 @@ from perdure.core.retry import Retry
 from perdure.core.routing import TypeInfo
 from perdure.workflow.actions import Action, Actions
 from perdure.workflow.activity import Activity, activity
+from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
+from perdure.core.timing import At, Cron, Every
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
 from perdure.workflow.context import Context
@@ -86,9 +93,11 @@ __all__ = [
     "ActivityTimeout",
     "Asked",
     "Audit",
+    "At",
     "BadArguments",
     "Blocking",
     "BlockingHandle",
+    "BlockingSchedules",
     "Branch",
     "Break",
     "Call",
@@ -100,6 +109,7 @@ __all__ = [
     "Context",
     "Continue",
     "DeadLetterNotice",
+    "Cron",
     "DecodeError",
     "Definition",
     "Diverged",
@@ -112,6 +122,7 @@ __all__ = [
     "ErrorNotice",
     "Event",
     "EventPage",
+    "Every",
     "Expired",
     "Failed",
     "Failure",
@@ -123,15 +134,18 @@ __all__ = [
     "InvalidDuration",
     "InvalidId",
     "InvalidName",
+    "InvalidSchedule",
     "JoinError",
     "Kind",
     "LoopStuck",
     "Message",
     "Mishap",
+    "Misfire",
     "NeverAwaited",
     "NotInWorkflow",
     "NotStarted",
     "Operation",
+    "Overlap",
     "Page",
     "Pause",
     "PauseKind",
@@ -156,6 +170,10 @@ __all__ = [
     "RunNotFound",
     "RunReport",
     "Saga",
+    "Schedule",
+    "ScheduleExists",
+    "ScheduleNotFound",
+    "Schedules",
     "SchemaMismatch",
     "StateMachine",
     "Status",
@@ -182,6 +200,7 @@ __all__ = [
     "activity_info",
     "classify",
     "discover",
+    "slot_of",
     "step",
     "step_info",
     "workflow",

@@ -38,6 +38,8 @@ LOOKING = {
     "events",
     "outputs",
     "pauses",
+    "schedule",
+    "schedules",
     "workers",
     "holdings",
     "load",

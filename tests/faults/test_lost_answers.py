@@ -52,6 +52,7 @@ LEFT_BEHIND = {
     "outputs": "SELECT * FROM perdure_outputs ORDER BY run_id, kind, name, position",
     "topics": "SELECT * FROM perdure_topics ORDER BY topic, run_id",
     "pauses": "SELECT * FROM perdure_pauses ORDER BY 1, 2",
+    "schedules": "SELECT * FROM perdure_schedules ORDER BY id",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
 }
 

@@ -19,7 +19,7 @@ import pytest
 from perdure.store.dialect import Dialect
 from perdure.store.migrations import known
 
-TABLES = ("runs", "history", "messages", "events", "outputs", "topics", "pauses", "workers", "registry")
+TABLES = ("runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry")
 MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.core.errors import EngineClosed, UsageError
 from perdure.store.borrowed.recognition import wire_of
 from perdure.store.dialect import drive
@@ -154,6 +155,11 @@ class Blocking:
     def why(self, run_id: str) -> str:
         """See `Engine.why`."""
         return self._wait(self._engine.why(run_id))
+
+    @property
+    def schedules(self) -> BlockingSchedules:
+        """See `Engine.schedules`."""
+        return BlockingSchedules(self)
 
     def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
         """See `Engine.check`."""

@@ -18,6 +18,7 @@ from perdure.client.checking import Checking
 from perdure.client.handle import Handle
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
+from perdure.client.schedules import Schedules
 from perdure.client.telling import Telling
 from perdure.client.waiting import within
 from perdure.client.watch import Watch
@@ -133,6 +134,11 @@ class Engine(Checking, Auditing, Telling):
             await watch.close()
         if was_open:
             await self._store.close()
+
+    @property
+    def schedules(self) -> Schedules:
+        """What runs by the clock."""
+        return Schedules(self)
 
     # working
 

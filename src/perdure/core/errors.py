@@ -5,6 +5,7 @@
         UnknownWorkflow   InvalidId   InvalidName   InvalidDuration   InvalidCursor   BadArguments (also TypeError)
         EncodeError   DecodeError   PayloadTooLarge
         RunExists   RunNotFound   RunFinished   EngineClosed
+        InvalidSchedule   ScheduleExists   ScheduleNotFound
       WorkflowError: the workflow's code is at fault
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
       StreamFull: a step emits faster than the database takes it in
@@ -92,6 +93,18 @@ class RunNotFound(UsageError, LookupError):
 
 class RunFinished(UsageError):
     """The run has its outcome and takes no more messages."""
+
+
+class InvalidSchedule(UsageError):
+    """A cron expression, time zone, interval or policy that is none."""
+
+
+class ScheduleExists(UsageError):
+    """There is another schedule of that id."""
+
+
+class ScheduleNotFound(UsageError, LookupError):
+    """There is no schedule of that id."""
 
 
 class EngineClosed(UsageError):

@@ -334,6 +334,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     suspects: bool
     #: The database's time at the claim.
     now: int
+    #: When a schedule is due next.
+    next_fire: int = FAR
 
 
 class Loaded(Struct, frozen=True, kw_only=True):

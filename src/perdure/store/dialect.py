@@ -24,7 +24,7 @@ DEFAULT_PREFIX = "perdure_"
 
 _NAME = re.compile(r"\bperdure_(\w+)")
 _TABLES = frozenset({
-    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "workers", "registry", "migrations",
+    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "migrations",
     "runs_view", "events_view", "types_view", "workers_view",
 })  # fmt: skip
 

@@ -39,6 +39,7 @@ from perdure.core.model import (
     Verdict,
 )
 from perdure.core.routing import TypeInfo
+from perdure.core.schedule import Fired, Saved, Schedule
 from perdure.core.second import Fork, Reopened
 
 if TYPE_CHECKING:
@@ -192,6 +193,26 @@ class Store(Protocol):
 
     async def fork(self, fork: Fork, actor: str) -> Created:
         """Create a run that has a past, unless one of its id is there."""
+
+    # schedules
+
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        """One schedule."""
+
+    async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
+        """Schedules in the order of their ids, past one."""
+
+    async def save_schedule(self, schedule: Schedule, version: int, write_id: str, event: str, actor: str) -> Saved:
+        """Create a schedule (version 0), or change one that still is of the version at which it was looked at."""
+
+    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+        """Forget a schedule; its runs go on."""
+
+    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
+        """Start runs of some slots, or, of none, one under a key; their ids. None if there is no such schedule."""
+
+    async def fire(self, limit: int, actor: str) -> Fired:
+        """Let the slots that are due of so many schedules become runs, each of them once."""
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

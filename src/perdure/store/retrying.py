@@ -35,6 +35,7 @@ from perdure.core.model import (
     Verdict,
 )
 from perdure.core.routing import TypeInfo
+from perdure.core.schedule import Fired, Saved, Schedule
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
 from perdure.store.borrowed.deed import Deed
@@ -192,6 +193,30 @@ class Retrying:
     async def fork(self, fork: Fork, actor: str) -> Created:
         """As the store."""
         return await self._again(lambda: self._store.fork(fork, actor))
+
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        """As the store."""
+        return await self._again(lambda: self._store.schedule(schedule_id))
+
+    async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
+        """As the store."""
+        return await self._again(lambda: self._store.schedules(after, limit))
+
+    async def save_schedule(self, schedule: Schedule, version: int, write_id: str, event: str, actor: str) -> Saved:
+        """As the store."""
+        return await self._again(lambda: self._store.save_schedule(schedule, version, write_id, event, actor))
+
+    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.delete_schedule(schedule_id, actor))
+
+    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
+        """As the store."""
+        return await self._again(lambda: self._store.trigger(schedule_id, slots, key, actor))
+
+    async def fire(self, limit: int, actor: str) -> Fired:
+        """As the store."""
+        return await self._again(lambda: self._store.fire(limit, actor))
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """As the store."""

@@ -18,8 +18,9 @@ from perdure.core.errors import StoreError
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
 from perdure.core.routing import TypeInfo
+from perdure.core.schedule import Fired
 from perdure.core.system import System
-from perdure.store import registry, workers
+from perdure.store import registry, schedules, workers
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Gathered, Transaction
 from perdure.store.messages import cancel, send
@@ -126,6 +127,16 @@ class ServerStore(SqlStore, Generic[C, X]):
             return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")
         return Swept(dead_workers=(), released=0, expired=0, more=False)
+
+    async def fire(self, limit: int, actor: str) -> Fired:
+        """Let the slots that are due become runs; one statement as long as none is."""
+        self._check_open()
+        self._system.crash_point("fire.enter")
+        due = await self._read("fire", schedules.next_due)
+        if due <= self.clock():
+            return await self._transact("fire", actor, lambda tx: schedules.fire(tx, limit), entered=True)
+        self._pass_by("fire")
+        return Fired(runs=(), next_due=due)
 
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement to a callback. For tests and tools."""

@@ -52,6 +52,7 @@ from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
 from perdure.store.protocol import Change, Eavesdropper, Listener
 from perdure.store.runs import create, unblock
+from perdure.store.scheduling import Scheduling
 from perdure.store.topics import broadcast
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ Body = Callable[[Transaction], Coroutine[Any, Any, T]]
 _log = logging.getLogger("perdure.store")
 
 
-class SqlStore(ABC):
+class SqlStore(Scheduling, ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float

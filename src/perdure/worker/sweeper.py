@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from perdure.core.errors import StoreError
 from perdure.core.system import System
@@ -16,12 +17,13 @@ BATCH = 500
 
 
 class Sweeper:
-    """Sweeps about twice a lease."""
+    """Sweeps about twice a lease; `beside` is called as often."""
 
-    def __init__(self, store: Store, system: System, lease: float) -> None:
+    def __init__(self, store: Store, system: System, lease: float, beside: Callable[[], object]) -> None:
         self._store = store
         self._system = system
         self._lease = lease
+        self._beside = beside
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -46,4 +48,5 @@ class Sweeper:
                 if swept.more:
                     await self._system.sleep(0)
                     continue
+            self._beside()
             await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))

@@ -37,7 +37,8 @@ SELECT :now,
   (SELECT MIN(wake_at) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake) WHERE status = 'waiting'),
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {_MINE}),
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {_MINE} AND wake_at > :now),
-  (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses)
+  (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses),
+  (SELECT MIN(due_at) FROM perdure_schedules)
 """
 
 _HELD = f"""
@@ -151,6 +152,8 @@ class Seen(Struct, frozen=True):
     next_wake: int
     ready: bool
     early: bool
+    #: When a schedule is due next.
+    next_fire: int
     #: Kind and name of what is paused.
     paused: frozenset[tuple[str, str]]
 
@@ -170,7 +173,7 @@ class Seen(Struct, frozen=True):
 
     def empty_handed(self) -> Claimed:
         """The answer of a claim that took nothing."""
-        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now)
+        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now, next_fire=self.next_fire)
 
 
 async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> Seen:
@@ -185,7 +188,7 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
             types=listed(request.types),
         )
     )
-    [(at, names, held, next_wake, ready, early, paused)] = answer.rows
+    [(at, names, held, next_wake, ready, early, paused, next_fire)] = answer.rows
     alive = msgspec.json.decode(names or "[]", type=list[str])
     return Seen(
         now=at,
@@ -195,6 +198,7 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
         next_wake=FAR if next_wake is None else next_wake,
         ready=bool(ready),
         early=bool(early),
+        next_fire=FAR if next_fire is None else next_fire,
         paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
     )
 
@@ -250,7 +254,13 @@ class _Claim:
         alone = request.alone and bool(suspects)
         runs = self._take(suspects[:1] if alone else taken)
         next_wake = await self._next_wake() if len(runs) < request.limit else self._seen.next_wake
-        return Claimed(runs=tuple(runs), next_wake=next_wake, suspects=bool(suspects) and not alone, now=self._seen.now)
+        return Claimed(
+            runs=tuple(runs),
+            next_wake=next_wake,
+            suspects=bool(suspects) and not alone,
+            now=self._seen.now,
+            next_fire=self._seen.next_fire,
+        )
 
     async def _move_on_time(self) -> None:
         """Make ready what is due, and wait what was made ready before its time."""

@@ -169,6 +169,8 @@ class Seen(Struct, frozen=True):
     early: bool
     #: When the first run that is left to its last worker became ready.
     left: int | None
+    #: When a schedule is due next.
+    next_fire: int
     #: Kind and name of what is paused.
     paused: tuple[tuple[str, str], ...]
 
@@ -193,7 +195,7 @@ class Seen(Struct, frozen=True):
 
     def empty_handed(self) -> Claimed:
         """The answer of a claim that took nothing."""
-        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now)
+        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now, next_fire=self.next_fire)
 
 
 class _Choice:
@@ -221,7 +223,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
     runs = to_runs(rows)
     tx.note_claims((claimed.run for claimed in runs), seen.now)
-    return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=seen.now)
+    return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=seen.now, next_fire=seen.next_fire)
 
 
 async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> _Choice:

@@ -81,9 +81,10 @@ _FACTS = ", ".join(
         "left_to_others",
         "array_to_string(alive, E'\\n')",
         "(SELECT string_agg(kind || ' ' || name, E'\\n') FROM perdure_pauses)",
+        f"COALESCE((SELECT due_at FROM perdure_schedules ORDER BY due_at LIMIT 1), {FAR})",
     )
 )
-_FACT_COUNT = 9
+_FACT_COUNT = 10
 
 
 #: The audit trail is part of the statement. What begins with a claim has its time.
@@ -194,11 +195,11 @@ async def claim_ready(
     if tx.heard is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
             tx.hear(claimed.run.id, *of_claim(claimed.run, at))
-    return seen, Claimed(runs=runs, next_wake=next_wake, suspects=False, now=seen.now)
+    return seen, Claimed(runs=runs, next_wake=next_wake, suspects=False, now=seen.now, next_fire=seen.next_fire)
 
 
 def _seen(facts: Row, worker: str) -> Seen:
-    server, next_wake, held, ready, doubtful, early, left, living, paused = facts
+    server, next_wake, held, ready, doubtful, early, left, living, paused, next_fire = facts
     alive = living.split("\n")
     return Seen(
         now=server,
@@ -210,5 +211,6 @@ def _seen(facts: Row, worker: str) -> Seen:
         doubtful=doubtful,
         early=early,
         left=left,
+        next_fire=next_fire,
         paused=tuple(line.partition(" ")[::2] for line in paused.split("\n")) if paused else (),
     )

@@ -15,6 +15,7 @@ from perdure.testing.conformance.outputs import Outputs, Trimming
 from perdure.testing.conformance.reads import Listing, Loading, Watching
 from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
+from perdure.testing.conformance.schedules import Firing, Scheduling
 from perdure.testing.conformance.second import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.steering import Pauses, Steering
 from perdure.testing.conformance.topics import Broadcasting
@@ -33,6 +34,7 @@ __all__ = [
     "Deadlines",
     "Families",
     "Fencing",
+    "Firing",
     "Forking",
     "Harness",
     "Inbox",
@@ -55,6 +57,7 @@ __all__ = [
     "Reopening",
     "Repeating",
     "Runs",
+    "Scheduling",
     "Steering",
     "Suspects",
     "Sweeping",

@@ -29,6 +29,7 @@ from perdure.testing.conformance.harness import (
     held,
     snapshot,
 )
+from perdure.testing.conformance.schedules import a_schedule
 from perdure.testing.conformance.second import a_fork
 
 Verb = Callable[[Store], Awaitable[object]]
@@ -102,6 +103,25 @@ async def _prepare_forget_events(store: Store) -> Verb:
     return lambda store: store.forget_events(1, START + 1, ACTOR)
 
 
+async def _prepare_save_schedule(store: Store) -> Verb:
+    return lambda store: store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
+
+
+async def _prepare_delete_schedule(store: Store) -> Verb:
+    await store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
+    return lambda store: store.delete_schedule("s1", ACTOR)
+
+
+async def _prepare_trigger(store: Store) -> Verb:
+    await store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
+    return lambda store: store.trigger("s1", (), "now", ACTOR)
+
+
+async def _prepare_fire(store: Store) -> Verb:
+    await store.save_schedule(a_schedule(next_slot=START, due_at=START), 0, "w", "schedule_created", ACTOR)
+    return lambda store: store.fire(10, ACTOR)
+
+
 async def _prepare_register(store: Store) -> Verb:
     return lambda store: store.register(a_worker())
 
@@ -166,6 +186,10 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "recover": _prepare_recover,
     "fork": _prepare_fork,
     "forget_events": _prepare_forget_events,
+    "save_schedule": _prepare_save_schedule,
+    "delete_schedule": _prepare_delete_schedule,
+    "trigger": _prepare_trigger,
+    "fire": _prepare_fire,
     "register": _prepare_register,
     "heartbeat": _prepare_heartbeat,
     "retire": _prepare_retire,

@@ -100,7 +100,9 @@ class Unshared(Exception):
 async def snapshot(harness: Harness, *, but: Sequence[str] = ()) -> dict[str, list[tuple[Any, ...]]]:
     """Everything in the database, for comparing."""
     tables = [
-        name for name in ("runs", "history", "messages", "events", "outputs", "topics", "workers") if name not in but
+        name
+        for name in ("runs", "history", "messages", "events", "outputs", "topics", "schedules", "workers")
+        if name not in but
     ]
     return {name: sorted(await harness.query(f"SELECT * FROM perdure_{name}"), key=repr) for name in tables}
 

@@ -1,0 +1,274 @@
+"""Schedules, as an engine hands them out: what is to run by the clock, when, and what becomes of slots that were missed or overlap.
+
+Everything is checked before anything is written. A change is made to the schedule as it is now: whoever comes between, be it a firing,
+makes it be looked at again.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from datetime import datetime
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from msgspec import structs
+
+from perdure.client.handle import Handle
+from perdure.core.duration import Duration, instant, microseconds
+from perdure.core.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, UsageError
+from perdure.core.firing import when_due
+from perdure.core.ids import check_name
+from perdure.core.model import FAR, Event
+from perdure.core.schedule import Misfire, Overlap, Saved, Schedule, trail_of
+from perdure.core.timing import At, Cron, Every, Timing, moment_of, next_slot, slots, to_stored
+from perdure.workflow.definition import Call
+
+if TYPE_CHECKING:
+    from perdure.client.engine import Engine
+
+#: Slots that one backfill may have, and how many of them are started in one transaction.
+BACKFILL = 10_000
+_CHUNK = 100
+_LATELY = 1000
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """How a schedule starts its runs; what is left out is as it was, or as it is by default."""
+
+    #: Each slot is late by up to this, always by the same for the same slot.
+    jitter: Duration
+    #: Of the slots that nobody was there for, which are made up for: `skip`, `once` (the default), `all`, or how many.
+    misfire: Misfire | str | int
+    #: How late a slot may be before it counts as missed; a minute by default.
+    grace: Duration
+    #: What is older than this is not made up for.
+    within: Duration | None
+    #: What becomes of a slot while the last run goes on: `skip` (the default), `allow`, `queue` or `cancel`.
+    overlap: Overlap | str
+    queue: str
+    priority: int
+    #: How long each run may take; no limit by default.
+    deadline: Duration | None
+
+
+class Schedules:
+    """The schedules of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def create(
+        self, id: str, call: Call[Any], timing: Timing, *, replace: bool = False, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
+        """Run a call by the clock: `Cron(...)`, `Every(...)` or `At(...)`. One that is there and the same is left as it is.
+
+        Raises `ScheduleExists` if another one of that id is there; with `replace`, that one is changed. Raises `InvalidSchedule`
+        and the like before anything is written.
+        """
+        check_name(id, "schedule id")
+        now = await self._now()
+        wanted = self._told(Schedule(id=id, spec="", type=""), call, timing, options, now)
+        if wanted.next_slot >= FAR:
+            raise InvalidSchedule(f"the schedule {id!r} would never run: {timing!r} is over, or never comes")
+        store = await self._engine._opened()
+        write_id = self._engine._system.entropy(16).hex()
+        if await store.save_schedule(wanted, 0, write_id, "schedule_created", self._engine._actor) is Saved.DONE:
+            return await self.get(id)
+        there = await self.get(id)
+        if _definition(there) == _definition(_anchored_like(wanted, timing, there)):
+            return there
+        if not replace:
+            raise ScheduleExists(f"there is another schedule {id!r}; change it, choose another id, or say replace=True")
+        return await self.change(id, call=call, timing=timing, **options)
+
+    async def change(
+        self,
+        id: str,
+        *,
+        call: Call[Any] | None = None,
+        timing: Timing | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> Schedule:
+        """Change a schedule in what is given; runs that it has started are not affected. Raises `ScheduleNotFound`.
+
+        With another timing, it goes on with the first slot from now.
+        """
+        now = await self._now()
+        await self._change(id, "schedule_changed", lambda one: self._told(one, call, timing, options, now))
+        return await self.get(id)
+
+    async def pause(self, id: str, reason: str = "") -> bool:
+        """Start no more runs; False if it is paused already. Slots that come meanwhile are passed over when it is resumed."""
+        self._engine._codec.encode(reason, "the reason of a pause")
+
+        def paused(one: Schedule) -> Schedule | None:
+            return None if one.paused else structs.replace(one, paused=True, reason=reason, due_at=FAR)
+
+        return await self._change(id, "schedule_paused", paused)
+
+    async def resume(self, id: str, *, catch_up: bool = False) -> bool:
+        """Start runs again; False if it is not paused. With `catch_up`, slots that came meanwhile count as missed."""
+        now = await self._now()
+
+        def resumed(one: Schedule) -> Schedule | None:
+            if not one.paused:
+                return None
+            following = one.next_slot if catch_up or one.next_slot > now else next_slot(one.timing, now)
+            return _due(structs.replace(one, paused=False, reason="", next_slot=following), now)
+
+        return await self._change(id, "schedule_resumed", resumed)
+
+    async def delete(self, id: str) -> None:
+        """Forget a schedule; runs that it has started go on. Raises `ScheduleNotFound`."""
+        await self.get(id)
+        await (await self._engine._opened()).delete_schedule(id, self._engine._actor)
+
+    async def trigger(self, id: str) -> Handle[Any]:
+        """Start a run now, whatever the time, a pause and runs that go on. Raises `ScheduleNotFound`."""
+        key = f"now-{self._engine._system.entropy(8).hex()}"
+        [run_id] = await self._trigger(id, (), key)
+        return await self._engine.get(run_id)
+
+    async def backfill(self, id: str, start: datetime, end: datetime) -> builtins.list[str]:
+        """Start the runs of all slots from `start` on and before `end`, which is not in the future; their ids.
+
+        Slots that have run are not run again. All are started at once, whatever the policies; interrupted, it may be repeated.
+        """
+        schedule, now = await self.get(id), await self._now()
+        first, last = instant(start, 0), instant(end, 0)
+        if not first <= last <= now:
+            raise UsageError(
+                f"a backfill goes from an earlier time to a later one, and not beyond now: {start} to {end}"
+            )
+        found = takewhile(lambda slot: slot < last, slots(schedule.timing, first - 1))
+        wanted = [*islice(found, BACKFILL + 1)]
+        if len(wanted) > BACKFILL:
+            raise UsageError(f"from {start} to {end} there are more than {BACKFILL} slots; backfill a part at a time")
+        started: builtins.list[str] = []
+        for at in range(0, len(wanted), _CHUNK):
+            started += await self._trigger(id, wanted[at : at + _CHUNK], "")
+        return started
+
+    async def get(self, id: str) -> Schedule:
+        """One schedule. Raises `ScheduleNotFound`."""
+        schedule = await (await self._engine._opened()).schedule(check_name(id, "schedule id"))
+        if schedule is None:
+            raise ScheduleNotFound(f"there is no schedule {id!r}")
+        return schedule
+
+    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[Schedule]:
+        """Schedules in the order of their ids, past one."""
+        if not 1 <= limit <= 1000:
+            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
+        return await (await self._engine._opened()).schedules(after, limit)
+
+    async def next(self, id: str, count: int = 5) -> builtins.list[datetime]:
+        """The times at which it will run next, as if it were not paused, in its time zone."""
+        schedule, now = await self.get(id), await self._now()
+        if not 1 <= count <= _LATELY:
+            raise UsageError(f"count must be between 1 and {_LATELY}, not {count}")
+        after = max(now, schedule.next_slot - 1)
+        return [] if after >= FAR - 1 else schedule.timing.upcoming(count, after=moment_of(after))
+
+    async def events(self, id: str) -> builtins.list[Event]:
+        """What happened to a schedule: created, fired, passed over and why, changed, deleted."""
+        return await (await self._engine._opened()).events(trail_of(check_name(id, "schedule id")))
+
+    # within
+
+    async def _now(self) -> int:
+        return await (await self._engine._opened()).now()
+
+    async def _trigger(self, id: str, slots: builtins.list[int] | tuple[()], key: str) -> builtins.list[str]:
+        store = await self._engine._opened()
+        started = await store.trigger(check_name(id, "schedule id"), slots, key, self._engine._actor)
+        if started is None:
+            raise ScheduleNotFound(f"there is no schedule {id!r}")
+        return started
+
+    async def _change(self, id: str, event: str, change: Callable[[Schedule], Schedule | None]) -> bool:
+        """Change a schedule as it is when nobody comes between; False if there is nothing to change."""
+        store = await self._engine._opened()
+        while True:
+            there = await self.get(id)
+            changed = change(there)
+            if changed is None:
+                return False
+            write_id = self._engine._system.entropy(16).hex()
+            saved = await store.save_schedule(changed, there.version, write_id, event, self._engine._actor)
+            if saved is Saved.DONE:
+                return True
+
+    def _told(
+        self, one: Schedule, call: Call[Any] | None, timing: Timing | None, options: ScheduleOptions, now: int
+    ) -> Schedule:
+        """A schedule with what is given in place of what it was."""
+        if unknown := options.keys() - ScheduleOptions.__annotations__.keys():
+            known = ", ".join(ScheduleOptions.__annotations__)
+            raise InvalidSchedule(f"a schedule has no option {min(unknown)!r}; it has {known}")
+        changed = _with_policies(one, options)
+        if call is not None:
+            new = self._engine._new_run(call, {"queue": options.get("queue"), "priority": options.get("priority")})
+            changed = structs.replace(changed, type=new.type, input=new.input, queue=new.queue, priority=new.priority)
+        elif {"queue", "priority"} & options.keys():
+            named: Call[Any] = Call(one.type, ())
+            new = self._engine._new_run(
+                named, {"queue": options.get("queue", one.queue), "priority": options.get("priority", one.priority)}
+            )
+            changed = structs.replace(changed, queue=new.queue, priority=new.priority)
+        if timing is not None:
+            anchored = _anchored(timing, now)
+            changed = structs.replace(changed, spec=to_stored(anchored), next_slot=next_slot(anchored, now), error="")
+        return _due(changed, now)
+
+
+def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
+    misfire = one.misfire
+    if {"misfire", "grace", "within"} & options.keys():
+        limit = "all" if misfire.limit is None else misfire.limit
+        misfire = Misfire.of(
+            options.get("misfire", limit),
+            grace=options.get("grace", misfire.grace),
+            within=options.get("within", misfire.within),
+        )
+    try:
+        overlap = Overlap(options.get("overlap", one.overlap))
+    except ValueError:
+        known = ", ".join(Overlap)
+        raise InvalidSchedule(f"overlap={options.get('overlap')!r} is no policy; say one of {known}") from None
+    deadline = options.get("deadline", one.deadline / 1e6 or None)
+    return structs.replace(
+        one,
+        jitter=microseconds(options.get("jitter", one.jitter / 1e6)),
+        misfire=misfire,
+        overlap=overlap,
+        deadline=0 if deadline is None else microseconds(deadline),
+    )
+
+
+def _anchored(timing: Timing, now: int) -> Timing:
+    """A timing that says when it begins."""
+    if not isinstance(timing, Cron | Every | At):
+        raise InvalidSchedule(f"{timing!r} does not say when; give Cron(...), Every(...) or At(...)")
+    if isinstance(timing, Every) and timing.start is None:
+        return Every(timing.interval, start=moment_of(now + microseconds(timing.interval)))
+    return timing
+
+
+def _due(schedule: Schedule, now: int) -> Schedule:
+    return structs.replace(schedule, due_at=when_due(schedule, now))
+
+
+def _anchored_like(wanted: Schedule, timing: Timing, there: Schedule) -> Schedule:
+    """An interval that was told no beginning has that of the one that is there."""
+    if isinstance(timing, Every) and timing.start is None:
+        known = there.timing
+        if isinstance(known, Every) and known.interval == timing.interval:
+            return structs.replace(wanted, spec=there.spec)
+    return wanted
+
+
+def _definition(one: Schedule) -> tuple[object, ...]:
+    """What makes a schedule what it is."""
+    return one.spec, one.type, one.input, one.queue, one.priority, one.deadline, one.jitter, one.misfire, one.overlap

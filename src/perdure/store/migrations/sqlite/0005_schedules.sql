@@ -1,0 +1,26 @@
+CREATE TABLE IF NOT EXISTS perdure_schedules (
+  id TEXT NOT NULL PRIMARY KEY,
+  spec TEXT NOT NULL DEFAULT '{}',
+  type TEXT NOT NULL DEFAULT '',
+  input TEXT NOT NULL DEFAULT '{}',
+  queue TEXT NOT NULL DEFAULT 'default',
+  priority INTEGER NOT NULL DEFAULT 100,
+  deadline INTEGER NOT NULL DEFAULT 0,
+  jitter INTEGER NOT NULL DEFAULT 0,
+  misfire TEXT NOT NULL DEFAULT '{}',
+  overlap TEXT NOT NULL DEFAULT 'skip' CHECK (overlap IN ('allow', 'skip', 'queue', 'cancel')),
+  paused INTEGER NOT NULL DEFAULT 0,
+  reason TEXT NOT NULL DEFAULT '',
+  next_slot INTEGER NOT NULL DEFAULT 253402300799999999,
+  due_at INTEGER NOT NULL DEFAULT 253402300799999999,
+  waiting TEXT NOT NULL DEFAULT '[]',
+  last_slot INTEGER NOT NULL DEFAULT 0,
+  last_run TEXT NOT NULL DEFAULT '',
+  error TEXT NOT NULL DEFAULT '',
+  created_at INTEGER NOT NULL DEFAULT 0,
+  changed_at INTEGER NOT NULL DEFAULT 0,
+  version INTEGER NOT NULL DEFAULT 1,
+  write_id TEXT NOT NULL DEFAULT ''
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX IF NOT EXISTS perdure_schedules_to_fire ON perdure_schedules (due_at);
