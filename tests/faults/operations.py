@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
 from perdure.core.model import (
@@ -25,6 +27,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.schedule import Overlap
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -43,6 +46,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
 )
+from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.second import a_fork
 
 Ask = Callable[[Store], Awaitable[object]]
@@ -114,6 +118,58 @@ async def fork(store: Store, system: ManualSystem) -> Ask:
 async def forget_events(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
     return lambda store: store.forget_events(1, START + 1, ACTOR)
+
+
+# schedules
+
+
+@operation
+async def save_a_schedule(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
+
+
+@operation
+async def save_a_schedule_that_is_there(store: Store, system: ManualSystem) -> Ask:
+    seen = await saved(store)
+    changed = replace(seen, queue="q")
+    return lambda store: store.save_schedule(changed, seen.version, "w2", "schedule_changed", ACTOR)
+
+
+@operation
+async def delete_a_schedule(store: Store, system: ManualSystem) -> Ask:
+    await saved(store)
+    return lambda store: store.delete_schedule("s1", ACTOR)
+
+
+@operation
+async def trigger_a_schedule(store: Store, system: ManualSystem) -> Ask:
+    await saved(store)
+    return lambda store: store.trigger("s1", (), "now", ACTOR)
+
+
+@operation
+async def trigger_slots(store: Store, system: ManualSystem) -> Ask:
+    await saved(store)
+    return lambda store: store.trigger("s1", (START, START + 60 * SECOND), "", ACTOR)
+
+
+async def _firing(store: Store) -> None:
+    # Who started which of them is not known any more where the answer was lost.
+    assert (await store.fire(10, ACTOR)).next_due > START
+
+
+@operation
+async def fire_schedules(store: Store, system: ManualSystem) -> Ask:
+    for name in ("s1", "s2"):
+        await saved(store, name, next_slot=START, due_at=START)
+    return _firing
+
+
+@operation
+async def fire_a_schedule_whose_run_has_to_make_way(store: Store, system: ManualSystem) -> Ask:
+    await saved(store, overlap=Overlap.CANCEL, next_slot=START, due_at=START, last_run="r1")
+    await held(store)
+    return _firing
 
 
 # from outside

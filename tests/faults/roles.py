@@ -13,7 +13,19 @@ from typing import Any
 
 import msgspec
 
-from perdure import Call, Engine, EngineClosed, Handle, RunExists, RunFinished, RunNotFound, Status, UsageError
+from perdure import (
+    Call,
+    Engine,
+    EngineClosed,
+    Every,
+    Handle,
+    RunExists,
+    RunFinished,
+    RunNotFound,
+    ScheduleNotFound,
+    Status,
+    UsageError,
+)
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
@@ -115,6 +127,7 @@ class Client:
             self.nudge(runs["main"]),
             self.steer(runs["again"]),
             self.give_second_chances(runs["broken"], runs["stuck"]),
+            self.keep_time(),
         )
         await runs["main"].result()
         await runs["again"].result()
@@ -130,6 +143,19 @@ class Client:
         await self._engine.resume(queue="elsewhere")
         await handle.pause("for a moment")
         await handle.resume()
+
+    async def keep_time(self) -> None:
+        async def has_fired() -> bool:
+            return bool((await self._engine.schedules.get("clock")).last_run)
+
+        call = app.child(self._ledger, "tick")
+        timing = Every("300ms")
+        await self._engine.schedules.create("clock", call, timing, overlap="allow", misfire="skip", grace="300ms")
+        # Another process may have got further.
+        with suppress(ScheduleNotFound):
+            await until(has_fired)
+            await self._engine.schedules.trigger("clock")
+            await self._engine.schedules.delete("clock")
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:

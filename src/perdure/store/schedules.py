@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from perdure.core.errors import StoreCorrupt
+from perdure.core.errors import StoreCorrupt, StoreUnavailable
 from perdure.core.firing import plan
 from perdure.core.model import FAR, FINISHED, NewRun
 from perdure.core.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
@@ -117,8 +117,8 @@ async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str,
     stamped = replace(schedule, version=version + 1, changed_at=now, created_at=schedule.created_at or now)
     row = {**_row(stamped), "write_id": write_id}
     if await tx.execute(_CHANGE if rows else _INSERT, row) != 1:
-        # Somebody else has created it at the same moment.
-        return Saved.CONFLICT
+        # Who it was, perhaps this very request at an earlier try, is seen by looking again.
+        raise StoreUnavailable(f"Somebody created the schedule {schedule.id!r} at the same moment; try again.")
     tx.note(schedule.trail, event, to_json({"reason": schedule.reason}) if schedule.paused else "{}")
     tx.stir(Change.READY)
     return Saved.DONE

@@ -124,6 +124,13 @@ HISTORY = (
         """,
     ),
     Rule(
+        "each slot of a schedule becomes a run once (I12)",
+        """
+        SELECT run_id, data, COUNT(*) FROM perdure_events WHERE kind = 'schedule_fired'
+        GROUP BY run_id, data HAVING COUNT(*) > 1
+        """,
+    ),
+    Rule(
         "records, messages, events, outputs and topics belong to a run",
         """
         SELECT t.run_id, t.what FROM (
