@@ -102,7 +102,7 @@ def test_while_a_run_goes_on_the_slots_behind_it_wait_in_line() -> None:
     schedule = every(overlap=Overlap.QUEUE, misfire=Misfire.of("all"))
     waiting = plan(schedule, START + 2 * HOUR, busy=True)
     assert (waiting.start, waiting.schedule.waiting) == ((), hours(0, 1, 2))
-    assert waiting.schedule.due_at == START + 2 * HOUR + SECOND
+    assert waiting.schedule.due_at == START + 2 * HOUR + 10 * SECOND
     first = plan(waiting.schedule, START + 2 * HOUR + SECOND, busy=False)
     assert (first.start, first.schedule.waiting) == (hours(0), hours(1, 2))
     assert plan(first.schedule, START + 2 * HOUR + 2 * SECOND, busy=True).start == ()

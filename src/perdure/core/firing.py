@@ -17,8 +17,10 @@ from perdure.core.timing import latest_slots, next_slot, slots
 
 #: Slots that are dealt with in one transaction.
 BATCH = 100
-#: How long until the next look at whether the run that slots wait for has ended, in microseconds.
-RECHECK = 1_000_000
+#: How long until the next look at whether the run that slots wait for has ended, in microseconds: a tenth of the time that the first has
+#: waited, within these bounds.
+SHORTEST_RECHECK = 1_000_000
+LONGEST_RECHECK = 10_000_000
 
 
 class Passed(Struct, frozen=True):
@@ -69,7 +71,10 @@ def when_due(schedule: Schedule, now: int) -> int:
     if schedule.paused:
         return FAR
     due = schedule.due(schedule.next_slot)
-    return min(due, now + RECHECK) if schedule.waiting else due
+    if not schedule.waiting:
+        return due
+    waited = (now - schedule.waiting[0]) // 10
+    return min(due, now + min(LONGEST_RECHECK, max(SHORTEST_RECHECK, waited)))
 
 
 def _lateness(schedule: Schedule, now: int) -> int:

@@ -1,0 +1,330 @@
+"""Schedules as a user has them, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure import (
+    At,
+    Context,
+    Cron,
+    EncodeError,
+    Every,
+    InvalidDuration,
+    InvalidName,
+    InvalidSchedule,
+    ScheduleExists,
+    ScheduleNotFound,
+    Schedules,
+    Status,
+    UnknownWorkflow,
+    UsageError,
+    slot_of,
+    workflow,
+)
+from perdure.testing import Environment
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@workflow("schedules.report.v1")
+async def report(ctx: Context, minutes: int = 0) -> str:
+    await ctx.sleep(minutes * 60)
+    return ctx.run_id
+
+
+@workflow("schedules.stranger.v1")
+async def stranger(ctx: Context) -> None:
+    """Served by nobody here."""
+
+
+@pytest.fixture
+async def env() -> AsyncIterator[Environment]:
+    async with Environment([report], start_time=START) as env:
+        yield env
+
+
+def schedules(env: Environment) -> Schedules:
+    return env.engine.schedules
+
+
+async def slots(env: Environment, *statuses: Status) -> list[str]:
+    """When the runs were due that schedules have started, the oldest first."""
+    page = await env.engine.list(status=list(statuses) or None, limit=1000)
+    return sorted(f"{slot:%d %H:%M}" for run in page.runs if (slot := slot_of(run.id)) is not None)
+
+
+async def passed(env: Environment, id: str) -> list[str]:
+    events = await schedules(env).events(id)
+    return [event.data.partition('"reason":"')[2].rstrip('"}') for event in events if event.kind == "schedule_passed"]
+
+
+def jump(env: Environment, duration: timedelta) -> None:
+    """Let time pass in which nobody is there."""
+    env._clock.move_to(env._clock.now() + int(duration.total_seconds() * 1e6))
+
+
+async def test_a_cron_expression_runs_in_its_time_zone(env: Environment) -> None:
+    created = await schedules(env).create("nightly", report(), Cron("30 2 * * *", "Europe/Prague"))
+    assert created.last_run == ""
+    assert [str(moment) for moment in await schedules(env).next("nightly", 2)] == [
+        "2026-01-01 02:30:00+01:00",
+        "2026-01-02 02:30:00+01:00",
+    ]
+    await env.advance("3d")
+    assert await slots(env, Status.COMPLETED) == ["01 01:30", "02 01:30", "03 01:30"]
+    assert (await schedules(env).get("nightly")).last_run == "nightly@2026-01-03T01:30:00Z"
+
+
+async def test_an_interval_runs_from_its_creation_on(env: Environment) -> None:
+    await schedules(env).create("often", report(), Every("20m"))
+    await env.advance("1h")
+    assert await slots(env) == ["01 00:20", "01 00:40", "01 01:00"]
+
+
+async def test_an_interval_with_a_beginning_keeps_to_it(env: Environment) -> None:
+    await schedules(env).create("often", report(), Every("20m", start=START - timedelta(minutes=5)))
+    await env.advance("1h")
+    assert await slots(env) == ["01 00:15", "01 00:35", "01 00:55"]
+
+
+async def test_a_moment_comes_once(env: Environment) -> None:
+    await schedules(env).create("once", report(), At(START + timedelta(hours=1)))
+    await env.advance("2d")
+    assert await slots(env) == ["01 01:00"]
+    assert await schedules(env).next("once") == []
+
+
+async def test_jitter_delays_a_slot_and_does_not_rename_it(env: Environment) -> None:
+    await schedules(env).create("spread", report(), Every("1h"), jitter="10m")
+    await env.advance("1h")
+    assert await slots(env) == []
+    await env.advance("10m")
+    assert await slots(env) == ["01 01:00"]
+    [run] = (await env.engine.list()).runs
+    assert run.created_at > (START + timedelta(hours=1)).timestamp() * 1e6
+
+
+@pytest.mark.parametrize(
+    ("misfire", "made_up_for"),
+    [
+        ("skip", []),
+        ("once", ["01 05:00"]),
+        (2, ["01 04:00", "01 05:00"]),
+        ("all", [f"01 0{n}:00" for n in range(1, 6)]),
+    ],
+)
+async def test_slots_that_nobody_was_there_for(env: Environment, misfire: Any, made_up_for: list[str]) -> None:
+    await schedules(env).create("hourly", report(), Cron("@hourly"), misfire=misfire, overlap="allow")
+    jump(env, timedelta(hours=5, minutes=30))
+    await env.settle()
+    assert await slots(env) == made_up_for
+    assert await passed(env, "hourly") == ([] if misfire == "all" else ["missed"])
+    await env.advance("30m")
+    assert await slots(env) == [*made_up_for, "01 06:00"]
+
+
+async def test_while_a_run_goes_on_slots_are_skipped(env: Environment) -> None:
+    await schedules(env).create("slow", report(150), Every("1h"))
+    await env.advance("4h")
+    assert await slots(env) == ["01 01:00", "01 04:00"]
+    assert await passed(env, "slow") == ["overlap", "overlap"]
+
+
+async def test_runs_may_overlap(env: Environment) -> None:
+    await schedules(env).create("slow", report(150), Every("1h"), overlap="allow")
+    await env.advance("4h")
+    assert await slots(env, Status.WAITING) == ["01 02:00", "01 03:00", "01 04:00"]
+
+
+async def test_slots_wait_for_the_run_before_them(env: Environment) -> None:
+    await schedules(env).create("slow", report(90), Every("1h"), overlap="queue")
+    await env.advance("245m")
+    assert await slots(env, Status.WAITING) == ["01 03:00"]
+    assert (await schedules(env).get("slow")).waiting == tuple(
+        int((START + timedelta(hours=hour)).timestamp() * 1e6) for hour in (4,)
+    )
+    await schedules(env).pause("slow")
+    await env.advance("1d")
+    assert await slots(env, Status.COMPLETED) == ["01 01:00", "01 02:00", "01 03:00"]
+    await schedules(env).resume("slow")
+    await env.advance("10s")
+    assert await slots(env, Status.WAITING) == ["01 04:00"]
+
+
+async def test_the_run_before_is_cancelled(env: Environment) -> None:
+    await schedules(env).create("slow", report(150), Every("1h"), overlap="cancel")
+    await env.advance("3h")
+    await env.advance("10s")
+    assert await slots(env, Status.CANCELLED) == ["01 01:00", "01 02:00"]
+    assert await slots(env, Status.WAITING) == ["01 03:00"]
+
+
+async def test_slots_of_a_pause_are_passed_over_or_made_up_for(env: Environment) -> None:
+    await schedules(env).create("hourly", report(), Cron("@hourly"), misfire="all", overlap="allow")
+    assert await schedules(env).pause("hourly", "holidays")
+    assert not await schedules(env).pause("hourly")
+    assert (await schedules(env).get("hourly")).reason == "holidays"
+    await env.advance("150m")
+    assert await schedules(env).resume("hourly")
+    assert not await schedules(env).resume("hourly")
+    await env.advance("30m")
+    assert await slots(env) == ["01 03:00"]
+    await schedules(env).pause("hourly")
+    await env.advance("150m")
+    assert await schedules(env).resume("hourly", catch_up=True)
+    await env.settle()
+    assert await slots(env) == ["01 03:00", "01 04:00", "01 05:00"]
+    kinds = [event.kind for event in await schedules(env).events("hourly")]
+    assert kinds[:3] == ["schedule_created", "schedule_paused", "schedule_resumed"]
+
+
+async def test_a_change_is_felt_at_the_next_slot(env: Environment) -> None:
+    await schedules(env).create("job", report(), Every("1h"), queue="elsewhere", misfire=2, deadline="5h")
+    changed = await schedules(env).change("job", call=report(5), timing=Cron("30 * * * *"), priority=7, jitter="0s")
+    assert (changed.input, changed.queue, changed.priority) == ('{"minutes":5}', "default", 7)
+    assert (changed.misfire.limit, changed.deadline) == (2, 5 * 3600 * 1_000_000)
+    changed = await schedules(env).change("job", queue="reports", overlap="allow", deadline=None, misfire="all")
+    assert (changed.queue, changed.priority, changed.overlap, changed.deadline) == ("reports", 7, "allow", 0)
+    assert changed.misfire.limit is None
+    await env.advance("1h")
+    assert await slots(env) == ["01 00:30"]
+
+
+async def test_the_same_again_is_no_change(env: Environment) -> None:
+    first = await schedules(env).create("job", report(1), Every("1h"), jitter="1m")
+    await env.advance("10m")
+    assert await schedules(env).create("job", report(1), Every("1h"), jitter="1m") == first
+    with pytest.raises(ScheduleExists, match="'job'"):
+        await schedules(env).create("job", report(2), Every("1h"), jitter="1m")
+    with pytest.raises(ScheduleExists, match="'job'"):
+        await schedules(env).create("job", report(1), Every("1h", start=START), jitter="1m")
+    replaced = await schedules(env).create("job", report(2), Every("2h"), replace=True)
+    assert (replaced.input, replaced.timing.interval) == ('{"minutes":2}', timedelta(hours=2))  # type: ignore[union-attr] # an Every
+
+
+async def test_a_run_can_be_started_by_hand(env: Environment) -> None:
+    await schedules(env).create("nightly", report(), Cron("@daily"))
+    await schedules(env).pause("nightly")
+    run = await schedules(env).trigger("nightly")
+    assert await run.result() == run.id
+    assert run.id.startswith("nightly@now-")
+    events = [event.kind for event in await run.events()]
+    assert events[:2] == ["created", "scheduled"]
+
+
+async def test_a_range_of_slots_is_made_up_for_once(env: Environment) -> None:
+    await schedules(env).create("nightly", report(), Cron("@daily"))
+    await env.advance("36h")
+    first = await schedules(env).backfill("nightly", START - timedelta(days=3), START + timedelta(days=1))
+    assert first == [f"nightly@{day}T00:00:00Z" for day in ("2025-12-29", "2025-12-30", "2025-12-31", "2026-01-01")]
+    assert await schedules(env).backfill("nightly", START, START + timedelta(days=2, hours=-20)) == [
+        "nightly@2026-01-01T00:00:00Z",
+        "nightly@2026-01-02T00:00:00Z",
+    ]
+    await env.settle()
+    page = await env.engine.list(status=Status.COMPLETED)
+    assert len(page.runs) == 5
+    with pytest.raises(UsageError, match="not beyond now"):
+        await schedules(env).backfill("nightly", START, START + timedelta(days=9))
+    with pytest.raises(UsageError, match="not beyond now"):
+        await schedules(env).backfill("nightly", START, START - timedelta(days=9))
+    await schedules(env).create("often", report(), Every("1s", start=START - timedelta(days=1)))
+    with pytest.raises(UsageError, match="10000 slots"):
+        await schedules(env).backfill("often", START - timedelta(days=1), START)
+
+
+async def test_what_nobody_serves_is_fired_all_the_same(env: Environment) -> None:
+    async with Environment([report, stranger], start_time=START) as other:
+        await schedules(other).create("strange", stranger(), Every("1h"), queue="elsewhere")
+        await other.advance("1h")
+        [run] = (await other.engine.list()).runs
+        assert run.status is Status.PENDING
+        assert "no live worker takes the queue 'elsewhere'" in await other.engine.why(run.id)
+
+
+async def test_what_is_deleted_runs_no_more(env: Environment) -> None:
+    await schedules(env).create("hourly", report(), Cron("@hourly"))
+    await env.advance("1h")
+    await schedules(env).delete("hourly")
+    await env.advance("1d")
+    assert await slots(env) == ["01 01:00"]
+    assert await schedules(env).list() == []
+    kinds = [event.kind for event in await schedules(env).events("hourly")]
+    assert kinds == ["schedule_created", "schedule_fired", "schedule_deleted"]
+
+
+async def test_schedules_are_listed_by_id_a_page_at_a_time(env: Environment) -> None:
+    for id in ("c", "a", "b"):
+        await schedules(env).create(id, report(), Cron("@daily"))
+    assert [one.id for one in await schedules(env).list(limit=2)] == ["a", "b"]
+    assert [one.id for one in await schedules(env).list(after="b")] == ["c"]
+    with pytest.raises(UsageError, match="limit"):
+        await schedules(env).list(limit=0)
+
+
+async def test_a_schedule_that_is_not_there_is_not_found(env: Environment) -> None:
+    for asking in (
+        schedules(env).get("no"),
+        schedules(env).change("no", jitter=1),
+        schedules(env).pause("no"),
+        schedules(env).resume("no"),
+        schedules(env).delete("no"),
+        schedules(env).trigger("no"),
+        schedules(env).next("no"),
+        schedules(env).backfill("no", START, START),
+    ):
+        with pytest.raises(ScheduleNotFound, match="'no'"):
+            await asking
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: Cron("61 * * * *"), InvalidSchedule, "bad minute"),
+        (lambda: Cron("* * *"), InvalidSchedule, "wrong number of fields"),
+        (lambda: Cron("0 0 31 2 *"), InvalidSchedule, "day-of-month"),
+        (lambda: Cron("@sometimes"), InvalidSchedule, "@daily"),
+        (lambda: Cron("x" * 501), InvalidSchedule, "not a cron expression"),
+        (lambda: Cron(17), InvalidSchedule, "'17' is not a cron expression"),  # type: ignore[arg-type] # on purpose
+        (lambda: Cron("@daily", "Mars/Olympus"), InvalidSchedule, "'Mars/Olympus'"),
+        (lambda: Cron("@daily", "../../etc/passwd"), InvalidSchedule, "no time zone"),
+        (lambda: Every("0s"), InvalidSchedule, "too short"),
+        (lambda: Every("soon"), InvalidSchedule, "'soon' is not a duration"),
+        (lambda: Every("1h", start=datetime(2026, 1, 1)), InvalidSchedule, "time zone"),
+        (lambda: At(datetime(2026, 1, 1)), InvalidSchedule, "time zone"),
+        (lambda: At("tomorrow"), InvalidSchedule, "'tomorrow'"),  # type: ignore[arg-type] # on purpose
+    ],
+)
+def test_a_timing_that_is_none_is_refused_by_name(make: Any, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "named"),
+    [
+        (("a/b", report(), Cron("@daily")), {}, InvalidName, "a/b"),
+        (("a", report(), "@daily"), {}, InvalidSchedule, "does not say when"),
+        (("a", report(), At(START - timedelta(hours=1))), {}, InvalidSchedule, "never run"),
+        (("a", stranger(), Cron("@daily")), {}, UnknownWorkflow, "schedules.stranger.v1"),
+        (("a", report, Cron("@daily")), {}, UsageError, "takes a call"),
+        (("a", report(object()), Cron("@daily")), {}, EncodeError, "minutes"),  # type: ignore[arg-type] # on purpose
+        (("a", report(), Cron("@daily")), {"overlap": "maybe"}, InvalidSchedule, "overlap='maybe'"),
+        (("a", report(), Cron("@daily")), {"misfire": "maybe"}, InvalidSchedule, "misfire='maybe'"),
+        (("a", report(), Cron("@daily")), {"jitter": -1}, InvalidDuration, "negative"),
+        (("a", report(), Cron("@daily")), {"queue": "a/b"}, InvalidName, "queue"),
+        (("a", report(), Cron("@daily")), {"priority": 2**40}, UsageError, "priority"),
+        (("a", report(), Cron("@daily")), {"color": "red"}, InvalidSchedule, "'color'"),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_anything_is_written(
+    env: Environment, arguments: Any, options: Any, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        await schedules(env).create(*arguments, **options)
+    assert await schedules(env).list() == []
