@@ -47,6 +47,7 @@ COMMANDS = MappingProxyType(
         "retry": "perdure.cli.retry",
         "recover": "perdure.cli.recover",
         "fork": "perdure.cli.fork",
+        "schedule": "perdure.cli.schedule",
         "check": "perdure.cli.check",
         "migrate": "perdure.cli.migrate",
         "sql": "perdure.cli.sql",

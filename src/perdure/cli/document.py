@@ -14,6 +14,7 @@ import msgspec
 from perdure.core.errors import DecodeError
 from perdure.core.failure import Failure
 from perdure.core.model import FAR, Event, Message, Record, Run
+from perdure.core.schedule import Schedule
 
 Document = dict[str, Any]
 
@@ -114,6 +115,32 @@ def message_document(message: Message) -> Document:
         "error": failure(message.payload) if message.failed else None,
         "key": message.key,
         "sent_at": moment(message.sent_at),
+    }
+
+
+def schedule_document(one: Schedule) -> Document:
+    """A schedule."""
+    return {
+        "id": one.id,
+        "when": payload(one.spec),
+        "type": one.type,
+        "input": payload(one.input),
+        "queue": one.queue,
+        "priority": one.priority,
+        "deadline_seconds": one.deadline / 1e6 if one.deadline else None,
+        "jitter_seconds": one.jitter / 1e6,
+        "misfire": msgspec.to_builtins(one.misfire),
+        "overlap": one.overlap.value,
+        "paused": one.paused,
+        "reason": one.reason,
+        "next_slot": moment(one.next_slot),
+        "due_at": moment(one.due_at),
+        "waiting": [moment(slot) for slot in one.waiting],
+        "last_slot": moment(one.last_slot),
+        "last_run": one.last_run or None,
+        "error": one.error or None,
+        "created_at": moment(one.created_at),
+        "changed_at": moment(one.changed_at),
     }
 
 

@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Start a run of the workflow TYPE."""
     chosen = cast("StartOptions", options)
-    run, outcome = asyncio.run(_start(target, type, given, _pairs(named), chosen, wait=wait))
+    run, outcome = asyncio.run(_start(target, type, given, pairs(named), chosen, wait=wait))
     if output.json:
         output.document(run_document(run))
     else:
@@ -92,14 +92,15 @@ def make_call(engine: Engine, type: str, given: Any, named: Mapping[str, str]) -
     return Call(type, workflow.signature.bind(args, kwargs, f"{type}()"), workflow)
 
 
-def _pairs(named: tuple[str, ...]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
+def pairs(named: tuple[str, ...]) -> dict[str, str]:
+    """What `--arg` was given, by name."""
+    values: dict[str, str] = {}
     for pair in named:
         name, found, value = pair.partition("=")
-        if not found or not name or name in pairs:
+        if not found or not name or name in values:
             raise click.BadParameter(f"{pair!r} is not a NAME=VALUE, or repeats a name.", param_hint="--arg")
-        pairs[name] = value
-    return pairs
+        values[name] = value
+    return values
 
 
 def _value(text: str, workflow: Definition[Any, Any] | None, name: str) -> Any:
