@@ -66,10 +66,10 @@ from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, 
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retry import Retry
 from perdure.core.routing import TypeInfo
-from perdure.workflow.actions import Action, Actions
-from perdure.workflow.activity import Activity, activity
 from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
 from perdure.core.timing import At, Cron, Every
+from perdure.workflow.actions import Action, Actions
+from perdure.workflow.activity import Activity, activity
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
 from perdure.workflow.context import Context
@@ -92,8 +92,8 @@ __all__ = [
     "ActivityInfo",
     "ActivityTimeout",
     "Asked",
-    "Audit",
     "At",
+    "Audit",
     "BadArguments",
     "Blocking",
     "BlockingHandle",
@@ -108,8 +108,8 @@ __all__ = [
     "Classified",
     "Context",
     "Continue",
-    "DeadLetterNotice",
     "Cron",
+    "DeadLetterNotice",
     "DecodeError",
     "Definition",
     "Diverged",
@@ -139,8 +139,8 @@ __all__ = [
     "Kind",
     "LoopStuck",
     "Message",
-    "Mishap",
     "Misfire",
+    "Mishap",
     "NeverAwaited",
     "NotInWorkflow",
     "NotStarted",

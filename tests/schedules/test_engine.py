@@ -17,12 +17,14 @@ from perdure import (
     InvalidDuration,
     InvalidName,
     InvalidSchedule,
+    Retry,
     ScheduleExists,
     ScheduleNotFound,
     Schedules,
     Status,
     UnknownWorkflow,
     UsageError,
+    activity,
     slot_of,
     workflow,
 )
@@ -245,6 +247,26 @@ async def test_what_nobody_serves_is_fired_all_the_same(env: Environment) -> Non
         [run] = (await other.engine.list()).runs
         assert run.status is Status.PENDING
         assert "no live worker takes the queue 'elsewhere'" in await other.engine.why(run.id)
+
+
+async def test_an_activity_keeps_its_limits_and_its_settings(env: Environment) -> None:
+    @activity("schedules.notify.v1", queue="mail", priority=5, schedule_to_start="10m", schedule_to_close="1h")
+    async def notify() -> None: ...
+
+    async with Environment([notify], start_time=START) as other:
+        call = notify().options(retry=Retry(attempts=7))
+        created = await schedules(other).create("mails", call, Every("1h"))
+        assert (created.queue, created.priority, created.max_attempts) == ("mail", 5, 7)
+        await other.advance("1h")
+        [run] = (await other.engine.list()).runs
+        started = run.created_at
+        assert (run.queue, run.max_attempts, run.deadline) == ("mail", 7, started + 10 * 60 * 1_000_000)
+        assert "7" in run.options
+        await other.advance("10m")
+        [run] = (await other.engine.list()).runs
+        assert run.status is Status.FAILED
+        changed = await schedules(other).change("mails", call=notify(), deadline="5m")
+        assert (changed.deadline, changed.start_within, changed.max_attempts) == (5 * 60 * 1_000_000, 0, 0)
 
 
 async def test_what_is_deleted_runs_no_more(env: Environment) -> None:

@@ -200,6 +200,23 @@ class Schedules:
             if saved is Saved.DONE:
                 return True
 
+    def _called(self, one: Schedule, call: Call[Any], options: ScheduleOptions) -> Schedule:
+        """A schedule that runs another call, as that is to be run."""
+        new = self._engine._new_run(call, {"queue": options.get("queue"), "priority": options.get("priority")})
+        # Limits as durations: a run that is ready at 0 has to be begun and finished by these times.
+        limits = self._engine._known(call).place(0, None, None, one.deadline or FAR)
+        return structs.replace(
+            one,
+            type=new.type,
+            input=new.input,
+            queue=new.queue,
+            priority=new.priority,
+            deadline=_whenever(limits.close_by or limits.deadline),
+            start_within=limits.deadline if limits.close_by else 0,
+            max_attempts=new.max_attempts,
+            options=new.options,
+        )
+
     def _told(
         self, one: Schedule, call: Call[Any] | None, timing: Timing | None, options: ScheduleOptions, now: int
     ) -> Schedule:
@@ -209,8 +226,7 @@ class Schedules:
             raise InvalidSchedule(f"a schedule has no option {min(unknown)!r}; it has {known}")
         changed = _with_policies(one, options)
         if call is not None:
-            new = self._engine._new_run(call, {"queue": options.get("queue"), "priority": options.get("priority")})
-            changed = structs.replace(changed, type=new.type, input=new.input, queue=new.queue, priority=new.priority)
+            changed = self._called(changed, call, options)
         elif {"queue", "priority"} & options.keys():
             named: Call[Any] = Call(one.type, ())
             new = self._engine._new_run(
@@ -221,6 +237,10 @@ class Schedules:
             anchored = _anchored(timing, now)
             changed = structs.replace(changed, spec=to_stored(anchored), next_slot=next_slot(anchored, now), error="")
         return _due(changed, now)
+
+
+def _whenever(time: int) -> int:
+    return 0 if time >= FAR else time
 
 
 def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
@@ -271,4 +291,7 @@ def _anchored_like(wanted: Schedule, timing: Timing, there: Schedule) -> Schedul
 
 def _definition(one: Schedule) -> tuple[object, ...]:
     """What makes a schedule what it is."""
-    return one.spec, one.type, one.input, one.queue, one.priority, one.deadline, one.jitter, one.misfire, one.overlap
+    return (
+        (one.spec, one.type, one.input, one.queue, one.priority, one.jitter, one.misfire, one.overlap),
+        (one.deadline, one.start_within, one.max_attempts, one.options),
+    )

@@ -82,6 +82,10 @@ class Schedule(Struct, frozen=True, kw_only=True):
     priority: int = DEFAULT_PRIORITY
     #: How long a run may take from its start, in microseconds; 0 for ever.
     deadline: int = 0
+    #: How soon it has to be begun, in microseconds, how often it may be tried, and what else differs from what its code says.
+    start_within: int = 0
+    max_attempts: int = 0
+    options: str = "{}"
     #: Each slot is late by up to this, in microseconds, always by the same for the same slot.
     jitter: int = 0
     misfire: Misfire = Misfire()

@@ -70,8 +70,8 @@ VALUES ({", ".join(f":{name}" for name in _NAMES)}, :write_id)
 
 _CHANGE = """
 UPDATE perdure_schedules
-SET spec = :spec, type = :type, input = :input, queue = :queue, priority = :priority, deadline = :deadline, jitter = :jitter,
-    misfire = :misfire, overlap = :overlap, paused = :paused, reason = :reason, next_slot = :next_slot, due_at = :due_at,
+SET spec = :spec, type = :type, input = :input, queue = :queue, priority = :priority, deadline = :deadline, start_within = :start_within,
+    max_attempts = :max_attempts, options = :options, jitter = :jitter, misfire = :misfire, overlap = :overlap, paused = :paused, reason = :reason, next_slot = :next_slot, due_at = :due_at,
     waiting = :waiting, error = :error, changed_at = :changed_at, version = :version, write_id = :write_id
 WHERE id = :id
 """
@@ -202,24 +202,28 @@ async def _start(tx: Transaction, wanted: Schedule, ids: Mapping[str, int]) -> l
         chosen, params = placeholders("id", list(ids))
         there = {row[0] for row in await tx.fetch(f"SELECT id FROM perdure_runs WHERE id IN ({chosen})", params)}
     fresh = [run_id for run_id in ids if run_id not in there]
-    now = tx.now
-    runs = [
-        NewRun(
-            id=run_id,
-            type=wanted.type,
-            input=wanted.input,
-            queue=wanted.queue,
-            priority=wanted.priority,
-            deadline=now + wanted.deadline if wanted.deadline else FAR,
-            write_id=wanted.trail,
-        )
-        for run_id in fresh
-    ]
-    await create(tx, runs)
+    await create(tx, [_new_run(wanted, run_id, tx.now) for run_id in fresh])
     for run_id in fresh:
         tx.note(run_id, "scheduled", to_json({"schedule": wanted.id, "slot": ids[run_id]}))
         tx.note(wanted.trail, "schedule_fired", to_json({"run": run_id, "slot": ids[run_id]}))
     return fresh
+
+
+def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:
+    finished_by = now + wanted.deadline if wanted.deadline else FAR
+    begun_by = now + wanted.start_within if wanted.start_within else FAR
+    return NewRun(
+        id=run_id,
+        type=wanted.type,
+        input=wanted.input,
+        queue=wanted.queue,
+        priority=wanted.priority,
+        deadline=min(begun_by, finished_by),
+        close_by=finished_by if begun_by < finished_by else 0,
+        max_attempts=wanted.max_attempts,
+        options=wanted.options,
+        write_id=wanted.trail,
+    )
 
 
 def to_schedule(row: Row) -> Schedule:

@@ -156,7 +156,7 @@ class Claimer:
         self._full = len(claimed.runs) >= room
         self._suspects = claimed.suspects
         self._next_wake = claimed.next_wake
-        self._worker.heard_of_schedules(claimed.next_fire)
+        self._worker.scheduler.heard(claimed.next_fire)
         if claimed.suspects:
             self._make_way()
         if claimed.runs:

@@ -37,8 +37,8 @@ from perdure.worker.options import WorkerOptions
 from perdure.worker.performing import Performance
 from perdure.worker.recalling import recall
 from perdure.worker.residents import Residents
-from perdure.worker.serving import described
 from perdure.worker.scheduler import Scheduler
+from perdure.worker.serving import described
 from perdure.worker.signalled import work_until_signalled
 from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
@@ -99,8 +99,8 @@ class Worker:
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
         self._claimer = Claimer(store, system, self)
-        self._scheduler = Scheduler(store, system, lambda: self.id)
-        self._sweeper = Sweeper(store, system, options.lease, self._scheduler.look_if_unheard)
+        self.scheduler = Scheduler(store, system, lambda: self.id)
+        self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard)
         self._reading: set[asyncio.Task[None]] = set()
         self._rebirth: asyncio.Task[None] | None = None
         self._emptied: asyncio.Future[None] | None = None
@@ -131,7 +131,7 @@ class Worker:
             raise
         if self._hooking is not None:
             self._hooking.start(self)
-        self._scheduler.start()
+        self.scheduler.start()
         self._claimer.start()
 
     async def _begin_life(self) -> None:
@@ -193,7 +193,7 @@ class Worker:
         if self._rebirth is not None:
             self._rebirth.cancel()
         await self._claimer.stop()
-        await self._scheduler.stop()
+        await self.scheduler.stop()
         await self._sweeper.stop()
         await self._let_finish(self.options.grace if grace is None else grace)
         self._system.crash_point("shutdown.released")
@@ -273,10 +273,6 @@ class Worker:
     def resident(self, claimed: ClaimedRun) -> Held | None:
         """The run as it was left in memory, if it can go on from there."""
         return self._residents.take(claimed.run)
-
-    def heard_of_schedules(self, due: int) -> None:
-        """A claim was told when a schedule is due next."""
-        self._scheduler.heard(due)
 
     def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Iterable[Message]) -> None:
         """Work on a run that was claimed and whose history was loaded."""
@@ -393,7 +389,7 @@ class Worker:
         return (
             self._journal.idle
             and self._claimer.quiet
-            and self._scheduler.quiet
+            and self.scheduler.quiet
             and not self._reading
             and all(held.idle for held in self._held.values())
         )
