@@ -65,7 +65,8 @@ def command(
 
 
 async def _work(engine: Engine, options: dict[str, Any], output: Output) -> None:
-    worker = engine.worker(**{**options, "types": options["types"] or None})
+    options["types"] = options["types"] or None
+    worker = engine.worker(**options)
     async with engine:
         _say(output, "working", engine)
         await worker.run()

@@ -83,8 +83,13 @@ class Store(Protocol):
     exclusive: bool
     #: Whether its own connections block whoever uses them, and so belong into a thread.
     blocks: bool
-    #: How much of the audit trail is written, from now on.
-    audit: Audit
+
+    @property
+    def audit(self) -> Audit:
+        """How much of the audit trail is written; may be set."""
+
+    @audit.setter
+    def audit(self, level: Audit) -> None: ...
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed. Raises `SchemaMismatch`."""
