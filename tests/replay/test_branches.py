@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+from collections.abc import Generator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from perdure import Branch, Context, JoinError, RaceError, workflow
 from perdure.core.errors import BadArguments, InvalidName
 from perdure.workflow.definition import Call
+from perdure.workflow.scopes import Scope, current_scope, inside
 from tests.replay.driver import Driver, named, work
 
 
@@ -385,3 +388,19 @@ def test_a_child_that_a_losing_branch_left_to_itself_goes_on() -> None:
     run.complete("race/b/quick")
     assert [each.location for each in run.execution.dropped if each.kind == "child"] == []
     assert run.settled().result == "b"
+
+
+def test_what_is_left_of_one_run_moves_no_other_to_another_place_when_it_is_closed() -> None:
+    def part() -> Generator[None]:
+        with inside(Scope("loop/~0/")):
+            yield
+
+    there, elsewhere = copy_context(), copy_context()
+    there.run(current_scope.set, Scope("loop/"))
+    other = Scope("other/")
+    elsewhere.run(current_scope.set, other)
+    left = part()
+    there.run(next, left)
+    # As the garbage collector does, whenever it likes.
+    elsewhere.run(left.close)
+    assert elsewhere.run(current_scope.get) is other

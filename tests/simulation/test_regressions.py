@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, StoreUnavailable, workflow
-from perdure.core.model import Turn, Verdict
+from perdure.core.model import Loaded, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
@@ -31,6 +31,10 @@ class LateAnswers:
         self.commits = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        #: The same for loading, and how often that was asked for.
+        self.loading = asyncio.Event()
+        self.loading.set()
+        self.loads = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -42,6 +46,12 @@ class LateAnswers:
             await asyncio.sleep(0)
         await self.gate.wait()
         return verdicts
+
+    async def load(self, run_ids: Sequence[str]) -> list[Loaded]:
+        self.loads += 1
+        loaded: list[Loaded] = await self._store.load(run_ids)
+        await self.loading.wait()
+        return loaded
 
 
 async def until(condition: Any) -> None:
@@ -64,6 +74,28 @@ async def test_a_run_that_comes_back_before_its_park_was_answered_is_held_once()
         await until(lambda: worker._held.get("r") is not before)
         assert before.stage is Stage.OVER
         store.gate.set()
+        await run.send("word", "two")
+        assert await run.result() == ["one", "two"]
+
+
+async def test_a_run_that_is_parked_after_it_was_claimed_again_is_let_go_of() -> None:
+    host = Host()
+    store: Any = LateAnswers(open_store("sqlite://", host, inline=True))
+    async with Engine("sqlite://", [two_words], system=host, store=store) as engine, engine.worker() as started:
+        worker = started._worker
+        assert isinstance(worker, Worker)
+        store.gate.clear()
+        store.loading.clear()
+        run = await engine.start(two_words(), id="r")
+        await until(lambda: store.commits == 1)
+        before = worker._held["r"]
+        await run.send("word", "one")
+        await until(lambda: store.loads == 1)
+        store.gate.set()
+        await until(lambda: before.stage is Stage.PARKED)
+        store.loading.set()
+        await until(lambda: store.commits == 2 and len(worker._residents) == 1 and "r" not in worker._held)
+        assert before.stage is Stage.OVER
         await run.send("word", "two")
         assert await run.result() == ["one", "two"]
 

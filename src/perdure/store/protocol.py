@@ -79,6 +79,8 @@ class Store(Protocol):
     poll_interval: float
     #: How many commits at once serve a busy worker best.
     lanes: int
+    #: So many entries of one inbox, the oldest, are what `load` and `marked` give at the most.
+    inbox_page: int
     #: Whether a transaction that writes shuts out every other one.
     exclusive: bool
     #: Whether its own connections block whoever uses them, and so belong into a thread.
@@ -138,8 +140,8 @@ class Store(Protocol):
     async def history(self, run_id: str) -> builtins.list[Record]:
         """Every record of a run, in order."""
 
-    async def inbox(self, run_id: str, after: int) -> builtins.list[Message]:
-        """The unread inbox entries of a run past `after`, in order."""
+    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
+        """The unread inbox entries of a run past `after`, in order; at most `limit`, or all of them."""
 
     async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run, in order."""

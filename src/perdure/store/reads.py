@@ -39,7 +39,11 @@ SELECT {MESSAGE}
 FROM perdure_messages
 WHERE run_id = :run_id AND seq > :after AND consumed = 0
 ORDER BY run_id, seq
+LIMIT :limit
 """
+
+#: More than any inbox has.
+_ALL = 1_000_000_000
 
 _EVENTS = f"""
 SELECT {EVENT}
@@ -51,7 +55,7 @@ ORDER BY run_id, id
 _MARKED = f"""
 SELECT {", ".join("m." + column for column in MESSAGE.split(", "))}
 FROM perdure_runs r
-JOIN perdure_messages m ON m.run_id = r.id AND m.seq > r.inbox_read
+JOIN perdure_messages m ON m.run_id = r.id AND m.seq > r.inbox_read AND m.seq <= r.inbox_read + :page
 WHERE r.status = 'running' AND r.marked = 1 AND r.worker = :worker
 ORDER BY m.run_id, m.seq
 """
@@ -100,9 +104,9 @@ async def history(tx: Transaction, run_id: str) -> list[Record]:
     return values(to_record, await tx.fetch(_HISTORY, {"run_id": run_id}))
 
 
-async def inbox(tx: Transaction, run_id: str, after: int) -> list[Message]:
-    """The unread entries of a run."""
-    return values(to_message, await tx.fetch(_INBOX, {"run_id": run_id, "after": after}))
+async def inbox(tx: Transaction, run_id: str, after: int, limit: int = 0) -> list[Message]:
+    """The unread entries of a run, or the first of them."""
+    return values(to_message, await tx.fetch(_INBOX, {"run_id": run_id, "after": after, "limit": limit or _ALL}))
 
 
 async def events(tx: Transaction, run_id: str) -> list[Event]:
@@ -110,13 +114,13 @@ async def events(tx: Transaction, run_id: str) -> list[Event]:
     return values(to_event, await tx.fetch(_EVENTS, {"run_id": run_id}))
 
 
-async def load(tx: Transaction, run_ids: Sequence[str]) -> list[Loaded]:
-    """Runs with their histories and unread inboxes."""
+async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Loaded]:
+    """Runs with their histories and a page of what is unread."""
     loaded = []
     for run in await get_many(tx, run_ids):
         records = tuple(await history(tx, run.id))
         check_whole(run.id, records)
-        unread = tuple(await inbox(tx, run.id, run.inbox_read)) if run.inbox_seq > run.inbox_read else ()
+        unread = tuple(await inbox(tx, run.id, run.inbox_read, page)) if run.inbox_seq > run.inbox_read else ()
         loaded.append(Loaded(run=run, records=records, inbox=unread))
     return loaded
 
@@ -135,9 +139,9 @@ def check_whole(run_id: str, records: Sequence[Record]) -> None:
         )
 
 
-async def marked(tx: Transaction, worker_id: str) -> list[Message]:
-    """What came in for the runs that a worker is running."""
-    return values(to_message, await tx.fetch(_MARKED, {"worker": worker_id}))
+async def marked(tx: Transaction, worker_id: str, page: int) -> list[Message]:
+    """What came in for the runs that a worker is running: a page of each, by number, since what is unread has no holes."""
+    return values(to_message, await tx.fetch(_MARKED, {"worker": worker_id, "page": page}))
 
 
 def _where(filter: RunFilter, cursor: str | None) -> tuple[str, Params]:

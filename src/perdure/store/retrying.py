@@ -54,6 +54,7 @@ class Retrying:
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0) -> None:
         self.poll_interval = store.poll_interval
         self.lanes = store.lanes
+        self.inbox_page = store.inbox_page
         self.exclusive, self.blocks = store.exclusive, store.blocks
         self._store = store
         self._system = system
@@ -116,9 +117,9 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.history(run_id))
 
-    async def inbox(self, run_id: str, after: int) -> builtins.list[Message]:
+    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
         """As the store."""
-        return await self._again(lambda: self._store.inbox(run_id, after))
+        return await self._again(lambda: self._store.inbox(run_id, after, limit))
 
     async def events(self, run_id: str) -> builtins.list[Event]:
         """As the store."""

@@ -67,6 +67,7 @@ class SqlStore(Scheduling, ABC):
 
     poll_interval: float
     lanes: int
+    inbox_page = 1000
     exclusive = False
     blocks = False
     #: What the database is called in messages.
@@ -181,9 +182,9 @@ class SqlStore(Scheduling, ABC):
         """Every record of a run."""
         return await self._read("history", lambda tx: reads.history(tx, run_id))
 
-    async def inbox(self, run_id: str, after: int) -> builtins.list[Message]:
+    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
         """The unread inbox entries of a run past `after`."""
-        return await self._read("inbox", lambda tx: reads.inbox(tx, run_id, after))
+        return await self._read("inbox", lambda tx: reads.inbox(tx, run_id, after, limit))
 
     async def events(self, run_id: str) -> builtins.list[Event]:
         """The audit trail of a run."""
@@ -300,11 +301,11 @@ class SqlStore(Scheduling, ABC):
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes."""
-        return await self._read("load", lambda tx: reads.load(tx, run_ids))
+        return await self._read("load", lambda tx: reads.load(tx, run_ids, self.inbox_page))
 
     async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the runs that this worker is running."""
-        return await self._read("marked", lambda tx: reads.marked(tx, worker_id))
+        return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))
 
     async def transact(self, deed: Deed) -> Verdict:
         """Run a function of the user's and write the record of its result in one transaction."""

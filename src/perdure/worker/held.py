@@ -94,10 +94,7 @@ class Held(Holding):
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
         self._collect(moment.now)
-        backlog, self._backlog = self._backlog, []
-        if backlog:
-            self.receive(backlog)
-        else:
+        if not self._take_backlog():
             self.settle(moment)
 
     @guarded

@@ -42,6 +42,22 @@ class Kept(ABC):
         return f"<{type(self).__name__.lower()} {self.run.id} {self.stage.name}>"
 
     @property
+    def looked(self) -> int:
+        """Up to which entry it knows what is in its inbox, taken in or not."""
+        kept_for_later = self._backlog[-1].seq if self._backlog else 0
+        return max(self.seen, kept_for_later, 0 if self._steering is None else self._steering.looked)
+
+    def _take_backlog(self) -> bool:
+        """Receive what came in before it could be, and read on if that may not be all; False if there was nothing."""
+        backlog, self._backlog = self._backlog, []
+        if not backlog:
+            return False
+        self.receive(backlog)
+        if len(backlog) >= self._crew.store.inbox_page:
+            self._crew.owner.unread(self)
+        return True
+
+    @property
     @abstractmethod
     def idle(self) -> bool:
         """Whether nothing of it is under way."""

@@ -122,10 +122,7 @@ class Performance(Kept):
         if details is not None:
             self._last_heartbeat = self._crew.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
         self.stage = Stage.ACTIVE
-        backlog, self._backlog = self._backlog, []
-        if backlog:
-            self.receive(backlog)
-        else:
+        if not self._take_backlog():
             self.settle(self._crew.moment())
 
     # what happens to it

@@ -20,6 +20,7 @@ class Residents:
 
     def keep(self, held: Held) -> None:
         """Remember a run that has just been parked, letting go of another if there is no room."""
+        self.forget(held.run.id)
         self._parked[held.run.id] = held
         while len(self._parked) > self._limit:
             self._parked.popitem(last=False)[1].drop()
@@ -33,6 +34,12 @@ class Residents:
             return held
         held.drop()
         return None
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run that was taken up from the database instead: it was parked here after it had been claimed again."""
+        held = self._parked.pop(run_id, None)
+        if held is not None:
+            held.drop()
 
     def clear(self) -> None:
         """Let go of all."""

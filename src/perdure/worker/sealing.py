@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from perdure.core.model import Message, Turn, Verdict
+from perdure.core.model import Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.borrowed.errors import Interrupted
 from perdure.worker.attempts import Attempt
@@ -139,11 +139,8 @@ class Seal:
         kept, self._kept = self._kept, []
         for attempt, result, error in kept:
             held.step_ended(attempt, result, error, moment)
-        backlog: list[Message] = []
         if held.stage is Stage.ACTIVE:
-            backlog, held._backlog = held._backlog, []
-        if backlog:
-            held.receive(backlog)
+            held._take_backlog()
         if self._released and held.stage is Stage.ACTIVE:
             self._released = False
             held.release()

@@ -29,6 +29,7 @@ from perdure.worker.emitting import Emitting
 from perdure.worker.heart import Heart
 from perdure.worker.held import Held
 from perdure.worker.hooking import Hooking
+from perdure.worker.inboxes import Inboxes
 from perdure.worker.journal import Journal
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
@@ -40,7 +41,6 @@ from perdure.worker.residents import Residents
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.serving import described
 from perdure.worker.signalled import work_until_signalled
-from perdure.worker.stage import Stage
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
 from perdure.worker.witness import Witness
@@ -102,6 +102,7 @@ class Worker:
         self.scheduler = Scheduler(store, system, lambda: self.id)
         self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard)
         self._reading: set[asyncio.Task[None]] = set()
+        self._inboxes = Inboxes(store, system, self._read)
         self._rebirth: asyncio.Task[None] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -277,6 +278,7 @@ class Worker:
     def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Iterable[Message]) -> None:
         """Work on a run that was claimed and whose history was loaded."""
         definition = self._workflows[claimed.run.type]
+        self._residents.forget(claimed.run.id)
         held: Kept
         if isinstance(definition, Activity):
             held = Performance(claimed, definition, records, self._crew)
@@ -309,7 +311,7 @@ class Worker:
         for run_id, entries in by_run.items():
             held = self._held.get(run_id)
             if held is not None:
-                loop.call_soon(held.receive, entries)
+                loop.call_soon(self._inboxes.hand_over, held, entries)
 
     def forget(self, run_id: str) -> None:
         """Let go of a run that cannot be worked on."""
@@ -346,7 +348,7 @@ class Worker:
 
     def unread(self, held: Kept) -> None:
         """See `Owner`."""
-        self._read(self._read_inbox(held), f"perdure inbox {held.run.id}")
+        self._inboxes.read(held)
 
     def recall(self, performance: Performance) -> None:
         """See `Owner`."""
@@ -361,17 +363,6 @@ class Worker:
         task = self._system.spawn(reading, name)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
-
-    async def _read_inbox(self, held: Kept) -> None:
-        while held.stage in (Stage.ACTIVE, Stage.SEALED):
-            try:
-                entries = await self._store.inbox(held.run.id, held.seen)
-            except StoreError as error:
-                logger.warning("cannot read the inbox of run %s, trying again: %s", held.run.id, error)
-                await self._system.sleep(0.2)
-            else:
-                asyncio.get_running_loop().call_soon(held.receive, entries)
-                return
 
     def _let_go(self, held: Kept) -> None:
         if self._held.get(held.run.id) is held:

@@ -79,8 +79,10 @@ def inside(scope: Scope) -> Generator[None]:
     try:
         yield
     finally:
-        # Not `reset`, which refuses where a run is ended from outside of its own context.
-        current_scope.set(before)
+        # Not `reset`, which refuses where a run is ended from outside of its own context. And nothing at all where the garbage
+        # collector ends it in the middle of another run, whose scope this is none of.
+        if current_scope.get(None) is scope:
+            current_scope.set(before)
 
 
 def begin_in(scope: Scope, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -25,18 +25,19 @@ ORDER BY run_id, seq
 _UNREAD = f"""
 SELECT {", ".join("m." + column for column in MESSAGE.split(", "))}
 FROM perdure_runs r
-JOIN perdure_messages m ON m.run_id = r.id AND m.seq > r.inbox_read
+JOIN perdure_messages m ON m.run_id = r.id AND m.seq > r.inbox_read AND m.seq <= r.inbox_read + :page
 WHERE r.id IN (:ids) AND r.inbox_seq > r.inbox_read AND m.consumed = 0
 ORDER BY m.run_id, m.seq
 """
 
 
-async def load(tx: MysqlTransaction, run_ids: Sequence[str]) -> list[Loaded]:
-    """Runs with their histories and unread inboxes."""
+async def load(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[Loaded]:
+    """Runs with their histories and a page of what is unread."""
     ids = listed(run_ids)
     tx.connection.in_transaction = True
     tx.later(*SNAPSHOT)
-    queries = [tx.text(template, ids=ids) for template in (_RUNS, _HISTORIES, _UNREAD)]
+    queries = [tx.text(template, ids=ids) for template in (_RUNS, _HISTORIES)]
+    queries.append(tx.text(_UNREAD, ids=ids, page=page))
     runs, histories, messages, _ = await tx.send(*queries, "COMMIT")
     tx.connection.in_transaction = False
     records: dict[str, list[Record]] = {}

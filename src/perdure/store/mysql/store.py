@@ -136,7 +136,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, as of one moment."""
-        return await self._read("load", lambda tx: loading.load(tx, run_ids))
+        return await self._read("load", lambda tx: loading.load(tx, run_ids, self.inbox_page))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one round trip if they reach nobody else."""

@@ -273,7 +273,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         await connection.execute(_BEGIN_SNAPSHOT)
-        loaded = await loading.load(self._transaction(connection, "", locking=False), run_ids)
+        loaded = await loading.load(self._transaction(connection, "", locking=False), run_ids, self.inbox_page)
         await connection.execute("COMMIT")
         return loaded
 

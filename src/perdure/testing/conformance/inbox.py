@@ -50,6 +50,18 @@ class Inbox:
         assert [(message.seq, message.key) for message in await store.inbox("r1", 0)] == [(1, "a"), (2, "b"), (3, "c")]
         assert [message.key for message in await store.inbox("r1", 2)] == ["c"]
 
+    async def test_a_long_inbox_is_read_page_by_page(self, store: Store) -> None:
+        store.inbox_page = 3
+        for name in ("r1", "r2"):
+            await held(store, name)
+            await store.send([a_message(name, key=f"{number}") for number in range(1, 6)], ACTOR)
+        for loaded in await store.load(["r1", "r2"]):
+            assert [message.seq for message in loaded.inbox] == [1, 2, 3]
+        marked = [(message.run_id, message.seq) for message in await store.marked("w1")]
+        assert marked == [(name, number) for name in ("r1", "r2") for number in (1, 2, 3)]
+        assert [message.seq for message in await store.inbox("r1", 3, 3)] == [4, 5]
+        assert [message.seq for message in await store.inbox("r1", 1, 2)] == [2, 3]
+
     async def test_a_message_comes_back_as_it_was_sent(self, store: Store) -> None:
         await store.create([a_run()], ACTOR)
         await store.send([a_message(name="approval", payload='{"by": "me"}', failed=True)], ACTOR)

@@ -23,6 +23,9 @@ from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Crashed, Process, SimLoop
 from perdure.testing.simulation.system import SimSystem
 
+#: So small that a few messages are several pages.
+INBOX_PAGE = 2
+
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked", "pauses",
     "recorded", "schedule", "schedules",
@@ -90,6 +93,7 @@ class FaultStore:
 
     poll_interval = 1.0
     lanes = 1
+    inbox_page = INBOX_PAGE
     exclusive = True
     blocks = False
 
