@@ -21,7 +21,7 @@ SELECT id, parent_id, parent_location, generation, key, now, COALESCE(:reason, '
   ) AS error
 FROM perdure_runs r, (
   SELECT COALESCE(:key, lower(hex(randomblob(16)))) AS key,
-    CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now
+    CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 AS now
 )
 WHERE id = :id;
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)

@@ -11,7 +11,7 @@
 BEGIN IMMEDIATE;
 DROP TABLE IF EXISTS temp.perdure_asked;
 CREATE TEMP TABLE perdure_asked AS
-SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now, COALESCE(:queue, 'default') AS queue,
+SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 AS now, COALESCE(:queue, 'default') AS queue,
   substr(:types, -1) = '%' AS many,
   CASE WHEN substr(:types, -1) = '%' THEN substr(:types, 1, length(:types) - 1) ELSE :types END AS beginning,
   CAST(:number AS INTEGER) AS number,

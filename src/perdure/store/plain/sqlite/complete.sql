@@ -6,7 +6,7 @@
 BEGIN IMMEDIATE;
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
 SELECT p.id, p.inbox_seq + 1, 'child', r.parent_location, COALESCE(json(:output), 'null'), 0,
-  'child:' || r.id || ':' || r.generation, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000
+  'child:' || r.id || ':' || r.generation, CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000
 FROM perdure_runs r
 JOIN perdure_runs p ON p.id = r.parent_id
 WHERE r.id = :id AND r.token = :token AND r.nonce = :nonce AND r.status = 'running' AND r.parent_location IS NOT NULL
@@ -14,18 +14,18 @@ WHERE r.id = :id AND r.token = :token AND r.nonce = :nonce AND r.status = 'runni
 UPDATE perdure_runs
 SET inbox_seq = inbox_seq + 1,
   wake_at = CASE WHEN status = 'waiting' AND started_at <> 0 AND reason <> 'paused'
-    THEN CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 ELSE wake_at END,
+    THEN CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 ELSE wake_at END,
   marked = CASE WHEN status = 'running' THEN 1 ELSE 0 END,
   status = CASE WHEN status = 'waiting' AND started_at <> 0 AND reason <> 'paused' THEN 'pending' ELSE status END,
   reason = CASE WHEN status = 'waiting' AND started_at <> 0 AND reason <> 'paused' THEN NULL ELSE reason END
 WHERE changes() > 0 AND id = (SELECT r.parent_id FROM perdure_runs r WHERE r.id = :id);
 INSERT INTO perdure_events (run_id, at, kind, actor)
-SELECT id, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000, 'completed', 'sql'
+SELECT id, CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, 'completed', 'sql'
 FROM perdure_runs
 WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running';
 UPDATE perdure_runs
 SET status = 'completed', reason = NULL, output = COALESCE(json(:output), 'null'), error = NULL,
-  finished_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000, worker = NULL, marked = 0, claims = 0,
+  finished_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, worker = NULL, marked = 0, claims = 0,
   lease_until = 0
 WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running';
 SELECT CASE WHEN EXISTS (SELECT 1 FROM perdure_runs WHERE id = :id AND token = :token AND nonce = :nonce)

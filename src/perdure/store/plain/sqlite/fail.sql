@@ -29,7 +29,7 @@ FROM (
       WHEN :delay IS NULL OR (max_attempts > 0 AND attempt >= max_attempts) OR now + :delay >= deadline THEN 'failed'
       ELSE 'waiting'
     END AS becomes
-  FROM perdure_runs r, (SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now)
+  FROM perdure_runs r, (SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 AS now)
   WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running'
 );
 INSERT INTO perdure_history

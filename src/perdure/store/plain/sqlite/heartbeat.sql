@@ -5,10 +5,10 @@
 -- Gives one row: lease_until, cancelled (1: stop, then `fail`); or none: somebody else has the run by now, so drop it.
 BEGIN IMMEDIATE;
 UPDATE perdure_runs
-SET lease_until = MIN(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 + :lease, deadline)
+SET lease_until = MIN(CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + :lease, deadline)
 WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running';
 INSERT INTO perdure_outputs (run_id, kind, name, payload, at)
-SELECT id, 'beat', '', json(:details), CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000
+SELECT id, 'beat', '', json(:details), CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000
 FROM perdure_runs
 WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running' AND :details IS NOT NULL
 ON CONFLICT (run_id, kind, name, position) DO UPDATE SET payload = excluded.payload, at = excluded.at;

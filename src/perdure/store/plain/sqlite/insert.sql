@@ -12,7 +12,7 @@ DROP TABLE IF EXISTS temp.perdure_asked;
 CREATE TEMP TABLE perdure_asked AS
 SELECT now, COALESCE(:run_at, 0) > now AS later,
   COALESCE((SELECT id FROM perdure_runs WHERE idempotency_key = :idempotency_key), lower(hex(randomblob(16)))) AS id
-FROM (SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now);
+FROM (SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 AS now);
 INSERT INTO perdure_runs
   (id, type, input, idempotency_key, queue, priority, max_attempts, status, reason, wake_at, created_at)
 SELECT id, :type, COALESCE(json(:input), '{}'), :idempotency_key, COALESCE(:queue, 'default'), COALESCE(:priority, 100),

@@ -4,7 +4,7 @@
 BEGIN IMMEDIATE;
 UPDATE perdure_runs
 SET status = 'pending', reason = NULL, token = token + 1,
-  wake_at = CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000, worker = NULL, home = NULL, marked = 0, claims = 0,
+  wake_at = CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, worker = NULL, home = NULL, marked = 0, claims = 0,
   lease_until = 0
 WHERE id = :id AND token = :token AND nonce = :nonce AND status = 'running';
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
