@@ -13,7 +13,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perdure import Context, Retry, StepTimeout, Workflow, step, step_info, workflow
+from perdure import (
+    Action,
+    Actions,
+    Context,
+    Retry,
+    StateMachine,
+    StepTimeout,
+    activity,
+    activity_info,
+    step,
+    step_info,
+    workflow,
+)
+from perdure.workflow.machine import Definable
 from tests.transactions.tables import execute
 
 EVERYTHING = "faults.everything.v1"
@@ -147,6 +160,37 @@ async def idle_child(ctx: Context, ledger: str) -> str:
         await ctx.step(effect, ledger, "clean up in the child")
 
 
+@activity("faults.errand.v1", retry=Retry.fixed(0.02, attempts=4), heartbeat=30, schedule_to_start=300)
+def errand(ledger: str, what: str) -> str:
+    value = begin(ledger, what)
+    info = activity_info()
+    if info.attempt > 1 and info.last_heartbeat != what:
+        raise RuntimeError(f"the heartbeat of an earlier attempt was forgotten: {info.last_heartbeat!r}")
+    info.heartbeat(what)
+    if info.attempt == 1:
+        raise Flaky("the first attempt")
+    return value
+
+
+class Round(StateMachine[str, str], type="faults.round.v1"):
+    """Waits a moment, then sends somebody on an errand, and asks one who cannot come."""
+
+    def on_start(self, input: str) -> list[Action]:
+        self.ledger = input
+        return [self.timer("moment", 0.02), self.activity("hopeless", never_begun())]
+
+    def on_timer(self, id: str) -> Actions:
+        return [self.activity("errand", errand(self.ledger, "sent by a machine")), self.cancel("hopeless")]
+
+    def on_activity_completed(self, id: str, result: str) -> Actions:
+        return self.complete(result)
+
+
+@activity("faults.never_begun.v1", queue="nobody's")
+def never_begun() -> None:
+    raise AssertionError("nobody takes that queue")
+
+
 @workflow(EVERYTHING)
 async def everything(ctx: Context, ledger: str) -> list[str]:
     seen = [await ctx.step(effect, ledger, "first")]
@@ -159,6 +203,8 @@ async def everything(ctx: Context, ledger: str) -> list[str]:
         ctx.step(effect_async, ledger, "side by side"),
         ctx.options(ephemeral=True).step(effect_async, ledger, "side by side"),
         ctx.call(child(ledger, "beside the steps")),
+        ctx.call(errand(ledger, "beside the steps")),
+        ctx.call(Round.call(ledger)),
     )
     seen.append(await ctx.step(flaky, ledger))
     for slow in (too_slow, too_slow_in_a_thread):
@@ -218,4 +264,7 @@ async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
 
 
-WORKFLOWS: list[Workflow[Any, Any]] = [everything, child, idle_child, again, broken, stuck, stopped, slow]
+ACTIVITIES = [errand, never_begun]
+WORKFLOWS: list[Definable] = [
+    everything, child, idle_child, again, broken, stuck, stopped, slow, Round, *ACTIVITIES,
+]  # fmt: skip

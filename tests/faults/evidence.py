@@ -179,6 +179,12 @@ def _check_values(end: Snapshot, ledger: list[dict[str, Any]]) -> list[str]:
                 value = json.loads(record["payload"])
                 if value not in returned.get((id, record["location"]), set()):
                     wrong.append(f"run {id!r}: {record['location']!r} recorded {value!r}, which no execution returned")
+    errands = {one.type for one in app.ACTIVITIES}
+    for id, run in end.runs.items():
+        if run["type"] in errands and run["status"] == "completed":
+            value = json.loads(run["output"])
+            if value not in returned.get((id, run["type"]), set()):
+                wrong.append(f"activity {id!r} has the result {value!r}, which no execution returned")
     first = next((record for record in end.history.get("main", []) if record["location"] == "effect"), None)
     wrong += [
         f"a step was begun with a result that was not durable yet: {line}"

@@ -7,9 +7,9 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
-from perdure import Context, Retry, StepTimeout, Workflow, workflow
+from perdure import Context, Retry, StepTimeout, workflow
+from perdure.workflow.machine import Definable
 from tests.faults.app import begin, effect, note, read
 
 
@@ -89,4 +89,4 @@ async def abandoning(ctx: Context, ledger: str, threads: int) -> int:
     return sum(isinstance(error, StepTimeout) for error in await asyncio.gather(*steps, return_exceptions=True))
 
 
-WORKFLOWS: list[Workflow[Any, Any]] = [waiting, blocking, killing, quick, several, abandoning]
+WORKFLOWS: list[Definable] = [waiting, blocking, killing, quick, several, abandoning]
