@@ -51,6 +51,7 @@ COMMANDS = MappingProxyType(
         "check": "perdure.cli.check",
         "migrate": "perdure.cli.migrate",
         "sql": "perdure.cli.sql",
+        "stress": "perdure.cli.stress.command",
     }
 )
 

@@ -35,7 +35,9 @@ from perdure.store.url import shown
 @click.option("--processes", type=int, help="Processes for steps that want one.  [default: as many as processors]")
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(logs.FORMATS), help="How the log looks.  [default: json with --json]")
-@click.option("--audit", type=click.Choice(tuple(Audit)), help="How much of the audit trail to write.")
+@click.option(
+    "--audit", type=click.Choice([level.value for level in Audit]), help="How much of the audit trail to write."
+)
 @click.option("--stop-at-eof", is_flag=True, help="Stop too when standard input ends, as it does when a parent dies.")
 @with_output
 def command(

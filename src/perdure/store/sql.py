@@ -41,7 +41,7 @@ from perdure.core.model import (
 from perdure.core.routing import TypeInfo
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
-from perdure.store import migrations, pauses, reads, registry, second, trail, workers
+from perdure.store import migrations, pauses, reads, registry, removal, second, trail, workers
 from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
@@ -327,6 +327,10 @@ class SqlStore(Scheduling, ABC):
             return await self._read("status", lambda tx: migrations.status(tx, self._dialect, self._tables))
         finally:
             await self.close()
+
+    async def remove(self) -> None:
+        """Drop the tables and views of this prefix, which must not be the usual one. For tools that made them."""
+        await self._write("remove", "", lambda tx: removal.remove(tx, self._dialect, self._tables))
 
     async def _migrate(self, tx: Transaction) -> None:
         await migrations.migrate(tx, self._dialect)
