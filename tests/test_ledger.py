@@ -19,6 +19,7 @@ def test_every_line_has_its_row() -> None:
         *numbered("000-", range(26, 32)),
         *numbered("001-", range(1, 5), range(14, 32), range(35, 53), range(57, 58)),
         *numbered("001-G", range(1, 14), range(16, 17)),
+        *numbered("002-G", range(4, 5)),
         *numbered("004-", range(1, 27)),
         *numbered("004-G", range(1, 13), range(14, 15), range(16, 18)),
     ]

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 
-from perdure import Context, Engine, workflow
+from perdure import Context, Cron, Engine, workflow
 from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import Store, open_store
@@ -77,6 +77,8 @@ async def statements_of_idle_workers(url: str) -> Counter[str]:
             await stack.enter_async_context(engine)
             await store.trace(seen.append)
             await stack.enter_async_context(engine.worker())
+        # When it is due is known to all of them, and asked by none.
+        await engines[0].schedules.create("yearly", nothing_to_do(), Cron("@yearly"))
         # Polls begin quickly and become slower while nothing happens.
         await asyncio.sleep(8)
         seen.clear()

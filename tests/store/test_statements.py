@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from perdure.core.model import Finish, Lease, RunFilter, Status, Turn, Verdict
-from perdure.store import migration_script, open_store, reads, workers
+from perdure.store import migration_script, open_store, reads, schedules, workers
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing
 from perdure.store.sqlite import states
@@ -89,7 +89,9 @@ HOT = {
     "by priority": (claiming.BY_PRIORITY, "USING COVERING INDEX perdure_runs_to_claim (queue=? AND type=?"),
     "by age": (claiming.BY_AGE, "USING COVERING INDEX perdure_runs_to_claim_by_age (queue=? AND type=?"),
     "wake": (claiming.WAKE, "USING INDEX perdure_runs_to_wake (wake_at<?)"),
-    "next wake": (claiming.NEXT_WAKE, "USING INDEX perdure_runs_to_wake"),
+    "next wake": (claiming.NEXT, "USING INDEX perdure_runs_to_wake"),
+    "next firing": (claiming.NEXT, "USING COVERING INDEX perdure_schedules_to_fire"),
+    "fire": (schedules._DUE, "USING COVERING INDEX perdure_schedules_to_fire (due_at<?)"),
     "take": (claiming.TAKE, "USING PRIMARY KEY (id=?)"),
     "record": (committing.RECORD, "USING PRIMARY KEY (id=?)"),
     "finish": (states.FINISH, "USING PRIMARY KEY (id=?)"),

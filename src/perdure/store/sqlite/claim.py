@@ -97,8 +97,12 @@ SET status = 'blocked', reason = ?, error = ?
 WHERE id = ? AND status = 'pending'
 """
 
-NEXT_WAKE = "SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1"
-NEXT_FIRE = "SELECT due_at FROM perdure_schedules ORDER BY due_at LIMIT 1"
+#: When the next run becomes ready by time alone, and when a schedule is due.
+NEXT = """
+SELECT
+  (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
+  (SELECT due_at FROM perdure_schedules ORDER BY due_at LIMIT 1)
+"""
 
 _SMALLEST = -(2**63)
 
@@ -209,7 +213,7 @@ async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
 async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> Claimed:
     # Progress is the last record's number at the claim: -1 says that there was none.
     runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)
-    waiting, firing = await tx.fetch(NEXT_WAKE, ()), await tx.fetch(NEXT_FIRE, ())
-    next_wake = min(left_until, waiting[0][0] if waiting else FAR)
-    next_fire = firing[0][0] if firing else FAR
+    [(waiting, firing)] = await tx.fetch(NEXT, ())
+    next_wake = left_until if waiting is None else min(left_until, waiting)
+    next_fire = FAR if firing is None else firing
     return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=tx.now, next_fire=next_fire)
