@@ -27,7 +27,6 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.workflow.definition import Call
 
-
 #: How often to look at the workers, in seconds.
 _LOOK = 0.05
 
