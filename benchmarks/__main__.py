@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from benchmarks.auditing import audit
 from benchmarks.bench import Bench, Result, Sizes
 from benchmarks.claiming import w7
 from benchmarks.fleet import w8
@@ -32,6 +33,7 @@ WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w7": w7,
     "w8": w8,
     "memory": memory,
+    "audit": audit,
 }
 
 DEFAULTS = Sizes()

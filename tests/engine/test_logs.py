@@ -55,7 +55,7 @@ async def test_steps_activities_and_runs_are_logged_with_their_fields(
     ]
     assert all(record["duration"] >= 0 for record in records)
     assert records[1]["retry_at"] > 0
-    assert [record["levelname"] for record in records] == ["DEBUG", "INFO", "INFO", "WARNING", "DEBUG"]
+    assert [record["levelname"] for record in records] == ["DEBUG", "INFO", "INFO", "INFO", "DEBUG"]
 
 
 async def test_what_succeeds_is_only_logged_for_those_who_want_to_know(

@@ -1,7 +1,8 @@
 """Tells the log, and hooks, what became of turns that have landed.
 
 Records carry their fields as attributes (`extra`): run, type, step, attempt, retries, duration, status, error. What succeeds is for
-DEBUG, what is tried again or fails on the way for INFO, a run that fails for WARNING. Who is interested is asked once a batch.
+DEBUG, what is tried again or fails for INFO: an error of the user's code is no trouble of the worker's. Who is interested is asked
+once a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from perdure.worker.happenings import Happening, happenings, is_remarkable
 
 logger = logging.getLogger("perdure.execution")
 
-_LEVELS = {"success": logging.DEBUG, "retrying": logging.INFO, "cancelled": logging.INFO}
 _LANDED = frozenset({Verdict.APPLIED, Verdict.AWAKE})
 
 
@@ -34,7 +34,7 @@ class Witness:
 
     def saw(self, turns: Sequence[tuple[Subject, Turn]], verdicts: Sequence[Verdict], now: int) -> None:
         """What became of a batch."""
-        if self._tell is None and not logger.isEnabledFor(logging.WARNING):
+        if self._tell is None and not logger.isEnabledFor(logging.INFO):
             return
         everything = logger.isEnabledFor(logging.DEBUG)
         found = [
@@ -51,7 +51,7 @@ class Witness:
 
 
 def _log(one: Happening) -> None:
-    level = _LEVELS.get(one.status, logging.INFO if one.scope == "step" else logging.WARNING)
+    level = logging.DEBUG if one.status == "success" else logging.INFO
     if not logger.isEnabledFor(level):
         return
     error = None if one.payload is None else str(one.failure)
