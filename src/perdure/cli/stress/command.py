@@ -6,7 +6,7 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -72,7 +72,7 @@ def command(
 
 
 @contextmanager
-def _place(store: str | None) -> Iterator[str]:
+def _place(store: str | None) -> Generator[str]:
     """A URL whose tables are nobody else's."""
     if store is None:
         with tempfile.TemporaryDirectory(prefix="perdure-stress-") as folder:
