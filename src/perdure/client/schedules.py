@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from msgspec import structs
 
 from perdure.client.handle import Handle
+from perdure.client.options import StartOptions, new_run
 from perdure.core.duration import Duration, instant, microseconds
 from perdure.core.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, UsageError
 from perdure.core.firing import when_due
@@ -228,10 +229,11 @@ class Schedules:
         if call is not None:
             changed = self._called(changed, call, options)
         elif {"queue", "priority"} & options.keys():
-            named: Call[Any] = Call(one.type, ())
-            new = self._engine._new_run(
-                named, {"queue": options.get("queue", one.queue), "priority": options.get("priority", one.priority)}
-            )
+            place: StartOptions = {
+                "queue": options.get("queue", one.queue),
+                "priority": options.get("priority", one.priority),
+            }
+            new = new_run(Call(one.type, ()), "", place, self._engine._system, now)
             changed = structs.replace(changed, queue=new.queue, priority=new.priority)
         if timing is not None:
             anchored = _anchored(timing, now)

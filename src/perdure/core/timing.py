@@ -182,7 +182,10 @@ def _upcoming(timing: Timing, count: int, after: datetime, zone: tzinfo) -> list
     return [moment_of(slot).astimezone(zone) for _, slot in zip(range(count), found, strict=False)]
 
 
-def _zone(name: object) -> ZoneInfo:
+def _zone(name: object) -> tzinfo:
+    if name == "UTC":
+        # Known also where there are no time zones at all.
+        return UTC
     try:
         if not isinstance(name, str):
             raise TypeError
@@ -226,7 +229,7 @@ def _wall(expression: str, after: datetime) -> Iterator[datetime]:
         return
 
 
-def _by_calendar(expression: str, zone: ZoneInfo, after: int) -> Iterator[int]:
+def _by_calendar(expression: str, zone: tzinfo, after: int) -> Iterator[int]:
     # To the second below: cronsim knows no parts of seconds.
     since = moment_of(after).replace(microsecond=0)
     found = _times_of_day if _Calendar(expression).of_day else _instants
@@ -236,7 +239,7 @@ def _by_calendar(expression: str, zone: ZoneInfo, after: int) -> Iterator[int]:
             yield slot
 
 
-def _times_of_day(expression: str, zone: ZoneInfo, since: datetime) -> Iterator[datetime]:
+def _times_of_day(expression: str, zone: tzinfo, since: datetime) -> Iterator[datetime]:
     """Each time of day once, in UTC: one that is skipped at the end of the gap, one that comes twice at first."""
     last = since
     for wall in _wall(expression, _shown(zone, since)):
@@ -250,7 +253,7 @@ def _times_of_day(expression: str, zone: ZoneInfo, since: datetime) -> Iterator[
             yield time
 
 
-def _instants(expression: str, zone: ZoneInfo, since: datetime) -> Iterator[datetime]:
+def _instants(expression: str, zone: tzinfo, since: datetime) -> Iterator[datetime]:
     """Every real moment at which the wall clock matches, in UTC: from one change of the offset to the next."""
     shown = _shown(zone, since)
     while True:
@@ -270,16 +273,16 @@ def _instants(expression: str, zone: ZoneInfo, since: datetime) -> Iterator[date
         since, shown = change, _shown(zone, change) - _SECOND
 
 
-def _shown(zone: ZoneInfo, time: datetime) -> datetime:
+def _shown(zone: tzinfo, time: datetime) -> datetime:
     """What a wall clock shows."""
     return time.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
-def _offset(zone: ZoneInfo, time: datetime) -> timedelta:
+def _offset(zone: tzinfo, time: datetime) -> timedelta:
     return time.astimezone(zone).utcoffset() or timedelta()
 
 
-def _change(zone: ZoneInfo, before: datetime, behind: datetime) -> datetime:
+def _change(zone: tzinfo, before: datetime, behind: datetime) -> datetime:
     """The second at which the offset changes between two times."""
     old = _offset(zone, before)
     low, high = 0, int((behind - before).total_seconds())
