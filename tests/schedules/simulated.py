@@ -1,0 +1,186 @@
+"""Workers, clients and trouble around schedules, in one process and from a seed.
+
+Nobody serves what is scheduled; runs end by being cancelled, now and then. One schedule is left alone, one lets its slots wait in line,
+and one is steered in every way. Whatever dies, stands still or loses its answer: each slot is dealt with once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import msgspec
+
+from perdure import Call, Engine, Every, PerdureError, Schedule
+from perdure.core.model import Event
+from perdure.core.schedule import run_id_of
+from perdure.store import open_store
+from perdure.testing.invariants import scan_store
+from perdure.testing.simulation import _undisturbed
+from perdure.testing.simulation.loop import Violation
+from perdure.testing.simulation.nemesis import Nemesis
+from perdure.testing.simulation.system import SimSystem
+from perdure.testing.simulation.world import LEASE, World
+
+CALL: Call[Any] = Call.named("simulated.tick.v1")
+SECOND = 1_000_000
+#: Steps of each client, and for how long the world has to catch up when it has healed, in virtual seconds.
+STEPS = 25
+CATCH_UP = 60.0
+
+STEADY = {"overlap": "allow", "misfire": "all"}
+LINE = {"overlap": "queue", "misfire": "all"}
+
+
+class Keeper:
+    """A client that steers schedules and ends runs."""
+
+    def __init__(self, engine: Engine, rng: Random) -> None:
+        self._engine = engine
+        self._rng = rng
+
+    async def act(self) -> None:
+        """Do one thing after the other; what fails has perhaps been done."""
+        for _ in range(STEPS):
+            await asyncio.sleep(self._rng.expovariate(1.0))
+            deed = self._rng.choice((self._steer, self._change, self._start, self._end, self._end))
+            try:
+                await deed()
+            except PerdureError:
+                continue
+
+    async def create(self, id: str, **options: Any) -> None:
+        """Make a schedule, however often that takes."""
+        while True:
+            try:
+                await self._engine.schedules.create(id, CALL, Every("1s"), **options)
+                return
+            except PerdureError:
+                await asyncio.sleep(0.1)
+
+    async def _steer(self) -> None:
+        schedules = self._engine.schedules
+        if self._rng.random() < 0.5:
+            await schedules.pause("busy")
+        else:
+            await schedules.resume("busy", catch_up=self._rng.random() < 0.5)
+
+    async def _change(self) -> None:
+        if self._rng.random() < 0.4:
+            # Changes nothing about which slots there are.
+            await self._engine.schedules.change(self._rng.choice(("steady", "line")), priority=self._rng.randrange(9))
+            return
+        overlap = self._rng.choice(("allow", "skip", "queue", "cancel"))
+        options: dict[str, Any] = {"overlap": overlap, "misfire": self._rng.choice(("skip", "once", "all", 3))}
+        options["jitter"] = self._rng.choice((0, 0.5, 3))
+        if self._rng.random() < 0.3:
+            options["timing"] = Every(self._rng.choice((1, 2, 0.7)))
+        await self._engine.schedules.change("busy", grace=self._rng.choice((0, 2, 60)), **options)
+
+    async def _start(self) -> None:
+        if self._rng.random() < 0.5:
+            await self._engine.schedules.trigger("busy")
+            return
+        now = await self._engine._store.now()
+        schedule = await self._engine.schedules.get("busy")
+        slots = [now // SECOND * SECOND - number * SECOND for number in range(1, 4)]
+        await self._engine._store.trigger(schedule.id, slots, "", "keeper")
+
+    async def _end(self) -> None:
+        id = self._rng.choice(("line", "line", "busy"))
+        last = (await self._engine.schedules.get(id)).last_run
+        if last:
+            await self._engine.cancel(last)
+
+
+class TimedWorld(World):
+    """See the module."""
+
+    async def _main(self) -> list[str]:
+        system = SimSystem(self.loop, self._observer, self._fork("observer"), self.database.on_crash_point)
+        self.database.store = open_store("sqlite://?audit=full", system, inline=True)
+        await self.store.open()
+        self.store.subscribe(self.database.on_change)
+        keepers = [self._keeper(number) for number in range(2)]
+        for id, options in {"steady": STEADY, "line": LINE, "busy": {}}.items():
+            await self._do(keepers[0][0].create(id, **options), keepers[0][1])
+        for _ in range(self.rng.randint(1, 3)):
+            self.begin_life()
+        nemesis = Nemesis(self, self._fork("nemesis"), LEASE)
+        trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
+        await asyncio.wait([self._do(keeper.act(), context) for keeper, context in keepers])
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        await self._heal(nemesis)
+        await asyncio.sleep(CATCH_UP)
+        await self._end()
+        return [*await self._wrong(), *(str(one) for one in await scan_store(self.store.query))]
+
+    def _keeper(self, number: int) -> tuple[Keeper, Any]:
+        engine, context = self.client_engine(f"keeper{number}")
+        engine.workflows.clear()
+        return Keeper(engine, self._fork(f"keeper{number} plan")), context
+
+    def _do(self, what: Any, context: Any) -> asyncio.Task[None]:
+        return self.loop.create_task(what, name="perdure keeper", context=context)
+
+    async def _wrong(self) -> list[str]:
+        wrong: list[str] = []
+        for schedule in await self.store.schedules("", 10):
+            events = await self.store.events(schedule.trail)
+            fired = [slot for event in events if event.kind == "schedule_fired" and (slot := _data(event)["slot"])]
+            if len(fired) != len(set(fired)):
+                wrong.append(f"{schedule.id}: a slot was fired twice")
+            for slot in fired:
+                if await self.store.get(run_id_of(schedule.id, slot)) is None:
+                    wrong.append(f"{schedule.id}: the slot {slot} has no run")
+            if schedule.id != "busy":
+                wrong += _unaccounted(schedule, fired, events)
+            if schedule.due_at < self.store.clock() - 10 * SECOND and not schedule.paused:
+                wrong.append(f"{schedule.id}: it was due and nobody looked after it")
+        return wrong + await self._overlapping()
+
+    async def _overlapping(self) -> list[str]:
+        """Of those that wait in line, each begins when the one before has ended."""
+        rows = await self.store.query(
+            "SELECT id, created_at, finished_at FROM perdure_runs WHERE id LIKE 'line@%' ORDER BY created_at, id"
+        )
+        pairs = pairwise(rows)
+        return [f"{after[0]} began before {one[0]} had ended" for one, after in pairs if not 0 < one[2] <= after[1]]
+
+
+def _unaccounted(schedule: Schedule, fired: list[int], events: list[Event]) -> list[str]:
+    """Slots of a schedule that nobody steered which were neither run nor are waiting, nor passed over with a reason."""
+    known = {*fired, *schedule.waiting}
+    for event in events:
+        if event.kind == "schedule_passed":
+            data = _data(event)
+            known |= set(range(data["from"], data["to"] + 1, SECOND))
+    timing = schedule.timing
+    assert isinstance(timing, Every)
+    assert timing.start is not None
+    first = int(timing.start.timestamp() * SECOND)
+    slots = set(range(first, schedule.next_slot, SECOND))
+    return [] if known == slots else [f"{schedule.id}: unaccounted for are {sorted(known ^ slots)[:5]}"]
+
+
+def _data(event: Event) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.json.decode(event.data)
+    return data
+
+
+def simulate(seed: int) -> tuple[list[str], int]:
+    """What was wrong in the world of a seed, and how many runs there were."""
+    with _undisturbed():
+        world = TimedWorld(seed)
+        try:
+            wrong = world.run()
+            raw = world.store._writer._open()
+            [(runs,)] = raw.execute("SELECT COUNT(*) FROM perdure_runs")
+        except Violation as violation:
+            wrong, runs = [str(violation)], 0
+        finally:
+            world.close()
+    return wrong, runs
