@@ -106,7 +106,7 @@ async def test_a_claim_takes_a_lease_of_its_own_on_each_run(plain: Plain) -> Non
     assert await plain.do("claim", worker="node-1", nonce="n2") == []
     # Its answer was lost: it is given again.
     assert await plain.do("claim", worker="node-1", nonce="n1") == [row]
-    assert await plain.events(run_id) == ["created", "claimed"]
+    assert await plain.events(run_id) == ["created", "started"]
     assert (await plain.row(run_id))["worker"] == "node-1"
 
 
@@ -125,7 +125,7 @@ async def test_a_heartbeat_extends_the_lease_and_tells_of_a_cancellation(plain: 
     assert await plain.do("heartbeat", **{**lease, "token": 9}, details="1") == []
     assert await plain.store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 10) == []
     assert await plain.one("fail", **lease, delay=SECOND) == {"outcome": "applied", "status": "cancelled"}
-    assert await plain.events(run_id) == ["created", "claimed", "cancel_requested", "cancelled"]
+    assert await plain.events(run_id) == ["created", "started", "cancel_requested", "cancelled"]
 
 
 async def test_what_a_heartbeat_says_is_there_for_the_next_attempt(plain: Plain) -> None:
@@ -152,7 +152,7 @@ async def test_a_run_ends_once_and_only_for_who_holds_it(plain: Plain) -> None:
     # Again after a lost answer: it is as it was.
     assert await plain.one("complete", **lease, output="2") == {"outcome": "applied"}
     assert (await plain.row(run_id))["output"] == "1"
-    assert await plain.events(run_id) == ["created", "claimed", "completed"]
+    assert await plain.events(run_id) == ["created", "started", "completed"]
 
 
 async def test_a_failed_attempt_is_recorded_and_another_follows_after_the_delay(plain: Plain) -> None:
@@ -166,7 +166,7 @@ async def test_a_failed_attempt_is_recorded_and_another_follows_after_the_delay(
     [record] = await plain.store.history(run_id)
     assert (record.kind, record.attempts, record.run_attempt, record.retry_at) == (Kind.ATTEMPT, 1, 1, row["wake_at"])
     assert json.loads(record.payload or "") == {"type": "OSError", "message": "first"}
-    assert await plain.events(run_id) == ["created", "claimed", "retried"]
+    assert await plain.events(run_id) == ["created", "started", "retried"]
     assert "The last attempt failed: OSError: first." in await plain.why(run_id)
 
 
@@ -179,7 +179,7 @@ async def test_the_last_attempt_fails_the_run(plain: Plain) -> None:
     lease = await claimed(plain, run_id)
     assert lease["token"] == 2
     assert (await plain.one("fail", **lease, delay=0))["status"] == "failed"
-    assert await plain.events(run_id) == ["created", "claimed", "retried", "claimed", "failed"]
+    assert await plain.events(run_id) == ["created", "started", "retried", "started", "failed"]
     assert len(await plain.store.history(run_id)) == 1
 
 
@@ -191,7 +191,7 @@ async def test_a_run_that_is_given_back_is_anybodys_and_has_used_up_nothing(plai
     row = await plain.row(run_id)
     assert (row["status"], row["attempt"], row["claims"], row["token"]) == ("pending", 1, 0, 2)
     assert (await claimed(plain, run_id))["token"] == 3
-    assert await plain.events(run_id) == ["created", "claimed", "released", "claimed"]
+    assert await plain.events(run_id) == ["created", "started", "released", "claimed"]
 
 
 @pytest.mark.parametrize("ending", ["complete", "fail", "cancel"])

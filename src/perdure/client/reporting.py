@@ -74,12 +74,12 @@ def _of_run(run: Run, events: Sequence[Event]) -> list[Mishap]:
             continue
         data = msgspec.json.decode(event.data)
         retried = event.kind == "retried"
-        attempt = data["attempt"] - 1 if retried else attempt
+        attempt = data.get("attempt", attempt + 1) - 1 if retried else attempt
         if "error" in data:
             errors.append(
                 Mishap(
-                    at=event.at, location="", attempt=attempt, error=data["error"], message=data["message"],
-                    retry_at=data["at"] if retried else 0,
+                    at=event.at, location="", attempt=attempt, error=data["error"], message=data.get("message", ""),
+                    retry_at=data.get("at", 0) if retried else 0,
                 )
             )  # fmt: skip
         attempt += retried

@@ -168,7 +168,7 @@ SET r.status = 'running', r.reason = NULL, r.worker = @worker, r.home = NULL, r.
   r.marked = r.inbox_seq > r.inbox_read, r.lease_until = LEAST(@now + @lease, IF(r.close_by > 0, r.close_by, r.deadline)),
   r.deadline = IF(r.close_by > 0, r.close_by, r.deadline), r.close_by = 0;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
-SELECT r.id, @now, 'claimed', @worker, JSON_OBJECT('token', r.token)
+SELECT r.id, @now, IF(r.started_at = @now, 'started', 'claimed'), @worker, JSON_OBJECT('token', r.token, 'attempt', r.attempt)
 FROM JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (
   id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
 )) AS listed

@@ -92,7 +92,8 @@ SET status = 'running', reason = NULL, worker = :worker, home = NULL, nonce = :n
 FROM temp.perdure_asked a
 WHERE id IN (SELECT id FROM temp.perdure_ready);
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
-SELECT r.id, a.now, 'claimed', :worker, json_object('token', r.token)
+SELECT r.id, a.now, CASE WHEN r.started_at = a.now THEN 'started' ELSE 'claimed' END, :worker,
+  json_object('token', r.token, 'attempt', r.attempt)
 FROM temp.perdure_asked a, temp.perdure_ready c
 JOIN perdure_runs r ON r.id = c.id;
 SELECT r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline, r.lease_until, EXISTS (
