@@ -53,8 +53,10 @@ INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT id, @now, 'cancel_requested', 'sql', JSON_OBJECT('reason', COALESCE(@reason, ''))
 FROM perdure_runs
 WHERE id = @id AND @outcome = 'accepted';
-INSERT INTO perdure_events (run_id, at, kind, actor)
-SELECT id, @now, 'cancelled', 'sql'
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT id, @now, 'cancelled', 'sql', JSON_OBJECT(
+    'error', JSON_UNQUOTE(JSON_EXTRACT(@error, '$.type')), 'message', LEFT(JSON_UNQUOTE(JSON_EXTRACT(@error, '$.message')), 500)
+  )
 FROM perdure_runs
 WHERE id = @id AND @outcome = 'accepted' AND @at_once;
 COMMIT;

@@ -38,6 +38,7 @@ SET @error = CASE @becomes
   )
   ELSE @attempt_error
 END;
+SET @said_type = JSON_UNQUOTE(JSON_EXTRACT(@error, '$.type')), @said = LEFT(JSON_UNQUOTE(JSON_EXTRACT(@error, '$.message')), 500);
 SET @last = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = @id), -1);
 SET @last_at = COALESCE((SELECT at FROM perdure_history WHERE run_id = @id AND seq = @last), 0);
 INSERT INTO perdure_history
@@ -61,7 +62,11 @@ SET status = IF(@again AND @again_at <= @now, 'pending', @becomes), reason = IF(
   error = @error, finished_at = IF(@again, 0, @now), worker = NULL, marked = 0, claims = 0, lease_until = 0
 WHERE id = @id AND @held;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
-SELECT id, @now, IF(@again, 'retried', @becomes), 'sql', IF(@again, JSON_OBJECT('attempt', attempt), '{}')
+SELECT id, @now, IF(@again, 'retried', @becomes), 'sql', IF(
+    @again,
+    JSON_OBJECT('attempt', attempt, 'at', @again_at, 'error', @said_type, 'message', @said),
+    JSON_OBJECT('error', @said_type, 'message', @said)
+  )
 FROM perdure_runs
 WHERE id = @id AND @held;
 COMMIT;

@@ -51,7 +51,7 @@ WITH asked AS MATERIALIZED (
   SELECT id, now, line.kind, 'sql', line.data
   FROM target, verdict, asked, LATERAL (VALUES
     (1, 'cancel_requested', json_build_object('reason', asked.reason)::text),
-    (2, 'cancelled', '{}')
+    (2, 'cancelled', json_build_object('error', error::json ->> 'type', 'message', left(error::json ->> 'message', 500))::text)
   ) AS line (place, kind, data)
   WHERE outcome = 'accepted' AND (at_once OR place = 1)
   ORDER BY place

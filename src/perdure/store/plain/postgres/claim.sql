@@ -97,18 +97,15 @@ WITH RECURSIVE asked AS MATERIALIZED (
   /* The second condition is always true. It lets the planner expect one row, and so find each by its key. */
   WHERE r.id = chosen.id AND chosen.place % 1 = 0
   RETURNING chosen.place, r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline,
-    r.lease_until, r.inbox_seq, r.inbox_read, r.started_at
+    r.lease_until, r.inbox_seq, r.inbox_read, r.started_at = now AS starts
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT id, now, CASE WHEN started_at = now THEN 'started' ELSE 'claimed' END, $1::text,
-    json_build_object('token', token, 'attempt', attempt)::text
-  FROM taken, asked
+  SELECT id, now, 'started', $1::text, json_build_object('token', token, 'attempt', attempt)::text FROM taken, asked WHERE starts
 ), given AS (
-  SELECT place, id, token, nonce, type, input, attempt, max_attempts, options, deadline, lease_until, inbox_seq, inbox_read
-  FROM taken
+  SELECT * FROM taken
   UNION ALL
   SELECT 0, r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline, r.lease_until, r.inbox_seq,
-    r.inbox_read
+    r.inbox_read, FALSE
   FROM perdure_runs r
   JOIN before ON before.id = r.id
 )

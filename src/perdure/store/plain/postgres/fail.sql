@@ -61,8 +61,11 @@ WITH clock AS MATERIALIZED (
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
   SELECT id, now, CASE WHEN becomes = 'waiting' THEN 'retried' ELSE becomes END, 'sql',
-    CASE WHEN becomes = 'waiting' THEN json_build_object('attempt', attempt + 1)::text ELSE '{}' END
-  FROM ended
+    CASE WHEN becomes = 'waiting'
+      THEN json_build_object('attempt', attempt + 1, 'at', again_at, 'error', said ->> 'type', 'message', left(said ->> 'message', 500))
+      ELSE json_build_object('error', said ->> 'type', 'message', left(said ->> 'message', 500))
+    END::text
+  FROM (SELECT *, outcome_error::json AS said FROM ended) AS ended
 ), parent AS MATERIALIZED (
   SELECT p.id, p.status, p.reason, p.inbox_seq, p.started_at, ended.parent_location AS location, ended.outcome_error AS payload, now,
     'child:' || ended.id || ':' || ended.generation AS key

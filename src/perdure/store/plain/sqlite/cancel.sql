@@ -58,8 +58,10 @@ INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT id, now, 'cancel_requested', 'sql', json_object('reason', why)
 FROM temp.perdure_asked
 WHERE outcome = 'accepted';
-INSERT INTO perdure_events (run_id, at, kind, actor)
-SELECT id, now, 'cancelled', 'sql'
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT id, now, 'cancelled', 'sql', json_object(
+    'error', json_extract(error, '$.type'), 'message', substr(json_extract(error, '$.message'), 1, 500)
+  )
 FROM temp.perdure_asked
 WHERE outcome = 'accepted' AND at_once;
 SELECT COALESCE((SELECT outcome FROM temp.perdure_asked), 'unknown') AS outcome,

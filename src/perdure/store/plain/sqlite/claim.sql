@@ -92,10 +92,10 @@ SET status = 'running', reason = NULL, worker = :worker, home = NULL, nonce = :n
 FROM temp.perdure_asked a
 WHERE id IN (SELECT id FROM temp.perdure_ready);
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
-SELECT r.id, a.now, CASE WHEN r.started_at = a.now THEN 'started' ELSE 'claimed' END, :worker,
-  json_object('token', r.token, 'attempt', r.attempt)
+SELECT r.id, a.now, 'started', :worker, json_object('token', r.token, 'attempt', r.attempt)
 FROM temp.perdure_asked a, temp.perdure_ready c
-JOIN perdure_runs r ON r.id = c.id;
+JOIN perdure_runs r ON r.id = c.id
+WHERE r.started_at = a.now;
 SELECT r.id, r.token, r.nonce, r.type, r.input, r.attempt, r.max_attempts, r.options, r.deadline, r.lease_until, EXISTS (
     SELECT 1 FROM perdure_messages m WHERE m.run_id = r.id AND m.seq > r.inbox_read AND m.kind = 'cancel'
   ) AS cancelled, (SELECT o.payload FROM perdure_outputs o WHERE o.run_id = r.id AND o.kind = 'beat' AND o.name = '') AS details

@@ -64,7 +64,11 @@ FROM temp.perdure_asked a
 WHERE perdure_runs.id = a.id;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT id, now, CASE WHEN becomes = 'waiting' THEN 'retried' ELSE becomes END, 'sql',
-  CASE WHEN becomes = 'waiting' THEN json_object('attempt', attempt + 1) ELSE '{}' END
+  CASE WHEN becomes = 'waiting'
+    THEN json_object('attempt', attempt + 1, 'at', again_at, 'error', json_extract(outcome, '$.type'), 'message',
+      substr(json_extract(outcome, '$.message'), 1, 500))
+    ELSE json_object('error', json_extract(outcome, '$.type'), 'message', substr(json_extract(outcome, '$.message'), 1, 500))
+  END
 FROM temp.perdure_asked;
 SELECT CASE WHEN EXISTS (SELECT 1 FROM perdure_runs WHERE id = :id AND token = :token AND nonce = :nonce)
     THEN 'applied' ELSE 'lost' END AS outcome,
