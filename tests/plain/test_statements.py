@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from perdure.testing.conformance.harness import claim as claim_in_python
 from tests.plain.places import SECOND, Plain
 
 TYPE = "mail.send.v1"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "sql.md"
 
 
 async def claimed(plain: Plain, run_id: str, **params: object) -> dict[str, object]:
@@ -307,6 +309,7 @@ def test_a_statement_is_described_alike_for_every_database(name: str) -> None:
     found = [statement(dialect, name) for dialect in (SQLITE, POSTGRES, MYSQL)]
     assert len({one.version for one in found}) == 1
     assert len({one.text.splitlines()[0] for one in found}) == 1
+    assert f"| `{name}` | {found[0].version} | " in PAGE.read_text(encoding="utf-8")
     renamed = statement(POSTGRES, name, "theirs.mine_").text
     assert "theirs.mine_" in renamed
     assert "perdure_" not in renamed
