@@ -46,6 +46,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
 )
+from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.second import a_fork
 
@@ -249,7 +250,7 @@ async def resume_a_queue(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def register(store: Store, system: ManualSystem) -> Ask:
-    return lambda store: store.register(a_worker())
+    return lambda store: store.register(a_worker(), [MAIL, SHOP])
 
 
 @operation

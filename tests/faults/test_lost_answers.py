@@ -54,6 +54,7 @@ LEFT_BEHIND = {
     "pauses": "SELECT * FROM perdure_pauses ORDER BY 1, 2",
     "schedules": "SELECT * FROM perdure_schedules ORDER BY id",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
+    "registry": "SELECT * FROM perdure_registry ORDER BY type",
 }
 
 

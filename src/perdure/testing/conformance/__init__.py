@@ -13,6 +13,7 @@ from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
 from perdure.testing.conformance.migrations import Migrations
 from perdure.testing.conformance.outputs import Outputs, Trimming
 from perdure.testing.conformance.reads import Listing, Loading, Watching
+from perdure.testing.conformance.registry import Registry
 from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
 from perdure.testing.conformance.schedules import Firing, Scheduling
@@ -53,6 +54,7 @@ __all__ = [
     "PlainSql",
     "Points",
     "Recovering",
+    "Registry",
     "Renewal",
     "Reopening",
     "Repeating",

@@ -29,6 +29,7 @@ from perdure.testing.conformance.harness import (
     held,
     snapshot,
 )
+from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.schedules import a_schedule
 from perdure.testing.conformance.second import a_fork
 
@@ -123,7 +124,7 @@ async def _prepare_fire(store: Store) -> Verb:
 
 
 async def _prepare_register(store: Store) -> Verb:
-    return lambda store: store.register(a_worker())
+    return lambda store: store.register(a_worker(), [MAIL, SHOP])
 
 
 async def _prepare_heartbeat(store: Store) -> Verb:

@@ -101,7 +101,7 @@ async def snapshot(harness: Harness, *, but: Sequence[str] = ()) -> dict[str, li
     """Everything in the database, for comparing."""
     tables = [
         name
-        for name in ("runs", "history", "messages", "events", "outputs", "topics", "schedules", "workers")
+        for name in ("runs", "history", "messages", "events", "outputs", "topics", "schedules", "workers", "registry")
         if name not in but
     ]
     return {name: sorted(await harness.query(f"SELECT * FROM perdure_{name}"), key=repr) for name in tables}
