@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from perdure.client.control import Control
-from perdure.client.why import is_unserved
+from perdure.client.why import is_unserved, served_elsewhere
 from perdure.core.errors import UsageError
 from perdure.core.failure import ErrorTypes
 from perdure.core.model import FINISHED, Kind, Loaded, Reason, Run, RunFilter, Status
@@ -40,7 +40,8 @@ class Checking(Control):
         """The ids of those of the runs that are ready and that no live worker takes: their type or their queue has none."""
         store = await self._opened()
         workers, now = await store.workers(), await store.now()
-        return {run.id for run in runs if is_unserved(run, workers, now)}
+        elsewhere = served_elsewhere(await store.types())
+        return {run.id for run in runs if is_unserved(run, workers, elsewhere, now)}
 
     async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
         """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.

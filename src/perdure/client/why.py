@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -11,6 +11,7 @@ from perdure.core.control import Pause, PauseKind
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
 from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, RunFilter, Status
+from perdure.core.routing import PYTHON, TypeInfo
 from perdure.store.control import pausing_of
 from perdure.store.protocol import Store
 
@@ -25,6 +26,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     pauses: Sequence[Pause] = ()
     history: Sequence[Record] = ()
     inbox: Sequence[Message] = ()
+    #: Of types that are served in other languages: by whom.
+    elsewhere: Mapping[str, str] = {}
 
 
 async def explain(store: Store, run: Run) -> str:
@@ -35,6 +38,7 @@ async def explain(store: Store, run: Run) -> str:
         pauses=await store.pauses(),
         history=await store.history(run.id) if run.reason is Reason.RETRY else (),
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
+        elsewhere=served_elsewhere(await store.types()),
     )
     if run.reason is not Reason.CHILD:
         return _explained(run, facts)
@@ -50,7 +54,7 @@ def _explained(run: Run, facts: Facts) -> str:
     workers, now = facts.workers, facts.now
     match run.status:
         case Status.PENDING:
-            return _pending(run, workers, facts.pauses, now)
+            return _pending(run, facts)
         case Status.RUNNING:
             return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}."
         case Status.WAITING:
@@ -65,9 +69,14 @@ def _explained(run: Run, facts: Facts) -> str:
             return f"It failed {_ago(run.finished_at, now)}{_error(run)}."
 
 
-def is_unserved(run: Run, workers: Sequence[WorkerInfo], now: int) -> bool:
-    """Whether a run is ready and no live worker takes it."""
-    return run.status is Status.PENDING and not _serving(run, _living(workers, now))
+def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
+    """Of the types that workers in other languages have registered: by whom they are served."""
+    return {one.type: one.runtime for one in types if one.runtime != PYTHON}
+
+
+def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Mapping[str, str], now: int) -> bool:
+    """Whether a run is ready and nobody takes it, as far as is known: workers in other languages do not say whether they live."""
+    return run.status is Status.PENDING and run.type not in elsewhere and not _serving(run, _living(workers, now))
 
 
 def _living(workers: Sequence[WorkerInfo], now: int) -> list[WorkerInfo]:
@@ -78,16 +87,21 @@ def _serving(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
     return [w for w in alive if run.type in w.types and run.queue in w.queues]
 
 
-def _pending(run: Run, workers: Sequence[WorkerInfo], pauses: Sequence[Pause], now: int) -> str:
-    for pause in pauses:
+def _pending(run: Run, facts: Facts) -> str:
+    now = facts.now
+    for pause in facts.pauses:
         if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
             because = f": {pause.reason}" if pause.reason else ""
             return f"It is ready, but the {pause.kind} {pause.name!r} was paused {_ago(pause.paused_at, now)}{because}."
-    alive = _living(workers, now)
+    alive = _living(facts.workers, now)
     serving = _serving(run, alive)
     if serving:
         return (
             f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+        )
+    if run.type in facts.elsewhere:
+        return (
+            f"It has been ready for {_span(now - run.wake_at)} and waits for a worker in {facts.elsewhere[run.type]!r}."
         )
     if not alive:
         return "It is ready, but no worker is alive; start one."
