@@ -44,6 +44,7 @@ LOOKING = {
     "holdings",
     "load",
     "marked",
+    "unread",
     "recorded",
 }
 READING = LOOKING | {"open", "close", "changed", "now"}

@@ -261,6 +261,9 @@ class Store(Protocol):
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, in one read."""
 
+    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+        """Unread inbox entries of these runs, in one read."""
+
     async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the runs that this worker is running and that were written to from outside."""
 

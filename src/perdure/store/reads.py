@@ -52,6 +52,21 @@ WHERE run_id = :run_id
 ORDER BY run_id, id
 """
 
+_HISTORIES = f"""
+SELECT run_id, {RECORD}
+FROM perdure_history
+WHERE run_id IN ({{}})
+ORDER BY run_id, seq
+"""
+
+_UNREAD = f"""
+SELECT {", ".join("m." + column for column in MESSAGE.split(", "))}
+FROM perdure_runs r
+JOIN perdure_messages m ON m.run_id = r.id AND m.seq > r.inbox_read AND m.seq <= r.inbox_read + :page
+WHERE r.id IN ({{}})
+ORDER BY m.run_id, m.seq
+"""
+
 _MARKED = f"""
 SELECT {", ".join("m." + column for column in MESSAGE.split(", "))}
 FROM perdure_runs r
@@ -116,13 +131,28 @@ async def events(tx: Transaction, run_id: str) -> list[Event]:
 
 async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Loaded]:
     """Runs with their histories and a page of what is unread."""
-    loaded = []
-    for run in await get_many(tx, run_ids):
-        records = tuple(await history(tx, run.id))
-        check_whole(run.id, records)
-        unread = tuple(await inbox(tx, run.id, run.inbox_read, page)) if run.inbox_seq > run.inbox_read else ()
-        loaded.append(Loaded(run=run, records=records, inbox=unread))
-    return loaded
+    runs = await get_many(tx, run_ids)
+    records: dict[str, list[Record]] = {run.id: [] for run in runs}
+    inboxes: dict[str, list[Message]] = {run.id: [] for run in runs}
+    for start in range(0, len(runs), CHUNK):
+        chosen, params = placeholders("id", [run.id for run in runs[start : start + CHUNK]])
+        rows = await tx.fetch(_HISTORIES.format(chosen), params)
+        for row, record in zip(rows, values(to_record, [row[1:] for row in rows]), strict=True):
+            records[row[0]].append(record)
+    for message in await unread(tx, [run.id for run in runs if run.inbox_seq > run.inbox_read], page):
+        inboxes[message.run_id].append(message)
+    for run in runs:
+        check_whole(run.id, records[run.id])
+    return [Loaded(run=run, records=tuple(records[run.id]), inbox=tuple(inboxes[run.id])) for run in runs]
+
+
+async def unread(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Message]:
+    """The unread entries of some runs, a page of each."""
+    found: list[Message] = []
+    for start in range(0, len(run_ids), CHUNK):
+        chosen, params = placeholders("id", run_ids[start : start + CHUNK])
+        found += values(to_message, await tx.fetch(_UNREAD.format(chosen), {**params, "page": page}))
+    return found
 
 
 def check_whole(run_id: str, records: Sequence[Record]) -> None:

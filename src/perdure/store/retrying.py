@@ -255,6 +255,10 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.load(run_ids))
 
+    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+        """As the store."""
+        return await self._again(lambda: self._store.unread(run_ids))
+
     async def marked(self, worker_id: str) -> builtins.list[Message]:
         """As the store."""
         return await self._again(lambda: self._store.marked(worker_id))

@@ -303,6 +303,10 @@ class SqlStore(Scheduling, ABC):
         """Histories and unread inboxes."""
         return await self._read("load", lambda tx: reads.load(tx, run_ids, self.inbox_page))
 
+    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+        """Unread inbox entries of some runs."""
+        return await self._read("unread", lambda tx: reads.unread(tx, run_ids, self.inbox_page))
+
     async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the runs that this worker is running."""
         return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))

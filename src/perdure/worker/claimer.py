@@ -209,7 +209,7 @@ class Claimer:
 
     async def _take(self, runs: tuple[ClaimedRun, ...]) -> None:
         to_load: dict[str, ClaimedRun] = {}
-        unread = False
+        unread: list[str] = []
         for claimed in runs:
             run = claimed.run
             resident = self._worker.resident(claimed)
@@ -220,11 +220,20 @@ class Claimer:
             else:
                 to_load[run.id] = claimed
                 continue
-            unread = unread or run.inbox_seq > run.inbox_read
+            if run.inbox_seq > run.inbox_read:
+                unread.append(run.id)
         if to_load:
             for loaded in await self._load(list(to_load.values())):
                 self._worker.take(to_load[loaded.run.id], loaded.records, loaded.inbox)
         if unread:
+            await self._deliver_to(unread)
+
+    async def _deliver_to(self, run_ids: list[str]) -> None:
+        """What came in for runs that were only just taken, and not for all that have yet to write what they took in."""
+        try:
+            self._worker.deliver(await self._store.unread(run_ids))
+        except StoreError:
+            # They are marked, which is looked at in the next round.
             self._hint |= Change.MARKED
 
     async def _load(self, claimed: list[ClaimedRun]) -> list[Loaded]:

@@ -310,7 +310,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         for run_id, entries in by_run.items():
             held = self._held.get(run_id)
-            if held is not None:
+            # What it took in is unread until that is written; behind a full page there may be more.
+            if held is not None and (entries[-1].seq > held.looked or self._inboxes.is_full(entries)):
                 loop.call_soon(self._inboxes.hand_over, held, entries)
 
     def forget(self, run_id: str) -> None:

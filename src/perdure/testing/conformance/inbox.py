@@ -128,6 +128,16 @@ class Inbox:
         await commit(store, lease, taken(1, 2), read=2)
         assert await store.marked("w1") == []
 
+    async def test_what_is_unread_can_be_had_for_some_runs(self, store: Store) -> None:
+        await store.create([a_run(f"r{number}") for number in range(1, 4)], ACTOR)
+        lease = await held(store)
+        for number in range(1, 4):
+            await store.send([a_message(f"r{number}", key="a"), a_message(f"r{number}", key="b")], ACTOR)
+        await commit(store, lease, taken(0, 1), read=1)
+        found = await store.unread(["r1", "r3", "nobody"])
+        assert [(message.run_id, message.key) for message in found] == [("r1", "b"), ("r3", "a"), ("r3", "b")]
+        assert await store.unread([]) == []
+
     async def test_marks_are_for_the_worker_that_runs_it(self, store: Store) -> None:
         await held(store)
         await store.send([a_message()], ACTOR)

@@ -27,8 +27,8 @@ from perdure.testing.simulation.system import SimSystem
 INBOX_PAGE = 2
 
 READING_VERBS = (
-    "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked", "pauses",
-    "recorded", "schedule", "schedules",
+    "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked",
+    "unread", "pauses", "recorded", "schedule", "schedules",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
 _VERBS = frozenset(READING_VERBS) | WRITING_VERBS
