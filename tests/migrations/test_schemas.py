@@ -21,6 +21,7 @@ DIFFERENT = {
     ("runs", "marked"): "MySQL's index of what is held carries `marked`",
     ("runs", "blocked"): "MySQL finds what is blocked by its status",
     ("runs", "to_expire"): "MySQL has no partial indexes, and what a run ends with changes less often than its status",
+    ("runs", "by_end"): "MySQL finds what ended at a time by the index of deadlines",
     ("events", "by_run"): "PostgreSQL's key begins with the run already",
     ("events", "by_id"): "elsewhere the number is the key",
 }

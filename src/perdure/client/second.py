@@ -62,6 +62,8 @@ async def retry(engine: Engine, run_id: str, deadline: Moment | None) -> int:
             raise UsageError(
                 f"the deadline of run {run_id!r} has passed; retry it with another one: retry(deadline=...)"
             )
+        case Reopened.DELETED:
+            raise UsageError(f"run {run_id!r} was deleted; bring it back before you retry it: undelete()")
         case Reopened.UNFINISHED:
             raise UsageError(
                 f"run {run_id!r} has not failed, it is {run.status}; wait for its end, or cancel it, before you retry it"

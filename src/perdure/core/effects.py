@@ -20,7 +20,12 @@ class OutputKind(StrEnum):
     REPLY = "reply"
     #: What an activity last said of how far it has got; a later one takes its place.
     HEARTBEAT = "beat"
+    #: How a run ended before it was given another chance; one for each time, by position.
+    REQUEUE = "requeue"
 
+
+#: Of these there are many of a name, by position.
+NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE})
 
 #: Of these there is one of a name, and a later one takes its place.
 REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})

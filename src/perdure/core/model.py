@@ -125,7 +125,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     token: int
     nonce: str
     worker: str | None
-    #: While waiting: when it becomes ready by itself. While pending: since when it has been ready.
+    #: While waiting: when it becomes ready by itself. While pending: since when it has been ready. While blocked: since when.
     wake_at: int
     deadline: int
     created_at: int
@@ -151,6 +151,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     options: str = "{}"
     #: While a worker in another language has it: when others get it, unless that worker is heard of. 0 otherwise.
     lease_until: int = 0
+    #: When it was deleted: it is hidden from listings until it is brought back, or deleted for good. 0: it was not.
+    deleted_at: int = 0
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):
@@ -388,6 +390,8 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     parent_id: str | None = None
     created_after: int | None = None
     created_before: int | None = None
+    #: Of those that were deleted: none, only those (True), or these too (None).
+    deleted: bool | None = False
 
 
 class Page(Struct, frozen=True):

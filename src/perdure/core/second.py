@@ -24,6 +24,8 @@ class Reopened(StrEnum):
     COMPLETED = "completed"
     #: Its deadline has passed, and no other one was given.
     EXPIRED = "expired"
+    #: It was deleted, and first has to be brought back.
+    DELETED = "deleted"
     UNKNOWN = "unknown"
 
 

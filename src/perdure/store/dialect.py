@@ -8,7 +8,7 @@ A transaction of a database without an asynchronous driver never suspends its ve
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -93,6 +93,10 @@ class Gathered(Protocol):
     @property
     def heard(self) -> Sequence[Line] | None:
         """Lines of the audit trail for those who listen; None: nobody does."""
+
+
+#: What a verb does in a transaction.
+Body = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 
 def drive(verb: Coroutine[Any, Any, T]) -> T:

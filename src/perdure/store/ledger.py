@@ -189,6 +189,7 @@ class Ledger:
     def block(self, draft: Draft, block: Block) -> None:
         """Set aside."""
         draft.become(Status.BLOCKED.value, block.reason.value)
+        draft.wake_at = self._tx.now
         draft.fail(block.error)
         self._tx.note(draft.id, *of_block(block))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from perdure.core.effects import REPLACED, NewOutput, Output, OutputKind
+from perdure.core.effects import NUMBERED, REPLACED, NewOutput, Output, OutputKind
 from perdure.store.dialect import Params, Transaction
 from perdure.store.protocol import Change
 from perdure.store.rows import OUTPUT, to_output, values
@@ -74,7 +74,7 @@ async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]])
         if new.kind in REPLACED:
             there = position is not None
             (replaced if there else inserted)[place, 0] = _row(place, 0, new, None, tx.now)
-        elif (run_id, new.key) not in known and (position is None or new.kind is OutputKind.STREAM):
+        elif (run_id, new.key) not in known and (position is None or new.kind in NUMBERED):
             known.add((run_id, new.key))
             last[place] = 0 if position is None else position + 1
             inserted[place, last[place]] = _row(place, last[place], new, new.key, tx.now)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perdure.core.audit import Audit, EventFilter
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
+from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
@@ -38,6 +39,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.retention import Prune, Pruned
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired, Saved, Schedule
 from perdure.core.second import Fork, Reopened
@@ -228,6 +230,29 @@ class Store(Protocol):
 
         Without `locking`, rows are only looked at before others are written. Nothing of it is ever repeated here; an open store
         is not needed. Raises `UsageError` and `SchemaMismatch`.
+        """
+
+    # the dead, and what is old
+
+    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+        """Dead letters, the latest run first. Raises `InvalidCursor`."""
+
+    async def letter(self, run_id: str) -> DeadLetter | None:
+        """One dead letter; None if there is no such run, or it is none."""
+
+    async def requeue(self, order: Requeue, actor: str) -> Requeued:
+        """Let a dead run, or one that was cancelled, go on; a finished one in its next generation."""
+
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Deletion:
+        """Hide a finished run from listings. With `discard`, only a dead letter; one that is blocked is cancelled by that."""
+
+    async def undelete(self, run_id: str, actor: str) -> Deletion:
+        """Bring a deleted run back."""
+
+    async def prune(self, what: Prune, limit: int, cursor: str | None, actor: str) -> Pruned:
+        """Delete finished runs for good, with all that belongs to them: one batch, which looks at `limit` runs.
+
+        Asked again after its answer was lost, it finds less to do.
         """
 
     # workers

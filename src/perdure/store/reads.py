@@ -184,6 +184,8 @@ def _where(filter: RunFilter, cursor: str | None) -> tuple[str, Params]:
             # Says the obvious so that the index of all others can be used.
             terms.append("status <> 'completed'")
         params |= statuses
+    if filter.deleted is not None:
+        terms.append("deleted_at > 0" if filter.deleted else "deleted_at = 0")
     for column in ("type", "queue", "parent_id"):
         value = getattr(filter, column)
         if value is not None:

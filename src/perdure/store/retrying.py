@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from perdure.core.audit import Audit, EventFilter
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
+from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
@@ -34,6 +35,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.retention import Prune, Pruned
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired, Saved, Schedule
 from perdure.core.second import Fork, Reopened
@@ -218,6 +220,30 @@ class Retrying:
     async def fire(self, limit: int, actor: str) -> Fired:
         """As the store."""
         return await self._again(lambda: self._store.fire(limit, actor))
+
+    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+        """As the store."""
+        return await self._again(lambda: self._store.dead(filter, limit, cursor))
+
+    async def letter(self, run_id: str) -> DeadLetter | None:
+        """As the store."""
+        return await self._again(lambda: self._store.letter(run_id))
+
+    async def requeue(self, order: Requeue, actor: str) -> Requeued:
+        """As the store."""
+        return await self._again(lambda: self._store.requeue(order, actor))
+
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Deletion:
+        """As the store."""
+        return await self._again(lambda: self._store.delete(run_id, reason, actor, discard=discard))
+
+    async def undelete(self, run_id: str, actor: str) -> Deletion:
+        """As the store."""
+        return await self._again(lambda: self._store.undelete(run_id, actor))
+
+    async def prune(self, what: Prune, limit: int, cursor: str | None, actor: str) -> Pruned:
+        """As the store."""
+        return await self._again(lambda: self._store.prune(what, limit, cursor, actor))
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """As the store."""

@@ -38,7 +38,7 @@ def to_run(row: Row) -> Run:
     (
         id, type, queue, priority, status, reason, input, output, error, attempt, generation, token, nonce, worker,
         wake_at, deadline, created_at, started_at, finished_at, seed, inbox_seq, inbox_read, claims,
-        parent_id, parent_location, idempotency_key, close_by, max_attempts, options, lease_until,
+        parent_id, parent_location, idempotency_key, close_by, max_attempts, options, lease_until, deleted_at,
     ) = row  # fmt: skip
     try:
         known_status, known_reason = _STATUS[status], _REASON[reason]
@@ -50,7 +50,7 @@ def to_run(row: Row) -> Run:
         wake_at=wake_at, deadline=deadline, created_at=created_at, started_at=started_at, finished_at=finished_at,
         seed=seed, inbox_seq=inbox_seq, inbox_read=inbox_read, claims=claims,
         parent_id=parent_id, parent_location=parent_location, idempotency_key=idempotency_key,
-        close_by=close_by, max_attempts=max_attempts, options=options, lease_until=lease_until,
+        close_by=close_by, max_attempts=max_attempts, options=options, lease_until=lease_until, deleted_at=deleted_at,
     )  # fmt: skip
 
 

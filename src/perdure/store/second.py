@@ -11,11 +11,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from perdure.core.dead import Requeueing
+from perdure.core.effects import NewOutput, OutputKind
 from perdure.core.errors import RunCancelled
 from perdure.core.model import FAR, Created, Kind, Lease, Reason, Record, Run, Status, Turn
 from perdure.core.second import Fork, Reopened, kept
 from perdure.store.append import COLUMNS, RECORD
 from perdure.store.dialect import Row, Transaction
+from perdure.store.outputs import write_outputs
 from perdure.store.protocol import Change
 from perdure.store.rows import MESSAGE, RUN, failure, to_json, to_message, to_run, values
 from perdure.store.runs import create
@@ -120,17 +123,20 @@ _RECORDED = (Kind.MESSAGE, Kind.CHILD, Kind.CANCEL)
 
 async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | None) -> Reopened:
     """Let a run whose `generation` failed or was cancelled go on as the next one. Said twice, it is done once."""
-    run = await _locked(tx, run_id)
+    run = await locked(tx, run_id)
     if run is None:
         return Reopened.UNKNOWN
     if run.generation > generation:
         return Reopened.OPEN
     if run.status not in (Status.FAILED, Status.CANCELLED):
         return Reopened.COMPLETED if run.status is Status.COMPLETED else Reopened.UNFINISHED
+    if run.deleted_at:
+        return Reopened.DELETED
     due = run.deadline if deadline is None else deadline
     if due <= tx.now:
         return Reopened.EXPIRED
-    await _take_in_all(tx, run)
+    await take_in_all(tx, run)
+    await remember(tx, run, f"reopen:{generation}")
     seed = kept(run.seed, run.generation, run.generation + 1)
     await tx.execute(_OPEN, {"run_id": run_id, "seed": seed, "deadline": due, "now": tx.now})
     tx.note(run_id, "reopened", to_json({"generation": run.generation + 1}))
@@ -143,7 +149,7 @@ async def recover(tx: Transaction, run_id: str, token: int) -> bool:
 
     `token` is the one that the run was seen with. It is raised, so that whoever has the run in memory forgets it.
     """
-    run = await _locked(tx, run_id)
+    run = await locked(tx, run_id)
     if run is None or run.token != token:
         return run is not None and run.token == token + 1
     stumbled = await tx.fetch(_STUMBLED, {"run_id": run_id, "attempt": run.attempt})
@@ -166,7 +172,7 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
     if there or not answer.created:
         return answer
     # The same request, sent before and late, may have been faster since we looked. It has raised the token.
-    known = await _locked(tx, new.id)
+    known = await locked(tx, new.id)
     if known is not None and known.token > 0:
         return Created(known, True)
     taken = [record for record in fork.records if record.inbox_seq]
@@ -176,16 +182,30 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
     await tx.execute(_BEGUN if fork.records else _TOUCHED, begun)
     await _write(tx, new.id, answer.run.token, answer.run.nonce, fork.records)
     tx.note(new.id, "forked", to_json({"run": fork.source, "step": fork.step}))
-    made = await _locked(tx, new.id)
+    made = await locked(tx, new.id)
     return answer if made is None else Created(made, True)
 
 
-async def _locked(tx: Transaction, run_id: str) -> Run | None:
+async def remember(tx: Transaction, run: Run, key: str) -> None:
+    """Keep what a run, whose row is locked, had ended with, before it goes on."""
+    payload = Requeueing(
+        at=tx.now,
+        by=tx.actor,
+        dead_since=run.finished_at or run.wake_at,
+        attempt=run.attempt,
+        generation=run.generation,
+        error=run.error or "{}",
+    )
+    await write_outputs(tx, [(run.id, NewOutput(kind=OutputKind.REQUEUE, name="", payload=to_json(payload), key=key))])
+
+
+async def locked(tx: Transaction, run_id: str) -> Run | None:
+    """A run, whose row is locked from here on."""
     rows = await tx.fetch(_LOCK, {"run_id": run_id})
     return to_run(rows[0]) if rows else None
 
 
-async def _take_in_all(tx: Transaction, run: Run) -> None:
+async def take_in_all(tx: Transaction, run: Run) -> None:
     """End the history of the attempt that failed with all that came too late for it."""
     of_run = {"run_id": run.id}
     last = await tx.fetch(_LAST, of_run)

@@ -11,9 +11,9 @@ import builtins
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from perdure.core.audit import Audit, EventFilter
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
@@ -42,11 +42,12 @@ from perdure.core.routing import TypeInfo
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
 from perdure.store import migrations, pauses, reads, registry, removal, second, trail, workers
+from perdure.store.afterlife import Afterlife
 from perdure.store.append import recorded
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.control import control
-from perdure.store.dialect import Dialect, Gathered, Row, Transaction
+from perdure.store.dialect import Body, Dialect, Gathered, Row, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
@@ -57,12 +58,11 @@ from perdure.store.topics import broadcast
 
 T = TypeVar("T")
 Trace = Callable[[str], object]
-Body = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 _log = logging.getLogger("perdure.store")
 
 
-class SqlStore(Scheduling, ABC):
+class SqlStore(Scheduling, Afterlife, ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float

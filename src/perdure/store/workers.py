@@ -90,7 +90,7 @@ LIMIT :limit
 _SET_ASIDE = """
 UPDATE perdure_runs
 SET status = 'blocked', reason = 'poison', error = :error, worker = NULL, home = NULL, token = token + 1, marked = 0,
-    lease_until = 0
+    wake_at = :now, lease_until = 0
 WHERE id = :run_id AND token = :token AND status = 'running'
 """
 
@@ -202,7 +202,8 @@ async def _orphans(tx: Transaction, limit: int) -> tuple[list[Lease], dict[str, 
 
 async def _set_aside(tx: Transaction, poison: Mapping[str, tuple[int, int]]) -> None:
     for run_id, (token, claims) in poison.items():
-        await tx.execute(_SET_ASIDE, {"run_id": run_id, "token": token, "error": poisoned(run_id, claims)})
+        error = poisoned(run_id, claims)
+        await tx.execute(_SET_ASIDE, {"run_id": run_id, "token": token, "error": error, "now": tx.now})
         tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
 
 

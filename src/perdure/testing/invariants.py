@@ -115,12 +115,14 @@ HISTORY = (
         """,
     ),
     Rule(
-        "time and attempts in the history never go back (I9)",
+        "time and attempts in the history never go back, but for an activity that was requeued (I9)",
         """
         SELECT run_id, seq, at, earlier, run_attempt, attempt_before FROM (
-          SELECT run_id, seq, at, run_attempt, LAG(at) OVER (PARTITION BY run_id ORDER BY seq) AS earlier,
-            LAG(run_attempt) OVER (PARTITION BY run_id ORDER BY seq) AS attempt_before FROM perdure_history
-        ) AS steps WHERE run_attempt < attempt_before OR at < earlier
+          SELECT h.run_id, h.seq, h.at, h.run_attempt, LAG(h.at) OVER (PARTITION BY h.run_id ORDER BY h.seq) AS earlier,
+            LAG(h.run_attempt) OVER (PARTITION BY h.run_id ORDER BY h.seq) AS attempt_before,
+            CASE WHEN r.generation > 1 AND h.kind = 'attempt' AND h.location = r.type THEN 1 ELSE 0 END AS anew
+          FROM perdure_history h JOIN perdure_runs r ON r.id = h.run_id
+        ) AS steps WHERE (run_attempt < attempt_before AND anew = 0) OR at < earlier
         """,
     ),
     Rule(
@@ -164,6 +166,10 @@ STATES = (
     Rule(
         "each generation has one final event at the most (I3)",
         f"SELECT id, status, generation, ends, beginnings FROM {_ENDS} WHERE ends > generation - 1 + ended",
+    ),
+    Rule(
+        "only a finished run is deleted",
+        f"SELECT id, status, deleted_at FROM perdure_runs WHERE deleted_at <> 0 AND status NOT IN {_FINISHED}",
     ),
     Rule(
         "a running run has a worker that is known, or a lease of its own, a nonce and a token; no other run has any (I8)",
@@ -293,7 +299,7 @@ OUTPUTS = (
         """
         SELECT run_id, kind, name, COUNT(*), MIN(position), MAX(position) FROM perdure_outputs
         GROUP BY run_id, kind, name
-        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1 OR (kind <> 'stream' AND COUNT(*) <> 1)
+        HAVING MIN(position) <> 0 OR COUNT(*) <> MAX(position) + 1 OR (kind NOT IN ('stream', 'requeue') AND COUNT(*) <> 1)
         """,
     ),
     Rule(

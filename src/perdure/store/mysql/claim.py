@@ -121,7 +121,7 @@ ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, worker = VALUES(
 
 _SET_ASIDE = """
 UPDATE perdure_runs
-SET status = 'blocked', reason = :reason, error = :error
+SET status = 'blocked', reason = :reason, error = :error, wake_at = :now
 WHERE id = :id
 """
 
@@ -304,7 +304,7 @@ class _Claim:
             elif run.claims >= self._request.poison_after:
                 error = poisoned(run_id, run.claims)
                 reason = Reason.POISON.value
-                self._tx.later(self._tx.text(_SET_ASIDE, id=run_id, reason=reason, error=error))
+                self._tx.later(self._tx.text(_SET_ASIDE, id=run_id, reason=reason, error=error, now=self._tx.now))
                 self._tx.note(run_id, "blocked", to_json({"reason": reason}))
             else:
                 suspects.append(run_id)

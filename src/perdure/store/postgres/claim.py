@@ -132,7 +132,7 @@ RETURNING r.progress, {OF_RUN}
 
 _SET_ASIDE = """
 UPDATE perdure_runs
-SET status = 'blocked', reason = $2, error = $3
+SET status = 'blocked', reason = $2, error = $3, wake_at = $4
 WHERE id = $1 AND status = 'pending'
 """
 
@@ -268,7 +268,7 @@ async def _judge(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, cho
         if progressed:
             fine.append(tuple(place))
         elif claims >= request.poison_after:
-            await tx.run(_SET_ASIDE, run_id, Reason.POISON.value, poisoned(run_id, claims))
+            await tx.run(_SET_ASIDE, run_id, Reason.POISON.value, poisoned(run_id, claims), seen.now)
             tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
         else:
             choice.suspects.append(run_id)

@@ -93,7 +93,7 @@ WHERE id = ? AND progress < (SELECT MAX(seq) FROM perdure_history WHERE run_id =
 
 _SET_ASIDE = """
 UPDATE perdure_runs
-SET status = 'blocked', reason = ?, error = ?
+SET status = 'blocked', reason = ?, error = ?, wake_at = ?
 WHERE id = ? AND status = 'pending'
 """
 
@@ -206,7 +206,7 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
 
 
 async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
-    await tx.execute(_SET_ASIDE, (Reason.POISON.value, poisoned(run_id, claims), run_id))
+    await tx.execute(_SET_ASIDE, (Reason.POISON.value, poisoned(run_id, claims), tx.now, run_id))
     tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
 
 

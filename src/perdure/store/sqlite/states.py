@@ -77,7 +77,7 @@ RETURNING generation
 
 _BLOCK = f"""
 UPDATE perdure_runs
-SET status = 'blocked', reason = :reason, error = :error, worker = NULL, marked = 0, claims = 0
+SET status = 'blocked', reason = :reason, error = :error, wake_at = :now, worker = NULL, marked = 0, claims = 0
 WHERE {_LEASE}
 """
 
@@ -150,7 +150,8 @@ async def renew(tx: SqliteTransaction, lease: Lease, renew: Renew, read: int) ->
 
 async def block(tx: SqliteTransaction, lease: Lease, block: Block) -> bool:
     """Set aside."""
-    if await tx.execute(_BLOCK, {"reason": block.reason.value, "error": block.error, **_proof(lease)}) != 1:
+    change = {"reason": block.reason.value, "error": block.error, "now": tx.now, **_proof(lease)}
+    if await tx.execute(_BLOCK, change) != 1:
         return False
     tx.note(lease.run_id, *of_block(block))
     return True

@@ -1,0 +1,1 @@
+CREATE INDEX /*M! IF NOT EXISTS */ perdure_runs_deleted ON perdure_runs (deleted_at, id);
