@@ -18,6 +18,7 @@ from perdure.store.borrowed.recognition import wire_of
 from perdure.store.dialect import drive
 
 if TYPE_CHECKING:
+    from perdure.client.afterlife import DeadOptions, Decided, Deleted, RequeueOptions
     from perdure.client.auditing import EventOptions
     from perdure.client.engine import Engine
     from perdure.client.handle import Handle
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.core.account import RunReport
     from perdure.core.audit import EventPage
     from perdure.core.control import Pause
+    from perdure.core.dead import DeadLetter, DeadPage
     from perdure.core.duration import Duration
     from perdure.core.model import Event, Page, Record, Run, Status
     from perdure.core.report import Report
@@ -160,6 +162,38 @@ class Blocking:
     def schedules(self) -> BlockingSchedules:
         """See `Engine.schedules`."""
         return BlockingSchedules(self)
+
+    def dead_letters(self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]) -> DeadPage:
+        """See `Engine.dead_letters`."""
+        return self._wait(self._engine.dead_letters(limit=limit, cursor=cursor, **which))
+
+    def dead_letter(self, run_id: str) -> DeadLetter:
+        """See `Engine.dead_letter`."""
+        return self._wait(self._engine.dead_letter(run_id))
+
+    def requeue(
+        self,
+        run_ids: str | Sequence[str] | None = None,
+        *,
+        where: DeadOptions | None = None,
+        **changes: Unpack[RequeueOptions],
+    ) -> Decided:
+        """See `Engine.requeue`."""
+        return self._wait(self._engine.requeue(run_ids, where=where, **changes))
+
+    def discard(
+        self, run_ids: str | Sequence[str] | None = None, *, where: DeadOptions | None = None, reason: str = ""
+    ) -> Decided:
+        """See `Engine.discard`."""
+        return self._wait(self._engine.discard(run_ids, where=where, reason=reason))
+
+    def purge(self, older_than: Duration, **which: Unpack[DeadOptions]) -> Deleted:
+        """See `Engine.purge`."""
+        return self._wait(self._engine.purge(older_than, **which))
+
+    def prune(self, older_than: Duration, **which: Any) -> Deleted:
+        """See `Engine.prune`."""
+        return self._wait(self._engine.prune(older_than, **which))
 
     def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
         """See `Engine.check`."""
@@ -314,6 +348,18 @@ class BlockingHandle(Generic[R_co]):
     def recover(self) -> bool:
         """See `Handle.recover`."""
         return self._wait(self._handle.recover())
+
+    def requeue(self, **changes: Unpack[RequeueOptions]) -> int:
+        """See `Handle.requeue`."""
+        return self._wait(self._handle.requeue(**changes))
+
+    def delete(self, reason: str = "") -> bool:
+        """See `Handle.delete`."""
+        return self._wait(self._handle.delete(reason))
+
+    def undelete(self) -> bool:
+        """See `Handle.undelete`."""
+        return self._wait(self._handle.undelete())
 
     def fork(self, **options: Unpack[ForkOptions]) -> BlockingHandle[R_co]:
         """See `Handle.fork`."""

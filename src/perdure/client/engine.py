@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
+from perdure.client.afterlife import Afterlife
 from perdure.client.auditing import Auditing
 from perdure.client.blocking import Blocking
 from perdure.client.checking import Checking
@@ -49,6 +50,7 @@ from perdure.core.model import (
     RunFilter,
     Status,
 )
+from perdure.core.retention import Retention
 from perdure.core.retry import Retry
 from perdure.core.routing import chosen
 from perdure.core.system import System
@@ -63,7 +65,7 @@ from perdure.workflow.machine import Definable, definition_of
 R = TypeVar("R")
 
 
-class Engine(Checking, Auditing, Telling):
+class Engine(Checking, Afterlife, Auditing, Telling):
     """A database and the workflows that run on it."""
 
     def __init__(
@@ -75,6 +77,7 @@ class Engine(Checking, Auditing, Telling):
         migrate: bool = True,
         payload_warn: int = 256 * 1024,
         payload_limit: int = 1024 * 1024,
+        retention: Retention | Duration | None = None,
         audit: str | None = None,
         on_error: Callable[[ErrorNotice], Awaitable[object] | object] | None = None,
         on_dead_letter: Callable[[DeadLetterNotice], Awaitable[object] | object] | None = None,
@@ -84,9 +87,11 @@ class Engine(Checking, Auditing, Telling):
     ) -> None:
         """`url` such as `sqlite:///app.db`; `sqlite://` lives in memory.
 
-        `errors` are exception classes that come back as themselves although no registered module defines them. `audit` is how much
-        of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `on_error`, `on_dead_letter` and `on_event` are functions that its workers
-        call, after the commit and best effort, with what went wrong and what happened. `system` and `store` replace the real world and the database named by the URL; they are for tests.
+        `errors` are exception classes that come back as themselves although no registered module defines them. `retention` says
+        how long runs are kept that are over, such as `"30d"`; workers delete them now and then. By default they stay. `audit` is how
+        much of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `on_error`,
+        `on_dead_letter` and `on_event` are functions that its workers call, after the commit and best effort, with what went wrong
+        and what happened. `system` and `store` replace the real world and the database named by the URL; they are for tests.
         """
         self.url = url
         self.workflows = _by_type(workflows)
@@ -101,6 +106,7 @@ class Engine(Checking, Auditing, Telling):
         hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
         self._hooking = Hooking(hooks, self._store, self._system) if hooks else None
         self._lent = store is not None
+        self._retention = Retention.of(retention)
         self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"
         self._opening: asyncio.Lock | None = None
@@ -178,6 +184,7 @@ class Engine(Checking, Auditing, Telling):
             child_depth=child_depth,
             processes=processes,
             open_children=open_children,
+            retention=self._retention,
         )
         chosen(self.workflows, options.types)
         return EngineWorker(self, options)
@@ -276,10 +283,11 @@ class Engine(Checking, Auditing, Telling):
         parent: str | None = None,
         created_after: datetime.datetime | None = None,
         created_before: datetime.datetime | None = None,
+        deleted: bool | None = False,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page:
-        """Runs, newest first, a page at a time."""
+        """Runs, newest first, a page at a time. With `deleted`, those that were deleted, or with None those too."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
         statuses = None if status is None else _statuses((status,) if isinstance(status, str) else status)
@@ -290,6 +298,7 @@ class Engine(Checking, Auditing, Telling):
             parent_id=parent,
             created_after=None if created_after is None else instant(created_after, 0),
             created_before=None if created_before is None else instant(created_before, 0),
+            deleted=deleted,
         )
         return await (await self._opened()).list(filter, limit, cursor)
 

@@ -15,6 +15,7 @@ from perdure.core.model import Event, Message, Record, Run, Status
 from perdure.workflow.channels import Channel, Question
 
 if TYPE_CHECKING:
+    from perdure.client.afterlife import RequeueOptions
     from perdure.client.engine import Engine
     from perdure.client.options import Moment
     from perdure.client.second import ForkOptions
@@ -202,6 +203,22 @@ class Handle(Generic[R_co]):
         False if there is nothing of the kind, or if it is being worked on just now.
         """
         return await second.recover(self._engine, self.id)
+
+    async def requeue(self, **changes: Unpack[RequeueOptions]) -> int:
+        """Let it go on if it is a dead letter, or was cancelled; its generation. See `Engine.requeue`.
+
+        Other arguments are for an activity, or for a run that has no history yet. Raises `UsageError` if it is not dead, or cannot
+        go on like that.
+        """
+        return await self._engine._requeue(self.id, changes)
+
+    async def delete(self, reason: str = "") -> bool:
+        """Hide it from listings once it has finished. See `Engine.delete`."""
+        return await self._engine.delete(self.id, reason)
+
+    async def undelete(self) -> bool:
+        """Bring it back; False if it was not deleted."""
+        return await self._engine.undelete(self.id)
 
     async def fork(self, **options: Unpack[ForkOptions]) -> Handle[R_co]:
         """Start a new run that goes on from a step of this one: `fork(from_step="charge#2", results={"quote": 7})`.

@@ -144,7 +144,9 @@ async def _family(tx: Transaction, roots: Sequence[_Member], budget: int) -> _Fa
         frontier = [one.id for one in below[:budget] if one.is_finished]
     asked_for, free = {one.id for one in roots}, dict[str, _Member]()
     for run_id in sorted(known.keys() - spared, key=depth.__getitem__):
-        if run_id in asked_for or known[run_id].parent_id in free:
+        above = known.get(known[run_id].parent_id or "")
+        on_its_own = run_id in asked_for and (above is None or above.status == Status.COMPLETED)
+        if on_its_own or (above is not None and above.id in free):
             free[run_id] = known[run_id]
     if not is_too_large or not free:
         return _Family(free, {}, False)

@@ -10,6 +10,7 @@ from perdure.core.duration import Duration, seconds
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
 from perdure.core.model import DEFAULT_QUEUE
+from perdure.core.retention import Retention
 from perdure.core.retry import Retry
 from perdure.core.routing import check_patterns
 
@@ -45,6 +46,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     open_children: int = 10_000
     #: A loop blocked for this long stops the heartbeat.
     stall_limit: float = 60.0
+    #: How long runs are kept that are over.
+    retention: Retention | None = None
 
     @classmethod
     def of(
@@ -62,6 +65,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         child_depth: int = 100,
         open_children: int = 10_000,
         processes: int | None = None,
+        retention: Retention | None = None,
     ) -> WorkerOptions:
         """Validated settings, from what a user writes."""
         if slots < 1:
@@ -89,4 +93,5 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             child_depth=child_depth,
             open_children=open_children,
             processes=processes,
+            retention=retention,
         )

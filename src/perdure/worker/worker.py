@@ -100,7 +100,7 @@ class Worker:
         self._heart: Heart | None = None
         self._claimer = Claimer(store, system, self)
         self.scheduler = Scheduler(store, system, lambda: self.id)
-        self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard)
+        self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard, options.retention)
         self._reading: set[asyncio.Task[None]] = set()
         self._inboxes = Inboxes(store, system, self._read)
         self._rebirth: asyncio.Task[None] | None = None

@@ -5,6 +5,7 @@ Subclass each class in a test module that provides the fixtures `store` and `har
 
 from __future__ import annotations
 
+from perdure.testing.conformance.afterlife import DeadLetters, Deleting, Pruning, Requeueing
 from perdure.testing.conformance.children import Children
 from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Order, Suspects, Timers
 from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
@@ -32,7 +33,9 @@ __all__ = [
     "Children",
     "Claims",
     "Closing",
+    "DeadLetters",
     "Deadlines",
+    "Deleting",
     "Families",
     "Fencing",
     "Firing",
@@ -53,11 +56,13 @@ __all__ = [
     "Pauses",
     "PlainSql",
     "Points",
+    "Pruning",
     "Recovering",
     "Registry",
     "Renewal",
     "Reopening",
     "Repeating",
+    "Requeueing",
     "Runs",
     "Scheduling",
     "Steering",

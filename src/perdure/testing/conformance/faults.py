@@ -8,8 +8,10 @@ from contextlib import suppress
 import pytest
 
 from perdure.core.control import Order, Pause, PauseKind
+from perdure.core.dead import Requeue
 from perdure.core.errors import EngineClosed, StoreUnavailable
-from perdure.core.model import Again, Block, Finish, Kind, Reason, Release, RunFilter, Status, Turn, Verdict
+from perdure.core.model import FAR, Again, Block, Finish, Kind, Reason, Release, RunFilter, Status, Turn, Verdict
+from perdure.core.retention import Prune
 from perdure.store import MUTATING_VERBS, Retrying, Store
 from perdure.store.borrowed.deed import Deed
 from perdure.testing.conformance.harness import (
@@ -123,6 +125,28 @@ async def _prepare_fire(store: Store) -> Verb:
     return lambda store: store.fire(10, ACTOR)
 
 
+async def _prepare_requeue(store: Store) -> Verb:
+    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
+    return lambda store: store.requeue(Requeue(run_id="r1", token=1, input="[2]"), ACTOR)
+
+
+async def _prepare_delete(store: Store) -> Verb:
+    await commit(store, await held(store), next=Block(Reason.POISON, "{}"))
+    return lambda store: store.delete("r1", "enough", ACTOR, discard=True)
+
+
+async def _prepare_undelete(store: Store) -> Verb:
+    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
+    await store.delete("r1", "", ACTOR)
+    return lambda store: store.undelete("r1", ACTOR)
+
+
+async def _prepare_prune(store: Store) -> Verb:
+    for name in ("r1", "r2"):
+        await commit(store, await held(store, name), a_record(0), next=Finish(Status.COMPLETED, "1"))
+    return lambda store: store.prune(Prune(before=FAR), 10, None, ACTOR)
+
+
 async def _prepare_register(store: Store) -> Verb:
     return lambda store: store.register(a_worker(), [MAIL, SHOP])
 
@@ -191,6 +215,10 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "delete_schedule": _prepare_delete_schedule,
     "trigger": _prepare_trigger,
     "fire": _prepare_fire,
+    "requeue": _prepare_requeue,
+    "delete": _prepare_delete,
+    "undelete": _prepare_undelete,
+    "prune": _prepare_prune,
     "register": _prepare_register,
     "heartbeat": _prepare_heartbeat,
     "retire": _prepare_retire,

@@ -1,0 +1,455 @@
+"""Runs that are over: dead letters, deleting, pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.core.dead import DeadFilter, DeadReason, Deletion, Requeue, Requeued
+from perdure.core.errors import InvalidCursor
+from perdure.core.model import FAR, Again, Block, Finish, Kind, Park, Reason, RunFilter, SendOutcome, Status
+from perdure.core.retention import Prune, Pruned
+from perdure.core.second import Reopened
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    SECOND,
+    START,
+    TYPE,
+    Harness,
+    a_child,
+    a_message,
+    a_park,
+    a_record,
+    a_run,
+    claim,
+    commit,
+    held,
+    lease_of,
+)
+
+REFUSED = '{"type":"shop.Refused","message":"no"}'
+SLOW = '{"type":"TimeoutError","message":"slow"}'
+ALL = Prune(before=FAR)
+
+
+async def failed(store: Store, run_id: str = "r1", error: str = REFUSED, **changes: Any) -> int:
+    """A run that failed; its token."""
+    lease = await held(store, run_id, **changes)
+    await commit(store, lease, next=Finish(Status.FAILED, error))
+    return lease.token
+
+
+async def set_aside(store: Store, run_id: str, reason: Reason = Reason.POISON, **changes: Any) -> int:
+    """A run that was blocked; its token."""
+    lease = await held(store, run_id, **changes)
+    await commit(store, lease, next=Block(reason, SLOW))
+    return lease.token
+
+
+async def finished(store: Store, run_id: str, **changes: Any) -> None:
+    """A run that completed."""
+    await commit(store, await held(store, run_id, **changes), next=Finish(Status.COMPLETED, "1"))
+
+
+async def a_family(store: Store, count: int, status: Status = Status.COMPLETED, parent: str = "parent") -> None:
+    """A finished parent with finished children."""
+    lease = await held(store, parent)
+    children = tuple(a_child(f"{parent}-{number}", parent) for number in range(count))
+    await commit(store, lease, children=children, next=a_park(reason=Reason.CHILD))
+    got = await claim(store, nonce=f"of {parent}", limit=count)
+    for one in got.runs:
+        await commit(store, one.lease, next=Finish(Status.COMPLETED, "1"))
+    lease = await lease_of(store, parent, nonce=f"{parent} again")
+    await commit(store, lease, next=Finish(status, "1" if status is Status.COMPLETED else REFUSED))
+
+
+async def ids(store: Store, **filter: Any) -> list[str]:
+    """The ids of all runs."""
+    return [run.id for run in (await store.list(RunFilter(**filter), 1000, None)).runs]
+
+
+async def dead_ids(store: Store, **filter: Any) -> list[str]:
+    """The ids of dead letters."""
+    return [letter.run_id for letter in (await store.dead(DeadFilter(**filter), 100, None)).letters]
+
+
+class DeadLetters:
+    """A run that failed, is poison or cannot be decoded is listed until somebody decides."""
+
+    async def test_only_what_is_dead_is_listed_and_the_latest_run_first(self, store: Store, harness: Harness) -> None:
+        await finished(store, "done")
+        await failed(store, "a")
+        harness.system.advance(1)
+        await set_aside(store, "b")
+        await set_aside(store, "c", Reason.UNDECODABLE)
+        await set_aside(store, "code", Reason.DIVERGED)
+        await held(store, "busy")
+        page = await store.dead(DeadFilter(), 10, None)
+        assert [(one.run_id, one.reason.value) for one in page.letters] == [
+            ("c", "undecodable"),
+            ("b", "poison"),
+            ("a", "failed"),
+        ]
+        assert [one.dead_since for one in page.letters] == [START + SECOND, START + SECOND, START]
+        assert page.cursor is None
+        assert await store.letter("done") is None
+
+    async def test_they_are_chosen_by_type_queue_error_reason_and_time(self, store: Store, harness: Harness) -> None:
+        for number, name in enumerate(("billing.a", "billing.b", "billing_x", "Billing.a")):
+            await store.create([a_run(f"r{number}", type=name, queue="q" if number == 1 else "default")], ACTOR)
+            got = await claim(store, nonce=f"n{number}", types=(name,), queues=("q", "default"))
+            error = SLOW if number == 2 else REFUSED
+            await commit(store, got.runs[0].lease, next=Finish(Status.FAILED, error))
+            harness.system.advance(1)
+        await set_aside(store, "r4")
+        assert await dead_ids(store, type="billing.%") == ["r1", "r0"]
+        assert await dead_ids(store, type="billing%") == ["r2", "r1", "r0"]
+        assert await dead_ids(store, type="billing_%") == ["r2"]
+        assert await dead_ids(store, type="%") == ["r4", "r3", "r2", "r1", "r0"]
+        assert await dead_ids(store, type="billing.a") == ["r0"]
+        assert await dead_ids(store, queue="q") == ["r1"]
+        assert (
+            await dead_ids(store, error="Refused") == await dead_ids(store, error="shop.Refused") == ["r3", "r1", "r0"]
+        )
+        assert await dead_ids(store, reasons=(DeadReason.POISON,)) == ["r4"]
+        assert await dead_ids(store, dead_after=START, dead_before=START + 2 * SECOND) == ["r1"]
+
+    async def test_pages_lead_through_all_of_them_once(self, store: Store) -> None:
+        for number in range(7):
+            await (failed if number % 2 else set_aside)(store, f"r{number}")
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = await store.dead(DeadFilter(), 2, cursor)
+            seen += [one.run_id for one in page.letters]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert seen == [f"r{number}" for number in reversed(range(7))]
+        with pytest.raises(InvalidCursor):
+            await store.dead(DeadFilter(), 2, "nonsense")
+
+    async def test_a_letter_has_every_error_of_every_attempt_and_generation(
+        self, store: Store, harness: Harness
+    ) -> None:
+        token = 0
+        for generation in (1, 2):
+            lease = await (held(store) if generation == 1 else lease_of(store, nonce="second"))
+            seq = len(await store.history("r1"))
+            stumble = a_record(
+                seq, TYPE, kind=Kind.ATTEMPT, failed=True, payload=SLOW, attempts=1, at=harness.system.now()
+            )
+            await commit(store, lease, stumble, next=Again(harness.system.now(), SLOW))
+            harness.system.advance(1)
+            lease = await lease_of(store, nonce=f"again {generation}")
+            await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
+            token = lease.token
+            if generation == 1:
+                harness.system.advance(1)
+                assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is Requeued.OPEN
+        letter = await store.letter("r1")
+        assert letter is not None
+        assert [(one.location, one.attempt, one.error.type, one.at) for one in letter.errors] == [
+            (TYPE, 1, "TimeoutError", START),
+            ("", 2, "shop.Refused", START + SECOND),
+            (TYPE, 1, "TimeoutError", START + 2 * SECOND),
+            ("", 2, "shop.Refused", START + 3 * SECOND),
+        ]
+        assert (letter.attempts, letter.generation, letter.requeued, letter.requeued_at) == (
+            2,
+            2,
+            1,
+            START + 2 * SECOND,
+        )
+
+    async def test_an_error_that_somebody_else_wrote_can_be_read(self, store: Store, harness: Harness) -> None:
+        await failed(store)
+        await harness.execute("UPDATE perdure_runs SET error = 'out of paper' WHERE id = 'r1'")
+        [letter] = (await store.dead(DeadFilter(), 10, None)).letters
+        assert letter.error.message == "out of paper"
+
+    async def test_looking_costs_the_same_however_many_completed(self, store: Store, harness: Harness) -> None:
+        await failed(store)
+        for number in range(30):
+            await finished(store, f"done-{number}")
+        assert await dead_ids(store) == ["r1"]
+
+
+class Requeueing:
+    """A dead run goes on, once, with what is to be different."""
+
+    async def test_an_activity_counts_its_attempts_anew_and_its_history_goes_on(
+        self, store: Store, harness: Harness
+    ) -> None:
+        lease = await held(store)
+        stumble = a_record(0, TYPE, kind=Kind.ATTEMPT, failed=True, payload=SLOW, attempts=1)
+        await commit(store, lease, stumble, next=Again(START, SLOW))
+        lease = await lease_of(store, nonce="second")
+        await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
+        order = Requeue(
+            run_id="r1", token=lease.token, is_activity=True, input="[2]", options='{"heartbeat":1.0}', max_attempts=9,
+            deadline=START + 9 * SECOND, close_by=START + 20 * SECOND, queue="slow", priority=3,
+        )  # fmt: skip
+        assert await store.requeue(order, ACTOR) is Requeued.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.attempt, run.generation, run.error, run.finished_at) == (Status.PENDING, 1, 2, None, 0)
+        assert (run.input, run.options, run.max_attempts, run.queue, run.priority) == (
+            "[2]",
+            '{"heartbeat":1.0}',
+            9,
+            "slow",
+            3,
+        )
+        got = await claim(store, nonce="third", queues=("slow",))
+        assert got.runs[0].run.deadline == START + 20 * SECOND
+        again = a_record(1, TYPE, kind=Kind.ATTEMPT, failed=True, payload=SLOW, attempts=1)
+        await commit(store, got.runs[0].lease, again, next=Again(START, SLOW))
+        assert [event.kind for event in await store.events("r1")].count("requeued") == 1
+
+    async def test_a_workflow_goes_on_as_its_next_attempt(self, store: Store) -> None:
+        lease = await held(store)
+        await store.send([a_message()], ACTOR)
+        await commit(store, lease, a_record(0), next=Finish(Status.FAILED, REFUSED))
+        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is Requeued.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.attempt, run.generation, run.inbox_read) == (2, 2, 1)
+        # What came too late for the attempt that failed is part of it.
+        assert [record.kind for record in await store.history("r1")] == [Kind.STEP, Kind.MESSAGE]
+
+    async def test_another_input_does_not_fit_a_history(self, store: Store) -> None:
+        lease = await held(store)
+        await commit(store, lease, a_record(0), next=Finish(Status.FAILED, REFUSED))
+        order = Requeue(run_id="r1", token=lease.token, input="[2]")
+        assert await store.requeue(order, ACTOR) is Requeued.BEGUN
+        token = await failed(store, "fresh")
+        assert await store.requeue(Requeue(run_id="fresh", token=token, input="[2]"), ACTOR) is Requeued.OPEN
+
+    @pytest.mark.parametrize("reason", [Reason.POISON, Reason.UNDECODABLE])
+    async def test_one_that_was_set_aside_is_taken_up_where_it_was(self, store: Store, reason: Reason) -> None:
+        lease = await held(store)
+        await commit(store, lease, a_record(0), next=Block(reason, SLOW))
+        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is Requeued.OPEN
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.generation, run.attempt, run.claims, run.error) == (Status.PENDING, 1, 1, 0, None)
+        assert (await claim(store, nonce="second")).runs[0].run.started_at == START
+
+    async def test_what_is_not_dead_is_left_alone(self, store: Store) -> None:
+        await finished(store, "done")
+        token = await set_aside(store, "code", Reason.DIVERGED)
+        assert await store.requeue(Requeue(run_id="done", token=1), ACTOR) is Requeued.ALIVE
+        assert await store.requeue(Requeue(run_id="code", token=token), ACTOR) is Requeued.ALIVE
+        assert await store.requeue(Requeue(run_id="nobody", token=1), ACTOR) is Requeued.UNKNOWN
+
+    async def test_a_deadline_that_has_passed_has_to_be_another_one(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run(deadline=START + SECOND)], ACTOR)
+        harness.system.advance(2)
+        await store.sweep(10)
+        assert await store.requeue(Requeue(run_id="r1", token=0), ACTOR) is Requeued.EXPIRED
+        order = Requeue(run_id="r1", token=0, deadline=START + 9 * SECOND)
+        assert await store.requeue(order, ACTOR) is Requeued.OPEN
+
+    async def test_two_who_want_something_else_are_told(self, store: Store) -> None:
+        token = await failed(store)
+        first = Requeue(run_id="r1", token=token, input="[1]")
+        assert await store.requeue(first, ACTOR) is Requeued.OPEN
+        assert await store.requeue(first, ACTOR) is Requeued.OPEN
+        assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is Requeued.OPEN
+        second = Requeue(run_id="r1", token=token, input="[2]")
+        assert await store.requeue(second, ACTOR) is Requeued.OTHERWISE
+
+    async def test_a_late_repetition_does_not_open_the_next_death(self, store: Store) -> None:
+        token = await failed(store)
+        order = Requeue(run_id="r1", token=token)
+        await store.requeue(order, ACTOR)
+        await commit(store, await lease_of(store, nonce="second"), next=Finish(Status.FAILED, REFUSED))
+        assert await store.requeue(order, ACTOR) is Requeued.OPEN
+        assert await dead_ids(store) == ["r1"]
+
+    async def test_a_parent_that_waits_is_told_of_each_end_and_one_that_ended_of_none(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
+        lease = await lease_of(store, "c")
+        await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
+        assert await store.requeue(Requeue(run_id="c", token=lease.token), ACTOR) is Requeued.OPEN
+        lease = await lease_of(store, "c", "w2")
+        await commit(store, lease, next=Finish(Status.COMPLETED, "7"))
+        assert [(one.kind, one.failed) for one in await store.inbox("parent", 0)] == [
+            (Kind.CHILD, True),
+            (Kind.CHILD, False),
+        ]
+
+
+class Deleting:
+    """What is over is hidden and brought back."""
+
+    async def test_a_deleted_run_is_hidden_from_listings_and_can_be_read(self, store: Store) -> None:
+        await finished(store, "r1")
+        await failed(store, "r2")
+        for run_id in ("r1", "r2"):
+            assert await store.delete(run_id, "old", ACTOR) is Deletion.DONE
+            assert await store.delete(run_id, "old", ACTOR) is Deletion.ALREADY
+        assert await ids(store) == await dead_ids(store) == []
+        assert sorted(await ids(store, deleted=True)) == sorted(await ids(store, deleted=None)) == ["r1", "r2"]
+        assert await dead_ids(store, deleted=True) == ["r2"]
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.output, run.deleted_at) == ("1", START)
+        assert await store.reopen("r2", 1, None, ACTOR) is Reopened.DELETED
+        assert await store.requeue(Requeue(run_id="r2", token=1), ACTOR) is Requeued.DELETED
+        assert await store.undelete("r2", ACTOR) is Deletion.DONE
+        assert await store.undelete("r2", ACTOR) is Deletion.ALREADY
+        assert await ids(store) == await dead_ids(store) == ["r2"]
+        kinds = [event.kind for event in await store.events("r2")]
+        assert kinds[-2:] == ["deleted", "undeleted"]
+
+    async def test_what_is_not_over_is_not_deleted(self, store: Store) -> None:
+        await held(store, "r1")
+        await set_aside(store, "r2")
+        for run_id in ("r1", "r2"):
+            assert await store.delete(run_id, "", ACTOR) is Deletion.REFUSED
+        assert await store.delete("nobody", "", ACTOR) is Deletion.UNKNOWN
+        assert await store.undelete("nobody", ACTOR) is Deletion.UNKNOWN
+
+    async def test_a_discarded_run_that_was_set_aside_is_cancelled_and_its_parent_told(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
+        await commit(store, await lease_of(store, "c"), next=Block(Reason.POISON, SLOW))
+        assert await store.delete("c", "hopeless", ACTOR, discard=True) is Deletion.DONE
+        run = await store.get("c")
+        assert run is not None
+        assert (run.status, run.deleted_at) == (Status.CANCELLED, START)
+        assert [one.failed for one in await store.inbox("parent", 0)] == [True]
+        assert [event.kind for event in await store.events("c")][-1] == "discarded"
+        assert await store.delete("parent", "", ACTOR, discard=True) is Deletion.REFUSED
+
+
+class Pruning:
+    """What is over and old is deleted for good, by families and in batches."""
+
+    async def test_all_that_belongs_to_a_run_goes_and_its_key_is_free(self, store: Store, harness: Harness) -> None:
+        lease = await held(store, "r1", idempotency_key="k")
+        await store.send([a_message()], ACTOR)
+        await commit(store, lease, a_record(0), subscribes=("news@1",), next=Finish(Status.COMPLETED, "1"))
+        assert await store.prune(ALL, 10, None, ACTOR) == Pruned(runs=1, spared=0, cursor=None)
+        for table in ("runs", "history", "messages", "outputs", "topics", "events"):
+            assert await harness.query(f"SELECT * FROM perdure_{table}") == []
+        [created] = await store.create([a_run("r2", idempotency_key="k")], ACTOR)
+        assert created.created
+        assert await store.send([a_message("r1")], ACTOR) == [SendOutcome.UNKNOWN]
+
+    async def test_runs_are_chosen_by_status_type_and_age(self, store: Store, harness: Harness) -> None:
+        await finished(store, "old")
+        await failed(store, "dead")
+        harness.system.advance(10)
+        await finished(store, "new")
+        await held(store, "busy")
+        late = START + 5 * SECOND
+        pruned = await store.prune(Prune(before=late, statuses=(Status.CANCELLED,)), 10, None, ACTOR)
+        assert pruned.runs == 0
+        assert (await store.prune(Prune(before=late, types=("other.%", "suite")), 10, None, ACTOR)).runs == 0
+        pruned = await store.prune(Prune(before=late, statuses=(Status.FAILED,), types=("suite.%",)), 10, None, ACTOR)
+        assert (pruned.runs, await ids(store)) == (1, ["new", "busy", "old"])
+        assert (await store.prune(Prune(before=late), 10, None, ACTOR)).runs == 1
+        assert sorted(await ids(store)) == ["busy", "new"]
+
+    async def test_what_was_deleted_goes_by_when_that_was(self, store: Store, harness: Harness) -> None:
+        for run_id in ("r1", "r2", "r3"):
+            await finished(store, run_id)
+        await store.delete("r1", "", ACTOR)
+        harness.system.advance(10)
+        await store.delete("r2", "", ACTOR)
+        what = Prune(before=START + 5 * SECOND, deleted=True)
+        assert (await store.prune(what, 10, None, ACTOR)).runs == 1
+        assert sorted(await ids(store, deleted=None)) == ["r2", "r3"]
+
+    async def test_batches_are_bounded_and_lead_through_everything(self, store: Store) -> None:
+        for number in range(7):
+            await (failed if number % 2 else finished)(store, f"r{number}")
+        what, cursor, batches = Prune(before=FAR, statuses=(Status.COMPLETED,)), None, []
+        while True:
+            batch = await store.prune(what, 2, cursor, ACTOR)
+            batches.append(batch.runs)
+            cursor = batch.cursor
+            if cursor is None:
+                break
+        assert (sum(batches), max(batches) <= 2) == (4, True)
+        assert sorted(await ids(store)) == ["r1", "r3", "r5"]
+        with pytest.raises(InvalidCursor):
+            await store.prune(what, 2, "nonsense", ACTOR)
+
+    async def test_children_stay_while_their_parent_may_need_them_and_go_with_it(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
+        await commit(store, await lease_of(store, "c"), next=Finish(Status.COMPLETED, "1"))
+        assert await store.prune(ALL, 10, None, ACTOR) == Pruned(runs=0, spared=1, cursor=None)
+        await commit(store, await lease_of(store, "parent", nonce="second"), next=Finish(Status.FAILED, REFUSED))
+        # It may be opened again, and then ask for its child.
+        completed = Prune(before=FAR, statuses=(Status.COMPLETED,))
+        assert await store.prune(completed, 10, None, ACTOR) == Pruned(runs=0, spared=1, cursor=None)
+        assert (await store.prune(Prune(before=FAR, statuses=(Status.FAILED,)), 10, None, ACTOR)).runs == 2
+        assert await ids(store) == []
+
+    async def test_a_parent_stays_while_a_run_below_it_is_under_way(self, store: Store) -> None:
+        parent = await held(store, "parent")
+        await commit(store, parent, children=(a_child("a"), a_child("b")), next=Finish(Status.FAILED, REFUSED))
+        await commit(store, await lease_of(store, "a"), next=Finish(Status.COMPLETED, "1"))
+        assert await store.prune(ALL, 10, None, ACTOR) == Pruned(runs=0, spared=2, cursor=None)
+        await commit(store, await lease_of(store, "b", "w1", nonce="nonce-w1-a"), next=Finish(Status.COMPLETED, "1"))
+        assert (await store.prune(ALL, 10, None, ACTOR)).runs == 3
+
+    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+    async def test_a_family_too_large_for_a_batch_goes_from_below_and_is_not_opened_meanwhile(
+        self, store: Store, status: Status
+    ) -> None:
+        await a_family(store, 11, status)
+        what, cursor, batches = Prune(before=FAR, types=(TYPE,)), None, []
+        while True:
+            batch = await store.prune(what, 1, cursor, ACTOR)
+            batches.append(batch.runs)
+            cursor = batch.cursor
+            left = await store.get("parent")
+            if left is not None and status is Status.FAILED and len(await ids(store, deleted=None)) < 12:
+                assert await store.reopen("parent", 1, None, ACTOR) is Reopened.DELETED
+            if cursor is None:
+                break
+        assert (sum(batches), max(batches) <= 4) == (12, True)
+        assert await ids(store, deleted=None) == []
+
+    async def test_grandchildren_go_before_their_parents(self, store: Store) -> None:
+        await a_family(store, 3)
+        for number in range(3):
+            child = a_child(f"grandchild-{number}", "parent-1")
+            await store.create([child], ACTOR)
+            lease = await lease_of(store, child.id)
+            await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
+        cursor, runs = None, 0
+        while True:
+            batch = await store.prune(ALL, 1, cursor, ACTOR)
+            runs, cursor = runs + batch.runs, batch.cursor
+            there = set(await ids(store, deleted=None))
+            assert "parent-1" in there or not any(name.startswith("grandchild") for name in there)
+            assert "parent" in there or not there
+            if cursor is None:
+                break
+        assert (runs, there) == (7, set())
+
+    async def test_only_the_named_go_if_some_are_named(self, store: Store) -> None:
+        for number in range(3):
+            await finished(store, f"r{number}")
+        named = Prune(before=FAR, ids=("r0", "r2", "nobody"))
+        assert await store.prune(named, 10, None, ACTOR) == Pruned(runs=2, spared=0, cursor=None)
+        assert await ids(store) == ["r1"]
+
+    async def test_a_run_that_was_opened_again_is_not_touched(self, store: Store, harness: Harness) -> None:
+        await failed(store)
+        await store.reopen("r1", 1, None, ACTOR)
+        assert (await store.prune(ALL, 10, None, ACTOR)).runs == 0
+        lease = await lease_of(store, nonce="second")
+        await commit(store, lease, next=Park(START + SECOND, Reason.TIMER, 0))
+        harness.system.advance(2)
+        assert (await store.prune(ALL, 10, None, ACTOR)).runs == 0
