@@ -264,7 +264,12 @@ async def slow(ctx: Context, ledger: str) -> list[str]:
     return [await ctx.step(effect, ledger, "before"), await ctx.step(lingers, ledger)]
 
 
+@workflow("faults.hopeless.v1")
+async def hopeless(ctx: Context) -> None:
+    raise ValueError("there is no hope")
+
+
 ACTIVITIES = [errand, never_begun]
 WORKFLOWS: list[Definable] = [
-    everything, child, idle_child, again, broken, stuck, stopped, slow, Round, *ACTIVITIES,
+    everything, child, idle_child, again, broken, stuck, stopped, slow, hopeless, Round, *ACTIVITIES,
 ]  # fmt: skip

@@ -25,6 +25,8 @@ RETRIED = ("again", "broken")
 REOPENED = "broken"
 #: The attempts of this one's step are counted anew.
 RECOVERED = "stuck"
+#: This one is deleted, unless a crash came before; then another process begins it anew.
+PRUNED = "litter"
 
 #: What each run must be in the end. The odd one cannot be read by its workflow; every worker that starts tries it again.
 OUTCOMES = {
@@ -53,7 +55,7 @@ class Snapshot(Struct, frozen=True):
         return {
             id: (run, self.history.get(id), [row for row in self.messages if row[0] == id])
             for id, run in self.runs.items()
-            if run["status"] in FINISHED
+            if run["status"] in FINISHED and id != PRUNED
         }
 
 

@@ -13,8 +13,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.core.control import Order, Pause, PauseKind
+from perdure.core.dead import Requeue
 from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
 from perdure.core.model import (
+    FAR,
     Again,
     Block,
     ClaimRequest,
@@ -27,6 +29,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.retention import Prune
 from perdure.core.schedule import Overlap
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -108,6 +111,50 @@ async def recover(store: Store, system: ManualSystem) -> Ask:
     stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
     await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
     return lambda store: store.recover("r1", 1, ACTOR)
+
+
+@operation
+async def requeue(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
+    return lambda store: store.requeue(Requeue(run_id="r1", token=1, input="[2]"), ACTOR)
+
+
+@operation
+async def discard_one_that_was_set_aside(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store, "parent"), children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
+    got = await claim(store, nonce="second")
+    await commit(store, got.runs[0].lease, next=Block(Reason.POISON, "{}"))
+
+    async def ask(store: Store) -> None:
+        # What the first did is found done by the second.
+        await store.delete("r1", "hopeless", ACTOR, discard=True)
+
+    return ask
+
+
+@operation
+async def undelete(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store), next=Finish(Status.COMPLETED, "1"))
+    await store.delete("r1", "", ACTOR)
+
+    async def ask(store: Store) -> None:
+        await store.undelete("r1", ACTOR)
+
+    return ask
+
+
+@operation
+async def prune_a_family(store: Store, system: ManualSystem) -> Ask:
+    await commit(store, await held(store, "parent"), children=(a_child("r1"),), next=a_park(reason=Reason.CHILD))
+    got = await claim(store, nonce="second")
+    await commit(store, got.runs[0].lease, a_record(0), next=Finish(Status.COMPLETED, "1"))
+    got = await claim(store, nonce="third")
+    await commit(store, got.runs[0].lease, next=Finish(Status.COMPLETED, "1"))
+
+    async def ask(store: Store) -> None:
+        await store.prune(Prune(before=FAR), 10, None, ACTOR)
+
+    return ask
 
 
 @operation

@@ -30,6 +30,8 @@ KILLED = -9
 TRIES = 8
 
 LOOKING = {
+    "dead",
+    "letter",
     "get",
     "get_many",
     "list",

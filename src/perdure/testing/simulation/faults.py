@@ -28,7 +28,7 @@ INBOX_PAGE = 2
 
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked",
-    "unread", "pauses", "recorded", "schedule", "schedules",
+    "unread", "pauses", "recorded", "schedule", "schedules", "dead", "letter",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
 _VERBS = frozenset(READING_VERBS) | WRITING_VERBS
