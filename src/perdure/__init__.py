@@ -1,5 +1,6 @@
 """Durable execution for Python: ordinary async functions that survive crashes, restarts, deploys and month-long waits."""
 
+from perdure.client.afterlife import Decided, Deleted
 from perdure.client.blocking import Blocking, BlockingHandle
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.engine import Engine
@@ -11,6 +12,7 @@ from perdure.core.account import Mishap, RunReport, StepReport
 from perdure.core.audit import Audit, EventPage
 from perdure.core.classify import Category, Classified, classify
 from perdure.core.control import Pause, PauseKind
+from perdure.core.dead import DeadLetter, DeadPage, DeadReason, Fault
 from perdure.core.duration import Duration
 from perdure.core.errors import (
     ActivityTimeout,
@@ -64,6 +66,7 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
 from perdure.core.report import Finding, Problem, Report
+from perdure.core.retention import Retention
 from perdure.core.retry import Retry
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
@@ -109,9 +112,14 @@ __all__ = [
     "Context",
     "Continue",
     "Cron",
+    "DeadLetter",
     "DeadLetterNotice",
+    "DeadPage",
+    "DeadReason",
+    "Decided",
     "DecodeError",
     "Definition",
+    "Deleted",
     "Diverged",
     "DuplicateName",
     "Duration",
@@ -128,6 +136,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Fatal",
+    "Fault",
     "Finding",
     "Handle",
     "InvalidCursor",
@@ -159,6 +168,7 @@ __all__ = [
     "Received",
     "Record",
     "Report",
+    "Retention",
     "Retry",
     "RetryAfter",
     "Rollback",
