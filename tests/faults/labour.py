@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from perdure import Context, Retry, StepTimeout, workflow
+from perdure import Context, Retry, StepTimeout, activity, activity_info, workflow
 from perdure.workflow.machine import Definable
-from tests.faults.app import begin, effect, note, read
+from tests.faults.app import Flaky, begin, effect, mended, note, read
 
 
 def gate(ledger: str) -> Path:
@@ -89,4 +89,36 @@ async def abandoning(ctx: Context, ledger: str, threads: int) -> int:
     return sum(isinstance(error, StepTimeout) for error in await asyncio.gather(*steps, return_exceptions=True))
 
 
-WORKFLOWS: list[Definable] = [waiting, blocking, killing, quick, several, abandoning]
+@activity("labour.fragile.v1", retry=Retry.fixed(0.05, attempts=2))
+async def fragile(ledger: str) -> str:
+    """Waits for the gate the first time that it is executed, and fails until it is mended."""
+    first = not any(line.get("location") == "labour.fragile.v1" for line in read(Path(ledger)))
+    value = begin(ledger, "fragile")
+    while first and not gate(ledger).exists():  # noqa: ASYNC110 - the test makes a file
+        await asyncio.sleep(0.01)
+    if not mended(ledger):
+        raise Flaky(f"attempt {activity_info().attempt}")
+    return value
+
+
+@activity("labour.deadly.v1")
+def deadly(ledger: str) -> str:
+    """Takes its worker with it until it is mended."""
+    value = begin(ledger, "deadly")
+    if not mended(ledger):
+        os._exit(17)
+    return value
+
+
+@workflow("labour.relying.v1")
+async def relying(ctx: Context, ledger: str) -> str:
+    """What to do about a failure is its decision."""
+    try:
+        return await ctx.call(fragile(ledger))
+    except Flaky as error:
+        return f"without it: {error}"
+
+
+WORKFLOWS: list[Definable] = [
+    waiting, blocking, killing, quick, several, abandoning, fragile, deadly, relying,
+]  # fmt: skip
