@@ -15,6 +15,7 @@ from perdure.core.duration import microseconds
 from perdure.core.errors import InvalidDuration
 
 F = TypeVar("F", bound=Callable[..., Any])
+Which = TypeVar("Which")
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -63,6 +64,15 @@ def what_of(names: tuple[str, ...], type: str | None, queue: str | None) -> tupl
     if len(named) != 1:
         raise click.UsageError("Say what: one RUN, or one of --type and --queue.")
     return _one_target(click.get_current_context(), None, names), named
+
+
+def chosen_or_one(names: tuple[str, ...], everything: bool, which: Which) -> tuple[str, str | None, Which | None]:
+    """The target, and what was named behind it: one run, or whatever is chosen by options."""
+    if everything or which:
+        return _one_target(click.get_current_context(), None, names), None, which
+    if not names:
+        raise click.UsageError("Say which: one RUN, or options that choose some, or --all.")
+    return _one_target(click.get_current_context(), None, names[:-1]), names[-1], None
 
 
 def with_output(function: F) -> F:

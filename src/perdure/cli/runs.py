@@ -24,6 +24,7 @@ from perdure.core.model import Page, Status
 @click.option("--parent", metavar="RUN", help="Children of this run.")
 @click.option("--since", "created_after", type=Moment(), help="Created after this time, or within this duration.")
 @click.option("--until", "created_before", type=Moment(), help="Created before this time, or longer ago than this.")
+@click.option("--deleted", is_flag=True, help="Those that were deleted.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
 @click.option("--cursor", help="Go on where an earlier listing ended.")
 @with_output

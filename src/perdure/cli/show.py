@@ -86,6 +86,7 @@ def _show_run(output: Output, known: Everything) -> None:
             ("created", when(run.created_at)),
             ("started", when(run.started_at)),
             ("finished", when(run.finished_at)),
+            ("deleted", when(run.deleted_at)),
             ("deadline", when(run.deadline)),
             ("worker", run.worker or ""),
             ("parent", f"{run.parent_id} at {run.parent_location}" if run.parent_id else ""),

@@ -382,7 +382,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
-    """Which runs to list, newest first. None means any."""
+    """Which runs to list, newest first. None means any; of deleted runs there are none, only these (True), or these too (None)."""
 
     status: tuple[Status, ...] | None = None
     type: str | None = None
@@ -390,7 +390,6 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     parent_id: str | None = None
     created_after: int | None = None
     created_before: int | None = None
-    #: Of those that were deleted: none, only those (True), or these too (None).
     deleted: bool | None = False
 
 
