@@ -14,7 +14,7 @@ from perdure.core.ids import check_id
 from perdure.core.model import Event
 from perdure.core.system import System
 from perdure.store.protocol import Store
-from perdure.worker.aging import forget_events
+from perdure.worker import forget_events
 
 #: How many events are read, or deleted, in one transaction.
 CHUNK = 1000

@@ -1,8 +1,9 @@
 """Executing runs: joins replay and store."""
 
+from perdure.worker.aging import forget_events
 from perdure.worker.checkup import Checkup
 from perdure.worker.hooking import Hooking
 from perdure.worker.options import WorkerOptions
 from perdure.worker.worker import Worker
 
-__all__ = ["Checkup", "Hooking", "Worker", "WorkerOptions"]
+__all__ = ["Checkup", "Hooking", "Worker", "WorkerOptions", "forget_events"]

@@ -5,9 +5,10 @@ Subclass each class in a test module that provides the fixtures `store` and `har
 
 from __future__ import annotations
 
-from perdure.testing.conformance.afterlife import DeadLetters, Deleting, Pruning, Requeueing
+from perdure.testing.conformance.afterlife import Deleting, Pruning
 from perdure.testing.conformance.children import Children
 from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Order, Suspects, Timers
+from perdure.testing.conformance.dead import DeadLetters, Requeueing
 from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
 from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
 from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
