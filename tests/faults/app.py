@@ -16,6 +16,7 @@ from typing import Any
 from perdure import (
     Action,
     Actions,
+    Activity,
     Context,
     Retry,
     StateMachine,
@@ -269,7 +270,7 @@ async def hopeless(ctx: Context) -> None:
     raise ValueError("there is no hope")
 
 
-ACTIVITIES = [errand, never_begun]
+ACTIVITIES: list[Activity[Any, Any]] = [errand, never_begun]
 WORKFLOWS: list[Definable] = [
     everything, child, idle_child, again, broken, stuck, stopped, slow, hopeless, Round, *ACTIVITIES,
 ]  # fmt: skip
