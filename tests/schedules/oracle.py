@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import calendar
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from zoneinfo import ZoneInfo
 
 DAY = 24 * 60
@@ -85,6 +85,7 @@ class Calendar:
         self.first = datetime(first, 1, 1, tzinfo=UTC)
         self.minutes = (date(last + 1, 1, 1) - date(first, 1, 1)).days * DAY
 
+    @lru_cache(maxsize=2)  # noqa: B019 - there are a handful of calendars
     def wall(self, expression: str) -> int:
         """The minutes of an expression."""
         minutes, hours, days, months, weekdays = expression.upper().split()

@@ -50,6 +50,9 @@ DAMAGE = {
     "UPDATE perdure_history SET at = 1 WHERE seq = 2": "never go back",
     "UPDATE perdure_history SET run_attempt = 2 WHERE seq = 1": "never go back",
     "INSERT INTO perdure_events (run_id, at, kind) VALUES ('ghost', 1, 'created')": "belong to a run",
+    "INSERT INTO perdure_events (run_id, at, kind) VALUES ('schedule:s', 1, 'schedule_fired'), ('schedule:s', 2, 'schedule_fired')": (
+        "becomes a run once"
+    ),
     "UPDATE perdure_runs SET finished_at = 0 WHERE id = 'done'": "exactly one outcome",
     "UPDATE perdure_runs SET error = '{}' WHERE id = 'done'": "exactly one outcome",
     "UPDATE perdure_runs SET output = NULL WHERE id = 'done'": "exactly one outcome",
