@@ -9,8 +9,9 @@ from typing import Any
 
 import pymysql
 
-from perdure.core.model import ClaimRequest, Finish, Status, Turn, Verdict
-from perdure.testing.conformance.harness import a_worker
+from perdure.core.model import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
+from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker
+from perdure.testing.conformance.harness import claim as claim_in_python
 from tests.plain.places import Plain
 
 TYPE = "mail.send.v1"
@@ -84,3 +85,32 @@ async def test_one_key_makes_one_run_however_many_insert_it_at_once(plain: Plain
             answers = await asyncio.gather(*(do(mine, "insert", type=TYPE, idempotency_key=key) for mine in others))
             assert len({row["id"] for [row] in answers}) == 1
             assert sum(bool(row["created"]) for [row] in answers) == 1
+
+
+async def test_many_children_tell_one_parent_at_once_and_none_is_missed(plain: Plain) -> None:
+    children = [f"c{number:02}" for number in range(24)]
+    await plain.store.create([a_run("parent", type="shop.v1")], ACTOR)
+    [parent] = (await claim_in_python(plain.store, types=("shop.v1",))).runs
+    started = tuple(a_child(child, "parent", type=TYPE) for child in children)
+    turn = Turn(lease=parent.lease, children=started, next=Park(2**60, Reason.CHILD, 0))
+    assert await plain.store.commit([turn], "w1") == [Verdict.APPLIED]
+    async with AsyncExitStack() as stack:
+        others = [await another(plain, stack) for _ in range(WORKERS)]
+        rows = await plain.do("claim", types=TYPE, number=len(children))
+
+        async def end(mine: Plain, some: list[dict[str, Any]]) -> None:
+            for place, row in enumerate(some):
+                lease = {name: row[name] for name in ("id", "token", "nonce")}
+                ending = {"output": "1"} if place % 2 else {"error_message": "no"}
+                await do(mine, "complete" if place % 2 else "fail", **lease, **ending)
+
+        async def write() -> None:
+            for number in range(len(children)):
+                await plain.store.send([a_message("parent", key=f"m{number}")], ACTOR)
+
+        await asyncio.gather(write(), *(end(mine, rows[place::WORKERS]) for place, mine in enumerate(others)))
+        entries = await plain.store.inbox("parent", 0)
+        assert sorted(entry.name for entry in entries if entry.kind is Kind.CHILD) == [
+            f"call-{child}" for child in children
+        ]
+        assert [entry.seq for entry in entries] == list(range(1, 2 * len(children) + 1))
