@@ -136,6 +136,6 @@ def test_every_statement_but_the_claim_finds_its_run_by_its_key(tmp_path: Path) 
             for part in statement(SQLITE, name).parts:
                 if part.split()[0] in ("BEGIN", "COMMIT"):
                     continue
-                params = dict.fromkeys(("id", "token", "nonce", "lease", "details", "output"))
+                params = {name: None for name in ("id", "token", "nonce", "lease", "details", "output")}
                 plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {part}", params)]
                 assert [line for line in plan if line.startswith("SCAN") and "CONSTANT" not in line] == [], (name, plan)

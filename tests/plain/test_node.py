@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ async def gallery(ctx: Context, images: int) -> list[int]:
 
 
 @contextmanager
-def node(statements: Path) -> Iterator[subprocess.Popen[str]]:
+def node(statements: Path) -> Generator[subprocess.Popen[str]]:
     """A worker in JavaScript that is up."""
     process = subprocess.Popen(
         ["node", "worker.js"],
