@@ -11,14 +11,14 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from perdure import Engine
+from perdure import Engine, RunFinished
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from perdure.testing.invariants import scan_store
@@ -71,7 +71,9 @@ async def _engine(url: str, seed: int) -> AsyncIterator[tuple[Engine, SqlStore, 
 async def _perform(engine: Engine, store: SqlStore, run_id: str, node: Node) -> Seen:
     run = await engine.start(program(node, []), id=run_id)
     for number, (name, value) in enumerate(letters(node)):
-        await run.send(name, value, key=f"{number}")
+        # Where nobody waits for it, the run may have ended by now.
+        with suppress(RunFinished):
+            await run.send(name, value, key=f"{number}")
     asking = [asyncio.create_task(run.ask(f"q{one}", one, timeout="60s")) for one in questions(node)]
 
     async def all_ended() -> bool:

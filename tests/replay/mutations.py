@@ -57,6 +57,17 @@ class Subject:
         return [node for node in self.nodes if node.op in NAMED and node.id in self.begun]
 
     @property
+    def given(self) -> set[int]:
+        """Ids of the steps that are branches as they are: in place of one of them, a part is something else."""
+        branched = [node for node in self.nodes if node.op in BRANCHED]
+        return {
+            each.id
+            for node in branched
+            for number, each in enumerate(node.body)
+            if each.op == "step" and given_as_it_is(node, number)
+        }
+
+    @property
     def unreached(self) -> list[Node]:
         """What the history did not get to."""
         return [node for node in self.nodes if node.id not in self.begun and node is not self.program]

@@ -362,6 +362,40 @@ async def test_losers_of_a_race_are_undone_before_the_winner_is_recorded() -> No
     run.settled()
 
 
+async def test_what_could_not_be_undone_of_the_losers_of_a_race_is_known_on_replay_too() -> None:
+    class Odd(Exception):
+        """Of a class that nobody knows."""
+
+    async def loser(ctx: Context) -> None:
+        await undone(ctx, "b")
+        await undone(ctx, "c")
+        await ctx.receive("never")
+
+    async def flow(ctx: Context) -> list[str]:
+        async with ctx.saga() as saga:
+            await ctx.race({"first": lambda ctx: undone(ctx, "a"), "second": loser})
+            await named(
+                ctx, "after", [f"{where} {type(error).__name__} {error}" for where, error in saga.errors.items()]
+            )
+            raise Rollback("no")
+
+    run = Driver(flow)
+    run.complete("race/second/b")
+    run.complete("race/second/c")
+    run.complete("race/first/a")
+    run.fail("race/second/c/~undo", OSError("no way back"))
+    run.fail("race/second/b/~undo", Odd("nor here"))
+    assert [record.location for record in run.history] == ["race/first/a", "race"]
+    run.complete("after")
+    run.complete("race/first/a/~undo")
+    notes = run.settled().error.__notes__
+    assert [note for note in notes if "not undone" in note] == [
+        "What 'race/second/c' did was not undone: OSError: no way back",
+        f"What 'race/second/b' did was not undone: StepFailed: {Odd.__module__}.{Odd.__qualname__}: nor here",
+    ]
+    assert run.execution.warnings == run.again().execution.warnings == []
+
+
 async def test_what_a_finished_iteration_did_is_final() -> None:
     async def body(ctx: Context, state: int) -> Continue[int] | Break[int]:
         await undone(ctx, "a")

@@ -23,7 +23,15 @@ SEEDS = 20_000 if PROVE else 300
 #: A planted fault has to be found within so many seeds.
 ENOUGH = 5_000 if PROVE else 600
 #: Where those that take long to find were found before: looked at first.
-FOUND_BEFORE = {"dead_may_beat": 41, "transaction_unsealed": 372, "transaction_repeated_unasked": 122}
+FOUND_BEFORE = {
+    "broadcast_passes_over": 61,
+    "children_of_the_past_heard": 1231,
+    "lost_claims_forgotten": 132,
+    "renewed_without_looking": 138,
+    "split_outcome": 184,
+    "transaction_unsealed": 369,
+    "transaction_with_a_turn_of_its_own": 502,
+}
 RARE_WITHIN = 10_000 if PROVE else 400
 
 #: Each must have happened, or the simulation does not look where it should.

@@ -38,6 +38,14 @@ class Results:
         else:
             future.set_result(self.decode(operation, record.payload))
 
+    def describe(self, error: Exception) -> str:
+        """See `Runtime`."""
+        return Failure.of(error, self._codec).to_json()
+
+    def restore(self, failure: str) -> Exception:
+        """See `Runtime`."""
+        return self._errors.restore(Failure.from_json(failure))
+
     def decode(self, operation: Operation, payload: str) -> Any:
         """A result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
         if isinstance(operation, StepOperation):

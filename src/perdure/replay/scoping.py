@@ -152,14 +152,16 @@ class _Stored(msgspec.Struct):
     upto: int
     ended: bool
     value: msgspec.Raw
+    errors: dict[str, str] = {}
 
 
 def to_payload(mark: Mark) -> str:
     """A mark as it is recorded."""
-    return f'{{"upto":{mark.upto},"ended":{"true" if mark.ended else "false"},"value":{mark.value}}}'
+    errors = f',"errors":{msgspec.json.encode(mark.errors).decode()}' if mark.errors else ""
+    return f'{{"upto":{mark.upto},"ended":{"true" if mark.ended else "false"},"value":{mark.value}{errors}}}'
 
 
 def to_mark(record: Record) -> Mark:
     """The mark that a record is of."""
     stored = msgspec.json.decode(record.payload or "", type=_Stored)
-    return Mark(bytes(stored.value).decode(), stored.upto, stored.ended)
+    return Mark(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors)

@@ -18,6 +18,7 @@ from perdure.replay.futures import Watched
 from perdure.replay.operations import Operation, RemovedOperation
 from perdure.replay.outcome import Outcome
 from perdure.replay.requests import Requests
+from perdure.replay.results import Results
 from perdure.workflow.scopes import current_scope
 
 #: Counts versions apart from what else has their name; no name contains a tilde.
@@ -51,11 +52,20 @@ class Versioning(Requests):
     unsaved: list[Record]
     next_seq: int
     recorded = NOTHING_RECORDED
+    _results: Results
 
     @property
     @abstractmethod
     def silent(self) -> bool:
         """Whether what the workflow does now was done before."""
+
+    def describe(self, error: Exception) -> str:
+        """See `Runtime`."""
+        return self._results.describe(error)
+
+    def restore(self, failure: str) -> Exception:
+        """See `Runtime`."""
+        return self._results.restore(failure)
 
     def version(self, name: str, latest: int) -> int:
         """See `Runtime`."""

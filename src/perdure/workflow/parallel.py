@@ -17,7 +17,7 @@ from msgspec import Struct
 from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.core.ids import check_name
 from perdure.workflow.runtime import Mark, Runtime
-from perdure.workflow.saga import undo_losers
+from perdure.workflow.saga import recall_errors, undo_losers
 from perdure.workflow.scopes import Scope, begin_in, current_scope
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
     losers = [name for name in branches if name != first]
     await end([tasks[name] for name in losers])
     paths = tuple(scope.branch(name).path for name in losers)
-    await undo_losers(runtime, paths)
+    not_undone = await undo_losers(runtime, paths)
     value = runtime.encode(first, f"winner of {scope.location!r}")
-    await runtime.reach(scope, Mark(value, ended=True), str, paths)
+    await runtime.reach(scope, Mark(value, ended=True, errors=not_undone), str, paths)
     return Won(first, tasks[first].result())
 
 
@@ -107,6 +107,7 @@ async def _only(
     for future in under_way:
         future.cancel()
     await runtime.reach(scope, mark, str, [])
+    recall_errors(runtime, mark.errors)
     return task.result()
 
 

@@ -77,6 +77,8 @@ class Mark(Struct, frozen=True):
     #: Iterations before this one are over.
     upto: int = 0
     ended: bool = False
+    #: What is gone with it and could not be undone: by location, the `Failure` of that as JSON.
+    errors: dict[str, str] = {}
 
 
 class Listening(Struct, frozen=True):
@@ -133,6 +135,12 @@ class Runtime(Protocol):
 
     def encode(self, value: Any, what: str) -> str:
         """A value as JSON. Raises `EncodeError`."""
+
+    def describe(self, error: Exception) -> str:
+        """An error as JSON."""
+
+    def restore(self, failure: str) -> Exception:
+        """The error that was described so."""
 
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """Do something without waiting for it; `make` is given a key that is unique in the run and the same on replay."""

@@ -126,16 +126,23 @@ class Undos:
         """What was done inside a scope is final."""
         self._done = [undo for undo in self._done if not undo.location.startswith(path)]
 
-    async def undo(self, paths: tuple[str, ...] = ("",)) -> None:
-        """Undo everything inside some scopes, what was done last first."""
+    def note(self, errors: Mapping[str, Exception]) -> None:
+        """Undos have failed."""
+        self.errors.update(errors)
+        self._root.errors.update(errors)
+
+    async def undo(self, paths: tuple[str, ...] = ("",)) -> dict[str, Exception]:
+        """Undo everything inside some scopes, what was done last first; what failed of that."""
+        failed: dict[str, Exception] = {}
         while found := [undo for undo in self._done if undo.location.startswith(paths)]:
             undo = found[-1]
             self._done.remove(undo)
             try:
                 await self._runtime.step_at(undo.location + UNDO, undo.request)
             except Exception as error:
-                self.errors[undo.location] = error
-                self._root.errors[undo.location] = error
+                failed[undo.location] = error
+                self.note({undo.location: error})
+        return failed
 
 
 _current: ContextVar[Undos] = ContextVar("perdure_undos")
@@ -181,9 +188,10 @@ class Saga:
         undos = self._undos
         assert undos is not None
         assert undos._outer is not None
-        _current.set(undos._outer)
         if isinstance(error, Evicted | GeneratorExit):
+            # The run is let go of, perhaps by the garbage collector in the middle of another.
             return
+        _current.set(undos._outer)
         interrupted: asyncio.CancelledError | None = None
         if error is not None and not isinstance(error, ContinuedAsNew) and undos.needed:
             try:
@@ -198,7 +206,15 @@ class Saga:
             raise interrupted
 
 
-async def undo_losers(runtime: Runtime, paths: tuple[str, ...]) -> None:
-    """Undo what was done inside of scopes that are given up."""
-    if runtime.undos is not None and paths:
-        await shielded(current_undos(runtime).undo(paths))
+async def undo_losers(runtime: Runtime, paths: tuple[str, ...]) -> dict[str, str]:
+    """Undo what was done inside of scopes that are given up; what failed of that, as it is recorded."""
+    if runtime.undos is None or not paths:
+        return {}
+    failed = await shielded(current_undos(runtime).undo(paths))
+    return {location: runtime.describe(error) for location, error in failed.items()}
+
+
+def recall_errors(runtime: Runtime, recorded: Mapping[str, str]) -> None:
+    """What `undo_losers` found, which is not done again on replay."""
+    if recorded:
+        current_undos(runtime).note({location: runtime.restore(failure) for location, failure in recorded.items()})

@@ -23,9 +23,6 @@ from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Crashed, Process, SimLoop
 from perdure.testing.simulation.system import SimSystem
 
-#: So small that a few messages are several pages.
-INBOX_PAGE = 2
-
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked",
     "unread", "pauses", "recorded", "schedule", "schedules", "dead", "letter",
@@ -93,7 +90,6 @@ class FaultStore:
 
     poll_interval = 1.0
     lanes = 1
-    inbox_page = INBOX_PAGE
     exclusive = True
     blocks = False
 
@@ -105,6 +101,8 @@ class FaultStore:
         self._known_commits = 0
         self._registered = False
         self._lost: Sequence[Turn] | None = None
+        assert database.store is not None
+        self.inbox_page = database.store.inbox_page
 
     async def open(self) -> None:
         """It is open."""

@@ -20,7 +20,7 @@ from perdure.store.protocol import Store
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.audit import Audit, read_all
 from perdure.testing.simulation.client import Client, Operator
-from perdure.testing.simulation.faults import INBOX_PAGE, Database, FaultStore, Odds
+from perdure.testing.simulation.faults import Database, FaultStore, Odds
 from perdure.testing.simulation.interpreter import Interpreter, Steps
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Process, SimLoop
@@ -92,7 +92,8 @@ class World:
     async def _main(self) -> list[str]:
         system = SimSystem(self.loop, self._observer, self._fork("observer"), self.database.on_crash_point)
         self.database.store = open_store("sqlite://?audit=full", system, inline=True)
-        self.store.inbox_page = INBOX_PAGE
+        # Often so small that a few messages are several pages.
+        self.store.inbox_page = self._fork("pages").choice((2, 1000))
         await self.store.open()
         self.store.subscribe(self.database.on_change)
         await self._watch_for_overwriting()
