@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from random import Random
 
 import pytest
 
+from perdure.store import Store
+from perdure.testing.simulation.faults import READING_VERBS, WRITING_VERBS, FaultStore
 from perdure.testing.simulation.loop import Process, SimLoop, Violation
 
 
@@ -165,3 +168,8 @@ def test_a_callback_that_raises_is_a_violation() -> None:
     with pytest.raises(Violation, match="ZeroDivisionError: oh"):
         loop.run(main(), Process("main"))
     loop.close()
+
+
+def test_a_simulated_process_has_every_verb_of_a_store() -> None:
+    verbs = {name for name, value in inspect.getmembers(Store) if inspect.iscoroutinefunction(value)}
+    assert verbs <= {*READING_VERBS, *WRITING_VERBS, *vars(FaultStore)}
