@@ -28,6 +28,7 @@ FOUND_BEFORE = {
     "children_of_the_past_heard": 1231,
     "lost_claims_forgotten": 132,
     "renewed_without_looking": 138,
+    "residents_trusted": 100,
     "split_outcome": 184,
     "transaction_unsealed": 369,
     "transaction_with_a_turn_of_its_own": 502,
