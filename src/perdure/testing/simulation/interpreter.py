@@ -62,6 +62,8 @@ STUBBORN = "sim.stubborn"
 #: How much of what it has seen a step is told.
 _MEMORY = 8
 
+_DONE = "SELECT 1 FROM deeds WHERE run_id = ? AND location = ? AND generation = ?"
+
 _RETRY = Retry(attempts=3, initial=0.3, factor=3.0, jitter=0.2)
 
 
@@ -98,7 +100,11 @@ class Steps:
             Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral=False, worker=self._worker)
         )
         result = f"result {number}"
-        connection.execute("INSERT INTO deeds VALUES (?, ?, ?)", (info.run_id, info.location, result))
+        where = info.run_id, info.location, self.ledger.generation(info.run_id)
+        done = connection.execute(_DONE, where).fetchone() is not None
+        if done and self.ledger.is_first_try(info.run_id, self._worker):
+            self.ledger.violated(f"{info.location} of run {info.run_id} was committed, and is done again")
+        connection.execute("INSERT INTO deeds VALUES (?, ?, ?, ?)", (*where[:2], result, where[2]))
         if info.attempt <= failures:
             self.ledger.sometimes["a transaction failed and was tried again"] += 1
             raise RuntimeError(f"execution {number} failed")

@@ -106,6 +106,14 @@ class Ledger:
             self.sometimes["a run was taken over from another worker"] += 1
         self._holders[run_id] = process
 
+    def generation(self, run_id: str) -> int:
+        """Which one of a run somebody was given last."""
+        return self._generations.get(run_id, 1)
+
+    def is_first_try(self, run_id: str, process: str) -> bool:
+        """Whether a worker holds a run, as far as is known, and nothing of it may be done twice."""
+        return self._holders.get(run_id) == process and run_id not in self._tried_again
+
     def died(self, process: str) -> None:
         """A worker is no more, with whatever it held."""
         for run_id, holder in self._holders.items():

@@ -129,7 +129,7 @@ class World:
 
     async def _watch_for_overwriting(self) -> None:
         raw = self.store._writer._open()
-        raw.execute("CREATE TABLE deeds (run_id TEXT, location TEXT, result TEXT)")
+        raw.execute("CREATE TABLE deeds (run_id TEXT, location TEXT, result TEXT, generation INTEGER)")
         raw.execute("CREATE TEMP TABLE overwritten (what TEXT)")
         for kept, columns, event, table, which in (
             ("gone", ("run_id", "kind", "location", "payload", "failed"), "DELETE", "history", "OLD"),
