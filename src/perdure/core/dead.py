@@ -162,6 +162,6 @@ def reason_of(status: Status, reason: Reason | None) -> DeadReason | None:
     """Why a run in that state is a dead letter; None: it is none."""
     if status is Status.FAILED:
         return DeadReason.FAILED
-    if status is Status.BLOCKED and reason in (Reason.POISON, Reason.UNDECODABLE):
+    if status is Status.BLOCKED and reason is not None and reason in (Reason.POISON, Reason.UNDECODABLE):
         return DeadReason(reason.value)
     return None
