@@ -29,13 +29,13 @@ from perdure import (
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
-from tests.faults import app, labour
+from tests.faults import app, errands, labour
 from tests.faults.deeds import deeds, echo
 from tests.faults.prepared import pass_after_preparing
 from tests.faults.watched import watch
 
 LEASE = 0.6
-WORKFLOWS = [*app.WORKFLOWS, *labour.WORKFLOWS]
+WORKFLOWS = [*app.WORKFLOWS, *labour.WORKFLOWS, *errands.WORKFLOWS]
 #: Between two looks at a run, so that the crash points of looking do not drown the others.
 PATIENCE = 0.03
 

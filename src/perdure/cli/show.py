@@ -82,12 +82,21 @@ def _show_run(output: Output, known: Everything) -> None:
             ("input", short(run.input)),
             ("output", short(run.output)),
             ("error", describe.error(run.error)),
-            ("attempt", str(run.attempt) if run.attempt > 1 else ""),
+            (
+                "attempt",
+                f"{run.attempt} of {run.max_attempts}"
+                if run.max_attempts
+                else str(run.attempt)
+                if run.attempt > 1
+                else "",
+            ),
+            ("policy", run.options if run.options != "{}" else ""),
+            ("start by", when(run.deadline) if run.close_by else ""),
             ("created", when(run.created_at)),
             ("started", when(run.started_at)),
             ("finished", when(run.finished_at)),
             ("deleted", when(run.deleted_at)),
-            ("deadline", when(run.deadline)),
+            ("deadline", when(run.close_by or run.deadline)),
             ("worker", run.worker or ""),
             ("parent", f"{run.parent_id} at {run.parent_location}" if run.parent_id else ""),
             ("key", run.idempotency_key or ""),
@@ -111,10 +120,14 @@ def _show_history(output: Output, known: Everything) -> None:
     if not known.history:
         output.line("  nothing yet")
         return
+    # A run that waits for its next attempt has not begun that, and one that is in a later attempt began before.
+    begun = min(record.started_at or record.at for record in known.history)
+    if known.run.started_at:
+        begun = min(begun, known.run.started_at)
     rows = [
         (
             str(record.seq),
-            f"+{span(record.at - known.run.started_at)}",
+            f"+{span(record.at - begun)}",
             record.kind.value,
             record.location,
             span(record.at - record.started_at) if record.started_at else "",

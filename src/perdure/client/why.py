@@ -8,12 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from perdure.core.control import Pause, PauseKind
+from perdure.core.effects import Output, OutputKind
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
 from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, RunFilter, Status
 from perdure.core.routing import PYTHON, TypeInfo
 from perdure.store.control import pausing_of
 from perdure.store.protocol import Store
+
+#: Characters of what a heartbeat said.
+_SHOWN = 200
 
 _OPEN = (Status.PENDING, Status.RUNNING, Status.WAITING, Status.BLOCKED)
 
@@ -28,6 +32,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     inbox: Sequence[Message] = ()
     #: Of types that are served in other languages: by whom.
     elsewhere: Mapping[str, str] = {}
+    #: The last sign of life of an activity.
+    beat: Output | None = None
 
 
 async def explain(store: Store, run: Run) -> str:
@@ -39,6 +45,7 @@ async def explain(store: Store, run: Run) -> str:
         history=await store.history(run.id) if run.reason is Reason.RETRY else (),
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
         elsewhere=served_elsewhere(await store.types()),
+        beat=await _beat(store, run) if run.status is Status.RUNNING else None,
     )
     if run.reason is not Reason.CHILD:
         return _explained(run, facts)
@@ -50,13 +57,17 @@ async def explain(store: Store, run: Run) -> str:
     return f"It waits for its child {child.id!r} ({child.type}){others}. Of that child: {_explained(child, facts)}"
 
 
+async def _beat(store: Store, run: Run) -> Output | None:
+    return next(iter(await store.outputs(run.id, OutputKind.HEARTBEAT, "", -1, 1)), None)
+
+
 def _explained(run: Run, facts: Facts) -> str:
     workers, now = facts.workers, facts.now
     match run.status:
         case Status.PENDING:
-            return _pending(run, facts)
+            return _pending(run, facts) + _start_by(run, now)
         case Status.RUNNING:
-            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}."
+            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}.{_signs(facts)}"
         case Status.WAITING:
             return _waiting(run, facts)
         case Status.BLOCKED:
@@ -133,11 +144,27 @@ def _waiting(run: Run, facts: Facts) -> str:
             last = next((record for record in reversed(history) if record.failed and record.payload), None)
             payload = run.error if last is None else last.payload
             cause = "" if payload is None else f" The last attempt failed: {_summary(payload)}."
-            return f"It waits to try again{until}.{cause}"
+            return f"It waits to try again{until}{_count(run)}.{cause}"
         case _ if run.started_at == 0:
             return f"It is scheduled and waits{until}."
         case _:
             return f"It sleeps{until}."
+
+
+def _count(run: Run) -> str:
+    """Which attempt comes next, where the run itself says how many there may be."""
+    return f", attempt {run.attempt} of {run.max_attempts}" if run.max_attempts else ""
+
+
+def _start_by(run: Run, now: int) -> str:
+    return f" It fails if no worker begins it within {_span(run.deadline - now)}." if run.close_by else ""
+
+
+def _signs(facts: Facts) -> str:
+    if facts.beat is None:
+        return ""
+    said = facts.beat.payload if len(facts.beat.payload) <= _SHOWN else f"{facts.beat.payload[:_SHOWN]}…"
+    return f" Its last sign of life, {_ago(facts.beat.at, facts.now)}, said {said}."
 
 
 def _blocked(run: Run) -> str:
