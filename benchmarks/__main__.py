@@ -15,6 +15,7 @@ import msgspec
 from benchmarks.auditing import audit
 from benchmarks.bench import Bench, Result, Sizes
 from benchmarks.claiming import w7
+from benchmarks.errands import w9
 from benchmarks.fleet import w8
 from benchmarks.latency import w3
 from benchmarks.memory import memory
@@ -32,6 +33,7 @@ WORKLOADS: dict[str, Callable[[Bench], Awaitable[Result]]] = {
     "w6": w6,
     "w7": w7,
     "w8": w8,
+    "w9": w9,
     "memory": memory,
     "audit": audit,
 }

@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from perdure import Context, workflow
+from perdure import Context, activity, workflow
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,28 @@ async def waiter(ctx: Context, number: int) -> int:
     return receipt.cents
 
 
+@activity("bench.errand.v1")
+async def errand(number: int) -> Receipt:
+    """The usual step, as a run of its own."""
+    return await pay(number)
+
+
+@workflow("bench.awaiting.v1")
+async def awaiting(ctx: Context, number: int) -> int:
+    """One activity."""
+    return (await ctx.call(errand(number))).cents
+
+
+@workflow("bench.fanning.v1")
+async def fanning(ctx: Context, count: int) -> int:
+    """Activities side by side."""
+    receipts = await asyncio.gather(*[ctx.call(errand(number)) for number in range(count)])
+    return sum(receipt.cents for receipt in receipts)
+
+
 @workflow("bench.foreign.v1")
 async def foreign(ctx: Context) -> None:
     """Served by nobody."""
 
 
-ALL = (steps, parallel, sleeper, resumed, waiter)
+ALL = (steps, parallel, sleeper, resumed, waiter, errand, awaiting, fanning)
