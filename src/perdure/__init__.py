@@ -64,7 +64,8 @@ from perdure.core.errors import (
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
-from perdure.core.model import Event, Kind, Message, Page, Reason, Record, Run, Status
+from perdure.core.listing import Page
+from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retention import Retention
 from perdure.core.retry import Retry

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, Handle
-from perdure.core.model import RunFilter, Status
+from perdure.core.listing import RunFilter
+from perdure.core.model import Status
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.invariants import Known, scan_store

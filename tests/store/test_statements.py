@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from perdure.core.model import Finish, Lease, RunFilter, Status, Turn, Verdict
+from perdure.core.listing import RunFilter
+from perdure.core.model import Finish, Lease, Status, Turn, Verdict
 from perdure.store import migration_script, open_store, reads, schedules, workers
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing

@@ -13,7 +13,8 @@ from perdure.cli.document import Document, event_document, failure, message_docu
 from perdure.cli.output import Output, harmless_lines
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.model import Event, Message, Page, Record, Run
+from perdure.core.listing import Page
+from perdure.core.model import Event, Message, Record, Run
 
 #: Children shown; `perdure runs --parent` lists them all.
 _CHILDREN = 100

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from perdure.core.control import Pause
     from perdure.core.dead import DeadLetter, DeadPage
     from perdure.core.duration import Duration
-    from perdure.core.model import Event, Page, Record, Run, Status
+    from perdure.core.listing import Page
+    from perdure.core.model import Event, Record, Run, Status
     from perdure.core.report import Report
     from perdure.core.routing import TypeInfo
     from perdure.workflow.channels import Channel, Question

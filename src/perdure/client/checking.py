@@ -12,7 +12,8 @@ from perdure.client.control import Control
 from perdure.client.why import is_unserved, served_elsewhere
 from perdure.core.errors import UsageError
 from perdure.core.failure import ErrorTypes
-from perdure.core.model import FINISHED, Kind, Loaded, Reason, Run, RunFilter, Status
+from perdure.core.listing import RunFilter
+from perdure.core.model import FINISHED, Kind, Loaded, Reason, Run, Status
 from perdure.core.report import Finding, Problem, Report
 from perdure.store import open_store
 from perdure.store.protocol import Store

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import datetime
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
@@ -17,39 +16,27 @@ from perdure.client.auditing import Auditing
 from perdure.client.blocking import Blocking
 from perdure.client.checking import Checking
 from perdure.client.handle import Handle
+from perdure.client.looking import Looking
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
 from perdure.client.schedules import Schedules
 from perdure.client.telling import Telling
 from perdure.client.waiting import within
 from perdure.client.watch import Watch
-from perdure.client.why import explain
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
 from perdure.core.codec import Codec
-from perdure.core.duration import Duration, instant, seconds
+from perdure.core.duration import Duration, seconds
 from perdure.core.errors import (
     EngineClosed,
     RunCancelled,
     RunFailed,
-    RunNotFound,
     UnknownWorkflow,
     UsageError,
 )
 from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.fleet import WorkerInfo
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
-from perdure.core.ids import check_id
-from perdure.core.model import (
-    Event,
-    Message,
-    NewRun,
-    Page,
-    Record,
-    Run,
-    RunFilter,
-    Status,
-)
+from perdure.core.model import Event, NewRun, Run, Status
 from perdure.core.retention import Retention
 from perdure.core.retry import Retry
 from perdure.core.routing import chosen
@@ -65,7 +52,7 @@ from perdure.workflow.machine import Definable, definition_of
 R = TypeVar("R")
 
 
-class Engine(Checking, Afterlife, Auditing, Telling):
+class Engine(Looking, Checking, Afterlife, Auditing, Telling):
     """A database and the workflows that run on it."""
 
     def __init__(
@@ -274,42 +261,6 @@ class Engine(Checking, Afterlife, Auditing, Telling):
         known = self.workflows.get(run.type) if workflow is None else workflow
         return Handle(self, run.id, Any if known is None else known.signature.returns)
 
-    async def list(
-        self,
-        *,
-        status: Status | Sequence[Status] | None = None,
-        type: str | None = None,
-        queue: str | None = None,
-        parent: str | None = None,
-        created_after: datetime.datetime | None = None,
-        created_before: datetime.datetime | None = None,
-        deleted: bool | None = False,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Page:
-        """Runs, newest first, a page at a time. With `deleted`, those that were deleted, or with None those too."""
-        if not 1 <= limit <= 1000:
-            raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        statuses = None if status is None else _statuses((status,) if isinstance(status, str) else status)
-        filter = RunFilter(
-            status=statuses,
-            type=type,
-            queue=queue,
-            parent_id=parent,
-            created_after=None if created_after is None else instant(created_after, 0),
-            created_before=None if created_before is None else instant(created_before, 0),
-            deleted=deleted,
-        )
-        return await (await self._opened()).list(filter, limit, cursor)
-
-    async def workers(self) -> builtins.list[WorkerInfo]:
-        """The workers of the fleet."""
-        return await (await self._opened()).workers()
-
-    async def why(self, run_id: str) -> str:
-        """Why a run is where it is, in a sentence."""
-        return await explain(await self._opened(), await self._run(run_id))
-
     # for handles and workers
 
     async def _opened(self) -> Store:
@@ -332,21 +283,6 @@ class Engine(Checking, Afterlife, Auditing, Telling):
         if self._state == "closed":
             raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
         return self._store
-
-    async def _run(self, run_id: str) -> Run:
-        run = await (await self._opened()).get(check_id(run_id))
-        if run is None:
-            raise RunNotFound(f"there is no run {run_id!r} in {shown(self.url)}")
-        return run
-
-    async def _history(self, run_id: str) -> builtins.list[Record]:
-        return await (await self._opened()).history(run_id)
-
-    async def _inbox(self, run_id: str) -> builtins.list[Message]:
-        return await (await self._opened()).inbox(run_id, 0)
-
-    async def _events(self, run_id: str) -> builtins.list[Event]:
-        return await (await self._opened()).events(run_id)
 
     async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:
         if timeout is not None:
@@ -382,13 +318,6 @@ class Engine(Checking, Afterlife, Auditing, Telling):
         )
         self._workers.add(worker)
         return worker
-
-
-def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
-    try:
-        return tuple(Status(name) for name in names)
-    except ValueError as error:
-        raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
 
 
 def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:

@@ -11,7 +11,8 @@ from perdure.core.control import Pause, PauseKind
 from perdure.core.effects import Output, OutputKind
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
-from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, RunFilter, Status
+from perdure.core.listing import RunFilter
+from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, Status
 from perdure.core.routing import PYTHON, TypeInfo
 from perdure.store.control import pausing_of
 from perdure.store.protocol import Store

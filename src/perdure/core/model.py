@@ -379,22 +379,3 @@ class Event(Struct, frozen=True, kw_only=True):
     actor: str
     #: JSON object.
     data: str
-
-
-class RunFilter(Struct, frozen=True, kw_only=True):
-    """Which runs to list, newest first. None means any; of deleted runs there are none, only these (True), or these too (None)."""
-
-    status: tuple[Status, ...] | None = None
-    type: str | None = None
-    queue: str | None = None
-    parent_id: str | None = None
-    created_after: int | None = None
-    created_before: int | None = None
-    deleted: bool | None = False
-
-
-class Page(Struct, frozen=True):
-    """A page of a listing; hand `cursor` back for the next one, None when there is none."""
-
-    runs: tuple[Run, ...]
-    cursor: str | None

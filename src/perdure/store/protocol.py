@@ -21,6 +21,7 @@ from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -31,10 +32,8 @@ from perdure.core.model import (
     Message,
     NewMessage,
     NewRun,
-    Page,
     Record,
     Run,
-    RunFilter,
     SendOutcome,
     Turn,
     Verdict,

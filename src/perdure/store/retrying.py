@@ -17,6 +17,7 @@ from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeu
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -27,10 +28,8 @@ from perdure.core.model import (
     Message,
     NewMessage,
     NewRun,
-    Page,
     Record,
     Run,
-    RunFilter,
     SendOutcome,
     Turn,
     Verdict,

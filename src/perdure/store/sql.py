@@ -20,6 +20,7 @@ from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import EngineClosed, SchemaMismatch
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -30,10 +31,8 @@ from perdure.core.model import (
     Message,
     NewMessage,
     NewRun,
-    Page,
     Record,
     Run,
-    RunFilter,
     SendOutcome,
     Turn,
     Verdict,

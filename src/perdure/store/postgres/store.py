@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from perdure.core.errors import StoreError
+from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -21,9 +22,7 @@ from perdure.core.model import (
     Loaded,
     NewMessage,
     NewRun,
-    Page,
     Run,
-    RunFilter,
     SendOutcome,
     Turn,
     Verdict,

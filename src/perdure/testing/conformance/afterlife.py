@@ -8,7 +8,8 @@ import pytest
 
 from perdure.core.dead import DeadFilter, Deletion, Requeue, Requeued
 from perdure.core.errors import InvalidCursor
-from perdure.core.model import FAR, Block, Finish, Park, Reason, RunFilter, SendOutcome, Status
+from perdure.core.listing import RunFilter
+from perdure.core.model import FAR, Block, Finish, Park, Reason, SendOutcome, Status
 from perdure.core.retention import Prune, Pruned
 from perdure.core.second import Reopened
 from perdure.store import Store

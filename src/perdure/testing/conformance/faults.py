@@ -10,7 +10,8 @@ import pytest
 from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.dead import Requeue
 from perdure.core.errors import EngineClosed, StoreUnavailable
-from perdure.core.model import FAR, Again, Block, Finish, Kind, Reason, Release, RunFilter, Status, Turn, Verdict
+from perdure.core.listing import RunFilter
+from perdure.core.model import FAR, Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
 from perdure.core.retention import Prune
 from perdure.store import MUTATING_VERBS, Retrying, Store
 from perdure.store.borrowed.deed import Deed

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure.core.errors import InvalidCursor
-from perdure.core.model import Finish, Release, RunFilter, Status
+from perdure.core.listing import RunFilter
+from perdure.core.model import Finish, Release, Status
 from perdure.store import Store
 from perdure.store.protocol import Change
 from perdure.testing.conformance.harness import (

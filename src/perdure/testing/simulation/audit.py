@@ -12,7 +12,8 @@ import msgspec
 
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.model import Kind, Record, Run, RunFilter, Status
+from perdure.core.listing import RunFilter
+from perdure.core.model import Kind, Record, Run, Status
 from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
 from perdure.replay.scoping import is_left, to_mark
