@@ -147,7 +147,7 @@ def test_the_next_slot_is_the_same_wherever_one_begins_to_look(expression: str, 
 def test_no_slot_is_missed_or_doubled_in_any_time_zone() -> None:
     pairs = [(expression, zone) for expression in generated() for zone in zones()]
     if not WHOLE:
-        pairs = random.sample(pairs, 40)
+        pairs = random.sample(pairs, 24)
     assert sum(check(expression, zone) for expression, zone in pairs) > len(pairs)
     assert len(generated()) == EXPRESSIONS
     assert not WHOLE or len(zones()) >= 30

@@ -154,7 +154,7 @@ def test_a_policy_that_is_none_is_refused(policy: Any) -> None:
         Misfire.of(policy)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     overlap=st.sampled_from(list(Overlap)),
     policy=st.sampled_from([0, 1, 3, None]),
