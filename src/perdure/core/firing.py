@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perdure.core.model import FAR
 from perdure.core.schedule import LONGEST_QUEUE, Overlap, Schedule
-from perdure.core.timing import latest_slots, next_slot, slots
+from perdure.core.timing import Timing, latest_slots, next_slot, slots
 
 #: Slots that are dealt with in one transaction.
 BATCH = 100
@@ -44,14 +44,15 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 def plan(schedule: Schedule, now: int, *, busy: bool) -> Plan:
     """What is to be done at a time; `busy`: the schedule's last run has not ended."""
-    late, passed = _late(schedule, now)
-    chosen = (late + _on_time(schedule, now, BATCH + 1 - len(late)))[: BATCH + 1]
+    timing = schedule.timing
+    late, passed = _late(schedule, timing, now)
+    chosen = (late + _on_time(schedule, timing, now, BATCH + 1 - len(late)))[: BATCH + 1]
     rest = chosen[BATCH:]
     chosen = chosen[:BATCH]
     line = _Line(schedule, busy=busy)
     for slot in line.without_replaced(chosen):
         line.take(slot)
-    following = rest[0] if rest else _following(schedule, now, chosen)
+    following = rest[0] if rest else _following(schedule, timing, now, chosen)
     after = replace(
         schedule,
         next_slot=following,
@@ -82,7 +83,7 @@ def _lateness(schedule: Schedule, now: int) -> int:
     return now - round(schedule.misfire.grace * 1e6) - schedule.jitter
 
 
-def _late(schedule: Schedule, now: int) -> tuple[list[int], list[Passed]]:
+def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[Passed]]:
     """Those of the missed slots that are made up for, and those that are not."""
     first, end = schedule.next_slot, _lateness(schedule, now)
     if first >= end:
@@ -90,35 +91,35 @@ def _late(schedule: Schedule, now: int) -> tuple[list[int], list[Passed]]:
     limit, within = schedule.misfire.limit, schedule.misfire.within
     low = first if within is None else max(first, now - round(within * 1e6))
     if limit is None:
-        chosen = list(_some(schedule, low, end, BATCH + 1))
+        chosen = list(_some(timing, low, end, BATCH + 1))
     else:
-        chosen = latest_slots(schedule.timing, low, end, limit)[: BATCH + 1]
+        chosen = latest_slots(timing, low, end, limit)[: BATCH + 1]
     if chosen and chosen[0] == first:
         return chosen, []
-    last = latest_slots(schedule.timing, first, chosen[0] if chosen else end, 1)
+    last = latest_slots(timing, first, chosen[0] if chosen else end, 1)
     return chosen, [Passed(first, last[0] if last else first, "missed")]
 
 
-def _on_time(schedule: Schedule, now: int, count: int) -> list[int]:
+def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[int]:
     """The slots that are due and not missed, in order."""
     low = max(schedule.next_slot, _lateness(schedule, now))
     # Each waits for the one before it, whatever their jitter.
-    return list(takewhile(lambda slot: schedule.due(slot) <= now, _some(schedule, low, now + 1, max(0, count))))
+    return list(takewhile(lambda slot: schedule.due(slot) <= now, _some(timing, low, now + 1, max(0, count))))
 
 
-def _some(schedule: Schedule, low: int, end: int, count: int) -> Iterator[int]:
-    found = takewhile(lambda slot: slot < end, slots(schedule.timing, low - 1))
+def _some(timing: Timing, low: int, end: int, count: int) -> Iterator[int]:
+    found = takewhile(lambda slot: slot < end, slots(timing, low - 1))
     return (slot for _, slot in zip(range(count), found, strict=False))
 
 
-def _following(schedule: Schedule, now: int, chosen: list[int]) -> int:
+def _following(schedule: Schedule, timing: Timing, now: int, chosen: list[int]) -> int:
     """The first slot that was not dealt with."""
     if schedule.next_slot > now:
         return schedule.next_slot
     end = _lateness(schedule, now)
     # What was missed is done with; of what is due, all that was chosen.
     done = max([end - 1, schedule.next_slot - 1, *chosen[-1:]])
-    return next_slot(schedule.timing, done)
+    return next_slot(timing, done)
 
 
 class _Line:
