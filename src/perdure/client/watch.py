@@ -15,6 +15,9 @@ logger = logging.getLogger("perdure.client")
 #: Runs asked for in one query.
 CHUNK = 500
 SHORTEST_POLL = 0.005
+#: With more waiters than one query asks for: how many times as long as a look the pause after it is, and how many seconds at the most.
+PAUSES = 5
+LONGEST_PAUSE = 2.0
 
 
 class Watch:
@@ -76,10 +79,10 @@ class Watch:
             while self._waiters:
                 if self._changed:
                     self._changed = False
+                    begun = self._system.monotonic()
                     if await self._look():
                         poll = SHORTEST_POLL
-                    # With very many waiters a look takes time; do not look after each of many commits.
-                    await self._system.sleep(min(0.1, len(self._waiters) * 5e-6))
+                    await self._system.sleep(self._pause(self._system.monotonic() - begun))
                 if self._waiters and not self._changed:
                     await self._wait(poll)
                     poll = min(poll * 1.5, self._store.poll_interval)
@@ -87,6 +90,14 @@ class Watch:
             self._give_up(error)
         finally:
             unsubscribe()
+
+    def _pause(self, look: float) -> float:
+        """For how long not to look again, though something may change: with very many waiters a look takes time.
+
+        Every run that is waited for is looked at each time, so that looks without a pause would cost the square of their number.
+        """
+        waiters = len(self._waiters)
+        return min(0.1, waiters * 5e-6) if waiters <= CHUNK else min(LONGEST_PAUSE, PAUSES * look)
 
     async def _wait(self, seconds: float) -> None:
         self._rung = self._loop.create_future()
