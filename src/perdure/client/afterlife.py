@@ -267,7 +267,8 @@ class Afterlife(Control):
         given = _settings(changes)
         if given is not NO_SETTINGS and isinstance(definition, Workflow):
             raise UsageError(f"run {run.id!r} is a workflow ({run.type}); its policy is in its code")
-        deadline, queue = changes.get("deadline"), changes.get("queue")
+        deadline, queue, priority = changes.get("deadline"), changes.get("queue"), changes.get("priority")
+        make_settings(priority=priority)
         due = FAR if deadline is None else instant(deadline, now)
         placed = place(given, NO_SETTINGS if definition is None else definition.settings, now, None, None, due)
         return Requeue(
@@ -280,7 +281,7 @@ class Afterlife(Control):
             deadline=None if placed.deadline == FAR else placed.deadline,
             close_by=placed.close_by,
             queue=None if queue is None else check_name(queue, "queue"),
-            priority=changes.get("priority"),
+            priority=priority,
         )
 
     def _input_for(self, run: Run, given: Call[Any] | Mapping[str, Any] | None) -> str | None:
