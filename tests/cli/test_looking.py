@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 
 import pytest
 
+from perdure import Engine, Retry, Status, activity
 from perdure.cli.params import ENVIRONMENT
 from tests.cli.conftest import URL, Perdure, work
+from tests.engine.stage import until
 
 
 def start(perdure: Perdure, run_id: str, cents: int = 7) -> None:
@@ -91,6 +94,31 @@ def test_show_tells_the_history_with_every_attempt(perdure: Perdure) -> None:
     assert "attempt 1 failed, the next is due 0.001s later: ValueError: nothing to charge" in text
     assert "failed at attempt 3: ValueError: nothing to charge" in text
     assert 'raise ValueError("nothing to charge")' in text
+
+
+def test_show_tells_how_an_activity_stands(perdure: Perdure) -> None:
+    @activity("knock.v1")
+    def knock() -> None:
+        raise OSError("nobody in")
+
+    async def until_it_waits() -> None:
+        async with Engine(URL, [knock]) as engine, engine.worker():
+            policy = Retry.fixed("1h", attempts=3)
+            run = await engine.start(knock().options(retry=policy, start_to_close="5s", schedule_to_start="1d"), id="k")
+            await until(run, Status.WAITING)
+            await engine.start(knock().options(schedule_to_start="1d"), id="later", queue="elsewhere")
+
+    asyncio.run(until_it_waits())
+    lines = {line.split()[0]: line for line in perdure("show", URL, "k").out.splitlines() if line.strip()}
+    assert "attempt 2 of 3. The last attempt failed: OSError: nobody in." in lines["why"]
+    assert lines["attempt"].split()[1:] == ["2", "of", "3"]
+    assert '"start_to_close":5.0' in lines["policy"]
+    # Times count from the first attempt, though the run waits for its second.
+    assert "attempt 1 failed, the next is due 1:00:00 later: OSError: nobody in" in lines["0"]
+    assert not lines["0"].split()[1].startswith("+1")
+    waiting = perdure("show", URL, "later").out
+    assert "It fails if no worker begins it within" in waiting
+    assert "start by" in waiting
 
 
 def test_show_tells_what_could_not_be_undone(perdure: Perdure) -> None:

@@ -611,3 +611,30 @@ async def test_what_is_sent_to_an_activity_does_not_hasten_its_next_attempt(stag
         with pytest.raises(RunCancelled):
             await run.result("20s")
     assert len(tries) == 1
+
+
+async def test_why_tells_how_an_activity_stands(on_disk: Stage) -> None:
+    going = asyncio.Event()
+
+    @activity("post.stands.v1", retry=Retry.never())
+    async def stands() -> None:
+        if activity_info().attempt == 1:
+            activity_info().heartbeat({"house": 4})
+            await going.wait()
+        raise OSError("nobody in")
+
+    engine = on_disk.engine(stands)
+    call = stands().options(schedule_to_start="1h", retry=Retry.fixed("1h", attempts=3))
+    run = await engine.start(call)
+    assert "It fails if no worker begins it within" in await run.why()
+    async with engine.worker():
+
+        async def is_at_it() -> bool:
+            return 'said {"house":4}' in await run.why()
+
+        await eventually(is_at_it, saying="the sign of life being told")
+        going.set()
+        await until(run, Status.WAITING)
+        why = await run.why()
+        assert ", attempt 2 of 3." in why
+        assert "The last attempt failed: OSError: nobody in." in why
