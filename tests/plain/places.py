@@ -28,6 +28,8 @@ from tests.servers.schemas import postgres_dsn
 Rows = list[dict[str, Any]]
 
 SECOND = 1_000_000
+#: What MySQL says of transactions that got into each other's way: they are to be run again.
+IN_THE_WAY = (1205, 1213)
 #: What a statement gets that a test does not care about.
 DEFAULTS: Mapping[str, Any] = {
     "worker": "sql-worker",
@@ -173,6 +175,15 @@ class OnMysql(Plain):
             self._connection.close()
 
     def _run(self, parts: list[str], params: Mapping[str, Any]) -> Rows:
+        while True:
+            try:
+                return self._try(parts, params)
+            except pymysql.OperationalError as error:
+                if error.args[0] not in IN_THE_WAY:
+                    raise
+                self._connection.rollback()
+
+    def _try(self, parts: list[str], params: Mapping[str, Any]) -> Rows:
         if self._connection is None:
             self._connection = self._connect()
         answer: Rows = []

@@ -7,8 +7,6 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
-import pymysql
-
 from perdure.core.model import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
 from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker
 from perdure.testing.conformance.harness import claim as claim_in_python
@@ -16,8 +14,6 @@ from tests.plain.places import Plain
 
 TYPE = "mail.send.v1"
 RUNS, WORKERS = 120, 4
-#: What MySQL says of transactions that got into each other's way: they are to be run again.
-IN_THE_WAY = (1205, 1213)
 
 
 async def another(plain: Plain, stack: AsyncExitStack) -> Plain:
@@ -27,17 +23,6 @@ async def another(plain: Plain, stack: AsyncExitStack) -> Plain:
     stack.push_async_callback(other.store.close)
     stack.push_async_callback(other.close)
     return other
-
-
-async def do(plain: Plain, name: str, **params: Any) -> list[dict[str, Any]]:
-    """A statement, again if it got into somebody's way."""
-    while True:
-        try:
-            return await plain.do(name, **params)
-        except pymysql.OperationalError as error:
-            if error.args[0] not in IN_THE_WAY:
-                raise
-            await plain.execute("ROLLBACK")
 
 
 async def test_every_run_is_done_once_whoever_takes_it(plain: Plain) -> None:
@@ -50,10 +35,10 @@ async def test_every_run_is_done_once_whoever_takes_it(plain: Plain) -> None:
             for claim in range(RUNS):
                 if sum(done.values()) == RUNS:
                     return
-                rows = await do(mine, "claim", worker=f"w{number}", nonce=f"{number}-{claim}", types="mail.%", number=8)
+                rows = await mine.do("claim", worker=f"w{number}", nonce=f"{number}-{claim}", types="mail.%", number=8)
                 for row in rows:
                     lease = {name: row[name] for name in ("id", "token", "nonce")}
-                    [answer] = await do(mine, "complete", **lease, output="1")
+                    [answer] = await mine.do("complete", **lease, output="1")
                     assert answer["outcome"] == "applied"
                     done[row["id"]] += 1
 
@@ -82,7 +67,7 @@ async def test_one_key_makes_one_run_however_many_insert_it_at_once(plain: Plain
     async with AsyncExitStack() as stack:
         others = [await another(plain, stack) for _ in range(WORKERS)]
         for key in ("a", "b", "c"):
-            answers = await asyncio.gather(*(do(mine, "insert", type=TYPE, idempotency_key=key) for mine in others))
+            answers = await asyncio.gather(*(mine.do("insert", type=TYPE, idempotency_key=key) for mine in others))
             assert len({row["id"] for [row] in answers}) == 1
             assert sum(bool(row["created"]) for [row] in answers) == 1
 
@@ -102,7 +87,7 @@ async def test_many_children_tell_one_parent_at_once_and_none_is_missed(plain: P
             for place, row in enumerate(some):
                 lease = {name: row[name] for name in ("id", "token", "nonce")}
                 ending = {"output": "1"} if place % 2 else {"error_message": "no"}
-                await do(mine, "complete" if place % 2 else "fail", **lease, **ending)
+                await mine.do("complete" if place % 2 else "fail", **lease, **ending)
 
         async def write() -> None:
             for number in range(len(children)):
