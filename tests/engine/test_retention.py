@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
-from perdure import Context, Retention, RunFailed, RunNotFound, Status, UsageError, workflow
+from perdure import Context, Engine, Retention, RunFailed, RunNotFound, Status, UsageError, workflow
 from perdure.worker import aging
-from tests.engine.stage import Stage, until
+from tests.engine.stage import Stage, set_up, until
 from tests.helpers import eventually
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
 
 
 @workflow("old.double.v1")
@@ -73,6 +80,51 @@ async def test_finished_runs_are_pruned_by_status_and_type_and_children_go_with_
 
 async def _is_there(stage: Stage, run_id: str) -> bool:
     return bool(await stage.rows("SELECT 1 FROM perdure_runs WHERE id = ? AND finished_at > 0", run_id))
+
+
+@pytest.mark.parametrize("kind", ["file", "postgres", "mysql"])
+async def test_several_who_prune_at_once_delete_each_run_once_and_disturb_no_worker(
+    kind: str, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> None:
+    async with set_up(kind, tmp_path, schemas, databases) as stage:
+        engine = stage.engine(double)
+        others = [stage.engine(double) for _ in range(3)]
+        async with engine.worker():
+            runs = await engine.start_many([double(number) for number in range(120)])
+            for run in runs:
+                await run.result("30s")
+            busy = asyncio.ensure_future(_start_some(engine))
+            gone = await asyncio.gather(*(other.prune(0, types="old.%") for other in others))
+            assert await busy == 40
+        assert sum(one.runs for one in gone) >= 120
+        assert await engine.prune(0) is not None
+        assert await stage.rows("SELECT id FROM perdure_runs") == []
+        assert await stage.rows("SELECT run_id FROM perdure_events") == []
+
+
+async def _start_some(engine: Engine) -> int:
+    """Runs that may be gone as soon as they are done; what is counted is what they answer."""
+    done = 0
+    for number in range(40):
+        run = await engine.start(double(number))
+        try:
+            assert await run.result("30s") == 2 * number
+        except RunNotFound:
+            pass
+        done += 1
+    return done
+
+
+async def test_whoever_waits_for_a_run_that_is_deleted_for_good_is_told(on_disk: Stage) -> None:
+    engine = on_disk.engine(double)
+    run = await engine.start(double(2), id="gone")
+    waiting = asyncio.ensure_future(run.result("20s"))
+    await eventually(lambda: any(watch._waiters for watch in engine._watches.values()))
+    assert on_disk.path is not None
+    with closing(sqlite3.connect(on_disk.path)) as database, database:
+        database.execute("DELETE FROM perdure_runs")
+    with pytest.raises(RunNotFound, match="was deleted while"):
+        await waiting
 
 
 async def test_what_was_deleted_is_pruned_apart_from_the_rest(on_disk: Stage) -> None:

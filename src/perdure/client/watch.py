@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from perdure.core.errors import EngineClosed, PerdureError, StoreError
+from perdure.core.errors import EngineClosed, PerdureError, RunNotFound, StoreError
 from perdure.core.model import Run
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
@@ -62,6 +62,12 @@ class Watch:
             for future in waiting:
                 if not future.done():
                     future.set_exception(error)
+
+    def _miss(self, run_ids: set[str]) -> None:
+        for run_id in run_ids:
+            for future in self._waiters.get(run_id, ()):
+                if not future.done():
+                    future.set_exception(RunNotFound(f"run {run_id!r} was deleted while its result was waited for"))
 
     def _on_change(self, change: Change) -> None:
         if change & Change.FINISHED and not self._loop.is_closed():
@@ -133,4 +139,6 @@ class Watch:
                     for future in self._waiters.get(run.id, ()):
                         if not future.done():
                             future.set_result(run)
+            if len(runs) < len(ids[start : start + CHUNK]):
+                self._miss(set(ids[start : start + CHUNK]) - {run.id for run in runs})
         return found
