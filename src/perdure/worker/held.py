@@ -88,6 +88,14 @@ class Held(Holding):
             fresh, known = self._execution.fresh, self._execution.known
             fresh[:known] = [operation for operation in fresh[:known] if not isinstance(operation, ChildOperation)]
             del self._execution.effects[: self._execution.known_effects]
+        elif self.run.attempt == self.run.generation == 1:
+            # One whose outcome has come was started; a start that is repeated is looked up.
+            told = {message.name for message in self._backlog if message.kind is Kind.CHILD}
+            self._execution.fresh = [
+                operation
+                for operation in self._execution.fresh
+                if operation.location not in told or not isinstance(operation, ChildOperation)
+            ]
         self._replayed(self._crew.moment())
 
     def _replayed(self, moment: Moment) -> None:
