@@ -51,7 +51,7 @@ async def test_a_worker_finds_what_was_taken_for_it_by_a_claim_that_arrived_late
 
     async with Engine(proxy.url, [waits]) as engine:
         runs = [await engine.start(waits()) for _ in range(3)]
-        claim = proxy.lose(Loss.DELAY, about=b"'claimed'")
+        claim = proxy.lose(Loss.DELAY, about=b"'started'")
         async with engine.worker(slots=1, lease=1.5):
             await eventually(lambda: door.waiting == 1)
             assert claim.fired
