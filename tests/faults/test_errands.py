@@ -12,7 +12,7 @@ from perdure import Engine, Handle, Reason, Status
 from perdure.core.failure import Failure
 from tests.faults import app, errands, labour
 from tests.faults.family import Child, Family
-from tests.faults.homes import Homes
+from tests.faults.homes import Home, Homes
 from tests.faults.roles import WORKFLOWS
 from tests.helpers import eventually
 
@@ -20,16 +20,29 @@ from tests.helpers import eventually
 class Office:
     """A directory in which workers run errands, and the client's view of it."""
 
-    def __init__(self, processes: Family, directory: Path, engine: Engine) -> None:
+    def __init__(self, processes: Family, home: Home, engine: Engine) -> None:
         self.engine = engine
-        self.ledger = directory / "ledger"
-        self._directory = directory
+        self.ledger = home.directory / "ledger"
+        self._home = home
+        self._directory = home.directory
         self._processes = processes
 
     async def worker(self, **options: Any) -> Child:
         worker = await self._processes.fork("work", self._directory, **options)
         await eventually(lambda: any(line["verb"] == "claim" for line in worker.answers()))
         return worker
+
+    async def stop(self, worker: Child) -> None:
+        """Let it stand still where it has nothing locked: a file belongs to whoever stands still in the middle of a transaction."""
+
+        async def stands_aside() -> bool:
+            worker.signal(signal.SIGSTOP)
+            if not await self._home.is_locked():
+                return True
+            worker.signal(signal.SIGCONT)
+            return False
+
+        await eventually(stands_aside, saying="a worker that has nothing locked")
 
     async def send(self, name: str) -> tuple[Handle[str], Handle[Any]]:
         """A workflow that waits for an errand, and the errand."""
@@ -54,7 +67,7 @@ class Office:
 @asynccontextmanager
 async def office(processes: Family, homes: Homes, directory: Path) -> AsyncIterator[Office]:
     async with homes.at(directory / "office") as home, Engine(home.url, WORKFLOWS) as engine:
-        yield Office(processes, home.directory, engine)
+        yield Office(processes, home, engine)
 
 
 async def kinds_of_timeouts(errand: Handle[Any]) -> list[str]:
@@ -95,7 +108,7 @@ async def test_an_errand_whose_worker_stands_still_is_done_by_another_and_nothin
         first = await place.worker()
         run, errand = await place.send("walk")
         await place.is_begun("walk")
-        first.signal(signal.SIGSTOP)
+        await place.stop(first)
         second = await place.worker()
         await place.is_begun("walk", 2)
         place.open_gate()
@@ -141,7 +154,7 @@ async def test_an_errand_that_no_worker_begins_in_time_is_given_up_by_those_who_
     async with office(processes, homes, tmp_path) as place:
         able = await place.worker(queues=["elsewhere"])
         # The only one that could begin it stands still, and another one that could not sees to it.
-        able.signal(signal.SIGSTOP)
+        await place.stop(able)
         other = await place.worker()
         run, errand = await place.send("unbegun")
         assert await run.result(30) == "not started"
@@ -159,7 +172,7 @@ async def test_an_errand_that_is_not_done_in_all_its_time_fails_though_its_worke
         first = await place.worker()
         run, errand = await place.send("late")
         await place.is_begun("late")
-        first.signal(signal.SIGSTOP)
+        await place.stop(first)
         await place.worker()
         assert await run.result(30) == "expired"
         ended = await errand.run()
