@@ -24,14 +24,14 @@ check: $(VENV)/.dev ## Lint, format and types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test: check ## Everything that must hold before a commit
-	$(BIN)/python -m tests.servers $(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal
 
 bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 prove: $(VENV)/.dev $(NODE_WORKER)/node_modules ## The long version of every fault test and search; then the usual one through pgbouncer
-	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n 3 --dist worksteal --timeout 7200
-	$(BIN)/python -m tests.servers --pgbouncer $(BIN)/pytest -n 3 --dist worksteal
+	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal --timeout 7200
+	$(BIN)/python -m tests.servers --pgbouncer $(BIN)/pytest -n 4 --dist worksteal
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NODE_WORKER)/node_modules
