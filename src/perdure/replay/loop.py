@@ -264,7 +264,6 @@ class RunLoop(asyncio.AbstractEventLoop):
         # Held so that the garbage collector never decides when its `finally` runs.
         # `ag_frame` is there in CPython, though not in the types of an async generator.
         if len(self.generators) > 64:
-            # Every async generator has a frame; its type does not say so.
             self.generators = [held for held in self.generators if held[0].ag_frame is not None]  # type: ignore[attr-defined]
         self.generators.append((generator, current_scope.get(self.root).path))
 
