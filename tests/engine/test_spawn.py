@@ -105,6 +105,23 @@ async def test_a_child_that_is_open_when_its_parent_ends_is_cancelled(stage: Sta
             await (await engine.get("p/spawn.patient.v1")).result("20s")
 
 
+async def test_an_abandoned_child_is_started_although_its_parent_ends_at_once(stage: Stage) -> None:
+    @workflow("spawn.brief.v1")
+    async def brief(ctx: Context, ends: str) -> str:
+        ctx.spawn(echo("here"), id=f"left by {ends}", on_close="abandon")
+        if ends == "failing":
+            raise ValueError("no more")
+        return "gone"
+
+    engine = stage.engine(brief, echo)
+    async with engine.worker():
+        await (await engine.start(brief("ending"))).result("20s")
+        with pytest.raises(RunFailed):
+            await (await engine.start(brief("failing"))).result("20s")
+        for ends in ("ending", "failing"):
+            assert await (await engine.get(f"left by {ends}")).result("20s") == "here"
+
+
 async def test_an_abandoned_child_outlives_its_parent_and_its_word_goes_nowhere(stage: Stage) -> None:
     engine = stage.engine(closing, patient)
     async with engine.worker():

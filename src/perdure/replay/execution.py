@@ -363,7 +363,8 @@ class Execution(Versioning):
         self.outcome = outcome
         self.orphans = [child for child in children if child.options.on_close is OnClose.CANCEL]
         for operation in self._open.values():
-            operation.open = False
+            # An abandoned child is started, too, if that has not come about yet.
+            operation.open = isinstance(operation, ChildOperation) and not operation.bound
         self._open.clear()
         self._let_go()
 

@@ -24,9 +24,10 @@ def start_child(execution: Execution, draft: Draft, operation: ChildOperation, r
     except PerdureError as error:
         # Nobody may ever wait for it, and then this is the only word of it.
         logger.warning("run %s cannot start a child: %s", run.id, error)
-        draft.urgent = True
-        failure = Failure.of(error, crew.codec).to_json()
-        execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
+        if execution.outcome is None:
+            draft.urgent = True
+            failure = Failure.of(error, crew.codec).to_json()
+            execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
 
 
 def _check(operation: ChildOperation, run: Run, options: WorkerOptions) -> None:

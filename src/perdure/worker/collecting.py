@@ -30,7 +30,8 @@ def collect(
             _give_up(operation, draft, attempts, run)
         fresh, execution.fresh = execution.fresh, []
         for operation in fresh:
-            if not operation.open or execution.recall(operation, now):
+            # With an outcome there is nobody left to be told of what was done before.
+            if not operation.open or (execution.outcome is None and execution.recall(operation, now)):
                 continue
             if isinstance(operation, StepOperation):
                 ready.append(operation)
