@@ -95,7 +95,7 @@ async def test_workers_go_on_while_a_later_version_migrates(place: Place, _: int
                 workers, migrators, newcomer = all_[:2], all_[2:4], all_[4]
                 begin(*workers)
                 assert [_said(worker) for worker in workers] == ["working"] * 2
-                before = await engine.start_many([tasting(60) for _ in range(20)])
+                before = await engine.start_many([tasting(200) for _ in range(20)])
 
                 async def under_way() -> bool:
                     [(count,)] = await store.query("SELECT COUNT(DISTINCT run_id) FROM perdure_history")
@@ -110,7 +110,7 @@ async def test_workers_go_on_while_a_later_version_migrates(place: Place, _: int
                 begin(newcomer)
                 assert _said(newcomer) == "working"
                 later = await engine.start_many([tasting(3) for _ in range(20)])
-                assert [await run.result("60s") for run in before] == [sum(range(60))] * 20
+                assert [await run.result("60s") for run in before] == [sum(range(200))] * 20
                 assert [await run.result("60s") for run in [*after, *later]] == [3] * 40
                 assert end(*workers, newcomer) == []
         known = Known(starts=frozenset(run.id for run in [*before, *after, *later]), settled=frozenset())
