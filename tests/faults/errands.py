@@ -22,6 +22,7 @@ async def walk(ledger: str) -> str:
     while not gate(ledger).exists():
         house += 1
         info.heartbeat(house)
+        # As it walks: the test makes a file when it has walked enough.
         await asyncio.sleep(0.02)
     note(ledger, did="walked", value=value)
     return value
@@ -32,6 +33,7 @@ def stand(ledger: str) -> str:
     """Gives no sign of life, at its first attempt."""
     value = begin(ledger, "stand")
     while activity_info().attempt == 1 and not gate(ledger).exists():
+        # The test makes a file.
         time.sleep(0.01)
     return value
 

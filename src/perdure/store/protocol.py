@@ -74,7 +74,7 @@ Eavesdropper = Callable[[Sequence[Line]], object]
 
 
 class Store(Protocol):
-    """About twenty verbs over one database."""
+    """What can be done with one database."""
 
     #: How long, in seconds, whoever waits may go without asking; small where `changed` is nearly free.
     poll_interval: float

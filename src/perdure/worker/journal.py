@@ -121,7 +121,8 @@ class Journal:
     ) -> None:
         assert task is not None
         self._writing.remove(task)
-        self.witness.saw(batch, verdicts, self._moment().now)
+        if self.witness.cares:
+            self.witness.saw(batch, verdicts, self._moment().now)
         self._tell(list(zip(batch, verdicts, strict=True)))
 
     def _tell(self, news: list[tuple[tuple[Author, Turn], Verdict]]) -> None:

@@ -142,7 +142,7 @@ class Performance(Kept):
                 self._cancel(message)
             elif message.kind is Kind.MESSAGE:
                 logger.warning(
-                    "activity %s of run %s takes no messages; %r is left", self.run.type, self.run.id, message.name
+                    "activity %s of run %s takes no messages; %r is ignored", self.run.type, self.run.id, message.name
                 )
         self.settle(self._crew.moment())
 

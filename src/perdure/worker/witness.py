@@ -32,9 +32,14 @@ class Witness:
     def __init__(self, tell: Callable[[Sequence[Happening]], object] | None = None) -> None:
         self._tell = tell
 
+    @property
+    def cares(self) -> bool:
+        """Whether anybody wants to know. Asked once a batch, before anything is looked up for it."""
+        return self._tell is not None or logger.isEnabledFor(logging.INFO)
+
     def saw(self, turns: Sequence[tuple[Subject, Turn]], verdicts: Sequence[Verdict], now: int) -> None:
         """What became of a batch."""
-        if self._tell is None and not logger.isEnabledFor(logging.INFO):
+        if not self.cares:
             return
         everything = logger.isEnabledFor(logging.DEBUG)
         found = [

@@ -60,7 +60,6 @@ class Client:
         for run in self._runs:
             try:
                 # mypy cannot infer a lambda with a default; without it every call would ask for the last run.
-                # A lambda with a default has no type that could be inferred.
                 result = " ".join(await self._persist(lambda run=run: run.result(timeout=30)))  # type: ignore[misc]
             except (RunFailed, RunCancelled) as error:
                 result = str(error)
