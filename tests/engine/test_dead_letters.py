@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from perdure import (
     Call,
     Context,
+    DeadPage,
     DeadReason,
+    Engine,
     Handle,
     NotStarted,
     Reason,
@@ -20,6 +23,11 @@ from perdure import (
     activity_info,
     workflow,
 )
+from perdure.core.dead import DeadFilter
+from perdure.core.system import System
+from perdure.host import Host
+from perdure.store import Retrying, open_store
+from perdure.store.protocol import Store
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
 
@@ -221,6 +229,43 @@ async def test_a_discarded_letter_is_off_the_list_and_can_be_brought_back(stage:
     assert "no dead letter" in (await engine.discard(["nobody"])).refused["nobody"]
     events = [(event.kind, event.data) for event in await (await engine.get("a")).events()]
     assert ("discarded", '{"reason":"moved away"}') in events
+
+
+class Overtaken(Retrying):
+    """Lets something happen between a look at the dead letters and what follows from it."""
+
+    def __init__(self, store: Store, system: System) -> None:
+        super().__init__(store, system)
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+        page = await super().dead(filter, limit, cursor)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return page
+
+
+@pytest.mark.parametrize("mended", [True, False], ids=["done", "dead again"])
+async def test_what_was_requeued_while_old_dead_letters_were_purged_is_left(on_disk: Stage, mended: bool) -> None:
+    system = Host()
+    store = Overtaken(open_store(on_disk.url, system), system)
+    await store.open()
+    async with Engine(on_disk.url, [deliver], system=system, store=store) as engine, engine.worker():
+        run = await engine.start(deliver("Max"), id="m")
+        with pytest.raises(RunFailed):
+            await run.result("20s")
+
+        async def go_on() -> None:
+            if mended:
+                MENDED.add("Max")
+            assert (await engine.requeue("m")).done == ("m",)
+            await until(run, Status.COMPLETED if mended else Status.FAILED)
+
+        store.meanwhile = go_on
+        assert (await engine.purge(0)).runs == 0
+        assert await run.status() is (Status.COMPLETED if mended else Status.FAILED)
+    await store.close()
 
 
 async def test_old_dead_letters_are_purged_and_those_that_are_needed_spared(stage: Stage) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.client.control import Control
 from perdure.client.options import Moment
@@ -150,13 +151,20 @@ class Afterlife(Control):
         before = min(store.clock() - microseconds(older_than), filter.dead_before or FAR)
         runs, spared, cursor = 0, 0, None
         while True:
-            page = await store.dead(_replaced(filter, before), CHUNK, cursor)
-            for letter in page.letters:
-                if letter.reason is not DeadReason.FAILED and not letter.deleted_at:
+            page = await store.dead(replace(filter, dead_before=before), CHUNK, cursor)
+            failed = tuple(letter.run_id for letter in page.letters if letter.reason is DeadReason.FAILED)
+            aside = [letter for letter in page.letters if letter.reason is not DeadReason.FAILED]
+            for letter in aside:
+                if not letter.deleted_at:
                     await store.delete(letter.run_id, f"dead for longer than {older_than}", self._actor, discard=True)
-            ids = tuple(letter.run_id for letter in page.letters)
-            gone = await self._prune(Prune(before=FAR, ids=ids))
-            runs, spared, cursor = runs + gone.runs, spared + gone.spared, page.cursor
+            # Somebody may have requeued one since it was listed, and it may have ended again: that is another end than the one meant.
+            for what in (
+                Prune(before=FAR, statuses=(Status.CANCELLED,), ids=tuple(letter.run_id for letter in aside)),
+                Prune(before=before, statuses=(Status.FAILED,), ids=failed),
+            ):
+                gone = await self._prune(what)
+                runs, spared = runs + gone.runs, spared + gone.spared
+            cursor = page.cursor
             if cursor is None:
                 return Deleted(runs=runs, spared=spared)
 
@@ -224,7 +232,7 @@ class Afterlife(Control):
             return
         store, filter, cursor = await self._opened(), _filter(where or {}), None
         # What dies while this goes on is not meant, or it would never end.
-        filter = _replaced(filter, min(store.clock() + 1, filter.dead_before or FAR))
+        filter = replace(filter, dead_before=min(store.clock() + 1, filter.dead_before or FAR))
         while True:
             page = await store.dead(filter, CHUNK, cursor)
             for letter in page.letters:
@@ -317,13 +325,6 @@ def _filter(which: DeadOptions) -> DeadFilter:
         dead_after=None if after is None else instant(after, 0),
         dead_before=None if before is None else instant(before, 0),
         deleted=which.get("deleted", False),
-    )
-
-
-def _replaced(filter: DeadFilter, dead_before: int) -> DeadFilter:
-    return DeadFilter(
-        **{name: getattr(filter, name) for name in filter.__struct_fields__ if name != "dead_before"},
-        dead_before=dead_before,
     )
 
 
