@@ -141,7 +141,7 @@ class Zombies:
         frozen.thawed = time.monotonic()
         worker.signal(signal.SIGCONT)
         if frozen.was_claiming and random.random() < 0.3:
-            worker.signal(signal.SIGTERM)
+            self._tell_to_stop(worker)
         await eventually(
             lambda: worker.code is not None or frozen.begins_another_life(),
             saying=f"in {directory}, frozen at {frozen.trap}, a new life",
@@ -170,11 +170,14 @@ class Zombies:
         return []
 
     async def _end(self, worker: Child) -> None:
+        self._tell_to_stop(worker)
+        assert await worker.ended() == 0, worker.noise()
+
+    def _tell_to_stop(self, worker: Child) -> None:
         # One that was frozen while it stopped may be gone already; told twice, it may have done with signals and die of the second.
         if not worker.told_to_stop:
             with suppress(ProcessLookupError):
                 worker.signal(signal.SIGTERM)
-        assert await worker.ended() == 0, worker.noise()
 
     async def run_all(self, traps: Iterator[Trap]) -> None:
         async with asyncio.TaskGroup() as group:
