@@ -18,6 +18,7 @@ from perdure import (
     InvalidName,
     InvalidSchedule,
     Retry,
+    Schedule,
     ScheduleExists,
     ScheduleNotFound,
     Schedules,
@@ -68,6 +69,25 @@ async def passed(env: Environment, id: str) -> list[str]:
 def jump(env: Environment, duration: timedelta) -> None:
     """Let time pass in which nobody is there."""
     env._clock.move_to(env._clock.now() + int(duration.total_seconds() * 1e6))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+async def test_a_schedule_that_goes_while_another_one_finds_it_in_the_way_makes_room_for_that(
+    env: Environment, monkeypatch: pytest.MonkeyPatch, replace: bool
+) -> None:
+    await schedules(env).create("nightly", report(), Every("1h"))
+    store = await env.engine._opened()
+    look = store.schedule
+
+    async def look_too_late(id: str) -> Schedule | None:
+        monkeypatch.undo()
+        there = await look(id) if replace else None
+        await store.delete_schedule(id, "somebody")
+        return there
+
+    monkeypatch.setattr(store, "schedule", look_too_late)
+    created = await schedules(env).create("nightly", report(), Cron("@daily"), replace=replace)
+    assert (created.timing, created.version) == (Cron("@daily"), 1)
 
 
 async def test_a_cron_expression_runs_in_its_time_zone(env: Environment) -> None:

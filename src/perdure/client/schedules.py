@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -73,15 +74,23 @@ class Schedules:
         if wanted.next_slot >= FAR:
             raise InvalidSchedule(f"the schedule {id!r} would never run: {timing!r} is over, or never comes")
         store = await self._engine._opened()
-        write_id = self._engine._system.entropy(16).hex()
-        if await store.save_schedule(wanted, 0, write_id, "schedule_created", self._engine._actor) is Saved.DONE:
-            return await self.get(id)
-        there = await self.get(id)
-        if _definition(there) == _definition(_anchored_like(wanted, timing, there)):
-            return there
-        if not replace:
-            raise ScheduleExists(f"there is another schedule {id!r}; change it, choose another id, or say replace=True")
-        return await self.change(id, call=call, timing=timing, **options)
+        while True:
+            write_id = self._engine._system.entropy(16).hex()
+            saved = await store.save_schedule(wanted, 0, write_id, "schedule_created", self._engine._actor)
+            there = await store.schedule(id)
+            if saved is Saved.DONE:
+                return there or wanted
+            # Whoever deleted it after it was in the way has made room for this one.
+            if there is None:
+                continue
+            if _definition(there) == _definition(_anchored_like(wanted, timing, there)):
+                return there
+            if not replace:
+                raise ScheduleExists(
+                    f"there is another schedule {id!r}; change it, choose another id, or say replace=True"
+                )
+            with suppress(ScheduleNotFound):
+                return await self.change(id, call=call, timing=timing, **options)
 
     async def change(
         self,
