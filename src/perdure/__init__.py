@@ -5,6 +5,7 @@ from perdure.client.blocking import Blocking, BlockingHandle
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
+from perdure.client.limits import Limits
 from perdure.client.outputs import StreamItem
 from perdure.client.schedules import Schedules
 from perdure.client.working import EngineWorker
@@ -63,6 +64,7 @@ from perdure.core.errors import (
 )
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo
+from perdure.core.gates import Bounds, Fair, Gate, Hold, Limit
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.listing import Page
 from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
@@ -102,6 +104,7 @@ __all__ = [
     "Blocking",
     "BlockingHandle",
     "BlockingSchedules",
+    "Bounds",
     "Branch",
     "Break",
     "Call",
@@ -136,10 +139,13 @@ __all__ = [
     "Failed",
     "Failure",
     "FailureKind",
+    "Fair",
     "Fatal",
     "Fault",
     "Finding",
+    "Gate",
     "Handle",
+    "Hold",
     "InvalidCursor",
     "InvalidDuration",
     "InvalidId",
@@ -147,6 +153,8 @@ __all__ = [
     "InvalidSchedule",
     "JoinError",
     "Kind",
+    "Limit",
+    "Limits",
     "LoopStuck",
     "Message",
     "Misfire",

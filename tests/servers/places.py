@@ -19,7 +19,22 @@ import pytest
 from perdure.store.dialect import Dialect
 from perdure.store.migrations import known
 
-TABLES = ("runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry")
+TABLES = (
+    "runs",
+    "history",
+    "messages",
+    "events",
+    "outputs",
+    "topics",
+    "pauses",
+    "schedules",
+    "workers",
+    "registry",
+    "gates",
+    "lines",
+    "permits",
+    "shares",
+)
 MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
 
 

@@ -16,6 +16,7 @@ from perdure.client.auditing import Auditing
 from perdure.client.blocking import Blocking
 from perdure.client.checking import Checking
 from perdure.client.handle import Handle
+from perdure.client.limits import Limits
 from perdure.client.looking import Looking
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
@@ -127,6 +128,11 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
             await watch.close()
         if was_open:
             await self._store.close()
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of concurrency and rate, as they are and to be changed at run time."""
+        return Limits(self)
 
     @property
     def schedules(self) -> Schedules:

@@ -11,6 +11,7 @@ from perdure.core.control import Pause, PauseKind
 from perdure.core.effects import Output, OutputKind
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
+from perdure.core.gates import Standing
 from perdure.core.listing import RunFilter
 from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, Status
 from perdure.core.routing import PYTHON, TypeInfo
@@ -35,6 +36,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     elsewhere: Mapping[str, str] = {}
     #: The last sign of life of an activity.
     beat: Output | None = None
+    #: Where it stands in line.
+    standing: Standing | None = None
 
 
 async def explain(store: Store, run: Run) -> str:
@@ -47,6 +50,7 @@ async def explain(store: Store, run: Run) -> str:
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
         elsewhere=served_elsewhere(await store.types()),
         beat=await _beat(store, run) if run.status is Status.RUNNING else None,
+        standing=await store.standing(run.id) if run.reason is Reason.LIMIT else None,
     )
     if run.reason is not Reason.CHILD:
         return _explained(run, facts)
@@ -130,6 +134,15 @@ def _paused(inbox: Sequence[Message], now: int) -> str:
     return f"It was paused {_ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
 
 
+def _limited(standing: Standing, now: int) -> str:
+    gate = standing.gate
+    held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""
+    return (
+        f"It has waited for {_span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
+        f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} wait there in all."
+    )
+
+
 def _waiting(run: Run, facts: Facts) -> str:
     now, history = facts.now, facts.history
     until = f" until {_moment(run.wake_at)} (in {_span(run.wake_at - now)})" if run.wake_at < FAR else ""
@@ -139,6 +152,8 @@ def _waiting(run: Run, facts: Facts) -> str:
             return f"It waits for a message{limit}."
         case Reason.PAUSED:
             return _paused(facts.inbox, now)
+        case Reason.LIMIT if facts.standing is not None:
+            return _limited(facts.standing, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
         case Reason.RETRY:

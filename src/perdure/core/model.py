@@ -49,6 +49,8 @@ class Reason(StrEnum):
     CHILD = "child"
     RETRY = "retry"
     PAUSED = "paused"
+    LIMIT = "limit"
+    BREAKER = "breaker"
     DIVERGED = "diverged"
     POISON = "poison"
     UNDECODABLE = "undecodable"
@@ -338,6 +340,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     now: int
     #: When a schedule is due next.
     next_fire: int = FAR
+    #: Gates of whole types and queues, whose runs a claim leaves alone.
+    limited: tuple[str, ...] = ()
 
 
 class Loaded(Struct, frozen=True, kw_only=True):

@@ -23,8 +23,10 @@ Params = Mapping[str, Any]
 DEFAULT_PREFIX = "perdure_"
 
 _NAME = re.compile(r"\bperdure_(\w+)")
+_USE = re.compile(r"\{use (\w+)\}")
 _TABLES = frozenset({
     "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "migrations",
+    "gates", "lines", "permits", "shares",
     "runs_view", "events_view", "types_view", "workers_view",
 })  # fmt: skip
 
@@ -37,6 +39,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
     or_ignore: str
     #: Appended to a SELECT of rows that are about to be written; empty where the transaction owns the whole database.
     for_update: str
+    #: The same for rows of which those that somebody else has locked are left out.
+    skip_locked: str
+    #: Appended to an INSERT into gates, as `or_ignore` is, where that is no error either.
+    keep_gate: str
+    #: What makes a SELECT use an index, with its name for `{}`; empty where the planner finds it by itself.
+    use_index: str
     #: A query that yields a row if the table `:name` exists.
     table_exists: str
     #: An expression for the database's time in microseconds; empty where that is the time of this machine.
@@ -45,6 +53,9 @@ class Dialect(Struct, frozen=True, kw_only=True):
     def render(self, sql: str, tables: str) -> str:
         """The statement as this database wants it; `tables` is how the names of tables begin, after their schema if any."""
         text = sql.replace("{or_ignore}", self.or_ignore).replace("{for_update}", self.for_update)
+        if "{" in text:
+            text = text.replace("{skip_locked}", self.skip_locked).replace("{keep_gate}", self.keep_gate)
+            text = _USE.sub(lambda index: self.use_index.format(index[1]), text)
         if tables == DEFAULT_PREFIX:
             return text
         # An index is made in the schema of its table, and must not name it.

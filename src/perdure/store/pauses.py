@@ -11,6 +11,9 @@ from perdure.core.model import ClaimRequest
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Change
 
+#: Kinds of rows that are no pauses: a claim leaves such types and queues to whoever guards their gates.
+LIMITED_TYPE, LIMITED_QUEUE = "limited-type", "limited-queue"
+
 _PAUSE = """
 INSERT INTO perdure_pauses (kind, name, reason, actor, paused_at)
 VALUES (:kind, :name, :reason, :actor, :now)
@@ -31,6 +34,7 @@ WHERE kind = :kind AND name = :name
 _ALL = """
 SELECT kind, name, reason, actor, paused_at
 FROM perdure_pauses
+WHERE kind IN ('type', 'queue')
 ORDER BY kind, name
 """
 
@@ -64,12 +68,14 @@ async def pauses(tx: Transaction) -> list[Pause]:
 
 
 def unpaused(request: ClaimRequest, paused: Iterable[tuple[str, str]]) -> ClaimRequest:
-    """A claim without what is paused, given as pairs of kind and name."""
+    """A claim without what is paused, or left to whoever guards its gate; both given as pairs of kind and name."""
     names = set(paused)
     if not names:
         return request
+    types = {name for kind, name in names if kind in (PauseKind.TYPE.value, LIMITED_TYPE)}
+    queues = {name for kind, name in names if kind in (PauseKind.QUEUE.value, LIMITED_QUEUE)}
     return replace(
         request,
-        types=tuple(name for name in request.types if (PauseKind.TYPE.value, name) not in names),
-        queues=tuple(name for name in request.queues if (PauseKind.QUEUE.value, name) not in names),
+        types=tuple(name for name in request.types if name not in types),
+        queues=tuple(name for name in request.queues if name not in queues),
     )

@@ -21,6 +21,7 @@ from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
 from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
@@ -221,6 +222,29 @@ class Store(Protocol):
 
     async def fire(self, limit: int, actor: str) -> Fired:
         """Let the slots that are due of so many schedules become runs, each of them once."""
+
+    # gates
+
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+        """Runs of these queues and types that are ready and have yet to pass gates, and when somebody in a line may pass."""
+
+    async def admit(self, request: AdmitRequest) -> Admitted:
+        """Let runs pass gates, and claim those that do; the others stand in line."""
+
+    async def standing(self, run_id: str) -> Standing | None:
+        """Where a run stands in line; None if it does not."""
+
+    async def lined(self, types: Sequence[str]) -> set[str]:
+        """Those of the types of which somebody stands in a line."""
+
+    async def stir_gates(self, actor: str) -> None:
+        """Have every gate looked at that waits for room: somebody may have gone without a word."""
+
+    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+        """Override what the code says about a gate, at once and for everybody; or, with None, no longer."""
+
+    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+        """Gates in the order of their names, past one."""
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

@@ -17,6 +17,7 @@ from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeu
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
 from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
@@ -219,6 +220,34 @@ class Retrying:
     async def fire(self, limit: int, actor: str) -> Fired:
         """As the store."""
         return await self._again(lambda: self._store.fire(limit, actor))
+
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+        """As the store."""
+        return await self._again(lambda: self._store.look(pairs, limit))
+
+    async def admit(self, request: AdmitRequest) -> Admitted:
+        """As the store."""
+        return await self._again(lambda: self._store.admit(request))
+
+    async def standing(self, run_id: str) -> Standing | None:
+        """As the store."""
+        return await self._again(lambda: self._store.standing(run_id))
+
+    async def lined(self, types: Sequence[str]) -> set[str]:
+        """As the store."""
+        return await self._again(lambda: self._store.lined(types))
+
+    async def stir_gates(self, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.stir_gates(actor))
+
+    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.set_bounds(gate, bounds, actor))
+
+    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+        """As the store."""
+        return await self._again(lambda: self._store.gates(after, limit))
 
     async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
         """As the store."""

@@ -47,6 +47,7 @@ from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.control import control
 from perdure.store.dialect import Body, Dialect, Gathered, Row, Transaction
+from perdure.store.guarding import Guarding
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
@@ -61,7 +62,7 @@ Trace = Callable[[str], object]
 _log = logging.getLogger("perdure.store")
 
 
-class SqlStore(Scheduling, Afterlife, ABC):
+class SqlStore(Scheduling, Afterlife, Guarding, ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float

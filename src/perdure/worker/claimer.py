@@ -91,7 +91,7 @@ class Claimer:
 
     def slot_freed(self) -> None:
         """A run was let go of; there is room for another, and perhaps another to take. All of one batch ring once."""
-        if self._full or (self._suspects and self._worker.holds_nothing):
+        if self._full or self._worker.usher.tells or (self._suspects and self._worker.holds_nothing):
             self._alarm.ring()
 
     def due_at(self, time: int) -> None:
@@ -146,25 +146,45 @@ class Claimer:
             await self._deliver()
         if self._system.monotonic() >= self._reconcile_at:
             await self._reconcile()
+            await self._worker.usher.look_around()
             self._reconcile_at = self._system.monotonic() + self._worker.options.lease
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         self._full = True
         if room <= 0:
             return longest
-        claimed = await self._claim(room)
-        self._full = len(claimed.runs) >= room
+        usher = self._worker.usher
+        # Neither what has to pass gates nor what has not takes all the room from the other.
+        share = (room + self._claims % 2) // 2 if usher.has_work else room
+        claimed = await self._claim(share)
+        self._full = len(claimed.runs) >= share > 0
         self._suspects = claimed.suspects
         self._next_wake = claimed.next_wake
         self._worker.scheduler.heard(claimed.next_fire)
-        if claimed.suspects:
+        usher.hear(claimed.limited)
+        await self._take(claimed.runs)
+        if usher.has_work and (admitted := await self._admit(room - len(claimed.runs))):
+            self._full |= len(claimed.runs) + len(admitted) >= room
+        if self._suspects:
             self._make_way()
-        if claimed.runs:
+        if claimed.runs or self._full:
             self._poll = SHORTEST_POLL
-            await self._take(claimed.runs)
             if self._full:
                 return 0.0 if self._room() > 0 else longest
         return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
+
+    async def _admit(self, room: int) -> tuple[ClaimedRun, ...]:
+        """Take what may pass its gates."""
+        worker = self._worker
+        admitted = await worker.usher.admit(
+            worker.id, room, alone=worker.holds_nothing, poison_after=worker.options.poison_after
+        )
+        self._suspects |= admitted.suspects
+        self._next_wake = min(self._next_wake, admitted.next_due)
+        await self._take(admitted.runs)
+        if admitted.runs:
+            self._poll = SHORTEST_POLL
+        return admitted.runs
 
     @property
     def _stands_off(self) -> bool:
@@ -199,8 +219,8 @@ class Claimer:
             nonce=self._system.entropy(16).hex(),
             limit=room,
             by_age=by_age,
-            types=self._worker.types,
-            queues=options.queues,
+            types=self._worker.usher.types,
+            queues=self._worker.usher.queues,
             alone=self._worker.holds_nothing,
             poison_after=options.poison_after,
             affinity=int(max(options.affinity, STAND_OFF if self._stands_off else 0.0) * 1e6),

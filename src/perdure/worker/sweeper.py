@@ -59,8 +59,17 @@ class Sweeper:
             else:
                 for worker in swept.dead_workers:
                     logger.warning("worker %s is dead; its runs are given to others", worker)
+                if swept.released or swept.expired:
+                    await self._make_room()
                 if swept.more:
                     await self._system.sleep(0)
                     continue
             self._beside()
             await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))
+
+    async def _make_room(self) -> None:
+        """What is not worked on any more may have kept others from passing their gates."""
+        try:
+            await self._store.stir_gates("sweep")
+        except StoreError as error:
+            logger.warning("gates are looked at a little later: %s", error)

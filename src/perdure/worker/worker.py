@@ -43,6 +43,7 @@ from perdure.worker.serving import described
 from perdure.worker.signalled import work_until_signalled
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
+from perdure.worker.usher import Usher
 from perdure.worker.witness import Witness
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
@@ -98,6 +99,7 @@ class Worker:
         self._beginnings = Beginnings(self._moment, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
+        self.usher = Usher(store, system, codec, workflows, options.queues)
         self._claimer = Claimer(store, system, self)
         self.scheduler = Scheduler(store, system, lambda: self.id)
         self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard, options.retention)
@@ -167,6 +169,7 @@ class Worker:
         logger.warning("worker %s was declared dead; it drops %d runs and begins a new life", self.id, len(self._held))
         await self._claimer.stop()
         self.drop_everything()
+        self.usher.forget()
         if self._heart is not None:
             await self._heart.stop()
         while True:
@@ -206,6 +209,7 @@ class Worker:
         self._residents.clear()
         self._threads.processes.close()
         try:
+            await self.usher.tell(self.id)
             await self._store.retire(self.id)
         except StoreError as error:
             logger.warning(
@@ -261,11 +265,6 @@ class Worker:
     def holds_nothing(self) -> bool:
         """Whether no run is being worked on."""
         return not self._held
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The workflow types that it serves."""
-        return tuple(self._workflows)
 
     def knows(self, run_id: str) -> bool:
         """Whether it is aware of holding that run."""
@@ -329,6 +328,7 @@ class Worker:
 
     def parked(self, held: Held, park: Park) -> None:
         """See `Owner`."""
+        self.usher.ended(held.run.id, park)
         self._let_go(held)
         self._claimer.due_at(park.wake_at)
         if self.stopping:
@@ -343,6 +343,7 @@ class Worker:
 
     def ended(self, held: Kept, after: Next | None) -> None:
         """See `Owner`."""
+        self.usher.ended(held.run.id, after)
         self._let_go(held)
         if isinstance(after, _COMES_BACK):
             self._claimer.due_at(after.wake_at)

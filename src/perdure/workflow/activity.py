@@ -7,10 +7,11 @@ claims its run; a workflow that awaits it (`ctx.call`) waits without holding any
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from perdure.core.duration import Duration
+from perdure.core.gates import Fair, Limit, check_limits
 from perdure.core.retry import Retry
 from perdure.workflow.definition import Definition
 from perdure.workflow.placing import Settings, make_settings
@@ -31,12 +32,14 @@ class Activity(Definition[P, R]):
         *,
         settings: Settings,
         process: bool = False,
+        limits: tuple[Limit, ...] = (),
+        fair: Fair | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         if process:
             check_for_process(function)
         signature = Signature(function, local_names, takes_context=False)
-        super().__init__(type, function, signature, "activity", retry=settings.retry)
+        super().__init__(type, function, signature, "activity", retry=settings.retry, limits=limits, fair=fair)
         self.settings = settings
         self.process = process
         self.spec = StepSpec(
@@ -73,13 +76,16 @@ def activity(
     queue: str | None = None,
     priority: int | None = None,
     process: bool = False,
+    limit: Limit | Sequence[Limit] | None = None,
+    fair: Fair | None = None,
 ) -> Decorate:
     """Make a function an activity of the given type, such as `"notify.email.v1"`.
 
     `schedule_to_start` bounds how long it may wait for a worker, `start_to_close` one attempt, `schedule_to_close` all of it, and
     `heartbeat` the time between two signs of life (`activity_info().heartbeat()`). `retry` says how often and when to try
     again; without it, the worker's own policy does. `queue` and `priority` are for whoever starts it without saying so. `process` is for a
-    sync function that keeps a processor busy: it is called in a process of its own.
+    sync function that keeps a processor busy: it is called in a process of its own. `limit` bounds how many are executed at once, or in
+    so much time, in all processes together; `fair` has those that wait take turns by a key.
     """
     local_names = sys._getframe(1).f_locals
     settings = make_settings(
@@ -92,7 +98,11 @@ def activity(
         priority=priority,
     )
 
+    limits = check_limits(limit)
+
     def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
-        return Activity(type, function, settings=settings, process=process, local_names=local_names)
+        return Activity(
+            type, function, settings=settings, process=process, limits=limits, fair=fair, local_names=local_names
+        )
 
     return decorate

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration
 from perdure.core.errors import BadArguments, EncodeError, UsageError
+from perdure.core.gates import Fair, Limit, check_limits
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.workflow.context import Context
@@ -33,11 +34,22 @@ class Definition(Generic[P, R]):
     settings: Settings = NO_SETTINGS
 
     def __init__(
-        self, type: str, function: Callable[..., Any], signature: Signature, what: str, *, retry: Retry | None
+        self,
+        type: str,
+        function: Callable[..., Any],
+        signature: Signature,
+        what: str,
+        *,
+        retry: Retry | None,
+        limits: tuple[Limit, ...] = (),
+        fair: Fair | None = None,
     ) -> None:
         self.type = check_name(type, f"{what} type")
         self.function = function
         self.retry = retry
+        #: What its runs have to pass before they are worked on, and by which key they take turns.
+        self.limits = limits
+        self.fair = fair
         self.signature = signature
         self.__name__ = function.__name__
         self.__qualname__ = function.__qualname__
@@ -58,28 +70,37 @@ class Workflow(Definition[P, R]):
         function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]],
         *,
         retry: Retry | None,
+        limits: tuple[Limit, ...] = (),
+        fair: Fair | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise BadArguments(f"workflow {type!r}: {describe(function)} must be an `async def`")
-        super().__init__(type, function, Signature(function, local_names), "workflow", retry=retry)
+        signature = Signature(function, local_names)
+        super().__init__(type, function, signature, "workflow", retry=retry, limits=limits, fair=fair)
 
     def __repr__(self) -> str:
         return f"<workflow {self.type}>"
 
 
 def workflow(
-    type: str, *, retry: Retry | None = None
+    type: str,
+    *,
+    retry: Retry | None = None,
+    limit: Limit | Sequence[Limit] | None = None,
+    fair: Fair | None = None,
 ) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]:
     """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
 
     The type names the workflow in the database: it must stay what it is for as long as runs of it exist. `retry` is for the
-    workflow as a whole: a further attempt keeps the results of the steps that succeeded. There is none by default.
+    workflow as a whole: a further attempt keeps the results of the steps that succeeded. There is none by default. `limit` bounds how
+    many of its runs are under way, or begin, in all processes together; `fair` has those that wait take turns by a key.
     """
     local_names = sys._getframe(1).f_locals
+    limits = check_limits(limit)
 
     def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
-        return Workflow(type, function, retry=retry, local_names=local_names)
+        return Workflow(type, function, retry=retry, limits=limits, fair=fair, local_names=local_names)
 
     return decorate
 

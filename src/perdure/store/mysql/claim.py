@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason, Run, Status
 from perdure.store.dialect import Row
+from perdure.store.gates import limited
 from perdure.store.mysql.literals import Sql, listed
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.poison import poisoned
@@ -173,7 +174,14 @@ class Seen(Struct, frozen=True):
 
     def empty_handed(self) -> Claimed:
         """The answer of a claim that took nothing."""
-        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now, next_fire=self.next_fire)
+        return Claimed(
+            runs=(),
+            next_wake=self.next_wake,
+            suspects=False,
+            now=self.now,
+            next_fire=self.next_fire,
+            limited=limited(self.paused),
+        )
 
 
 async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> Seen:
@@ -260,6 +268,7 @@ class _Claim:
             suspects=bool(suspects) and not alone,
             now=self._seen.now,
             next_fire=self._seen.next_fire,
+            limited=limited(self._seen.paused),
         )
 
     async def _move_on_time(self) -> None:
@@ -273,6 +282,8 @@ class _Claim:
 
     async def _candidates(self, claims_below: int) -> tuple[list[Row], list[Row]]:
         """Runs in the order of priority, and by age, as (priority, wake_at, id, claims)."""
+        if not self._request.queues or not self._request.types:
+            return [], []
         first, by_age = self._request.limit - self._request.by_age, self._request.by_age
         # More than are wanted: some may be somebody else's by now.
         questions = [self._everywhere(BY_PRIORITY, first + max(16, first), claims_below)]

@@ -12,6 +12,9 @@ MYSQL = Dialect(
     # There is no way to ignore a duplicate that neither hides other errors nor counts as a change. So it is an error here.
     or_ignore="",
     for_update="FOR UPDATE",
+    skip_locked="FOR UPDATE SKIP LOCKED",
+    keep_gate="ON DUPLICATE KEY UPDATE name = name",
+    use_index="FORCE INDEX ({})",
     table_exists="SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name",
     time=NOW,
 )

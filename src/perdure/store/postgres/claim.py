@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
+from perdure.store.gates import limited
 from perdure.store.pauses import unpaused
 from perdure.store.poison import poisoned
 from perdure.store.postgres.transaction import PostgresTransaction
@@ -195,7 +196,14 @@ class Seen(Struct, frozen=True):
 
     def empty_handed(self) -> Claimed:
         """The answer of a claim that took nothing."""
-        return Claimed(runs=(), next_wake=self.next_wake, suspects=False, now=self.now, next_fire=self.next_fire)
+        return Claimed(
+            runs=(),
+            next_wake=self.next_wake,
+            suspects=False,
+            now=self.now,
+            next_fire=self.next_fire,
+            limited=limited(self.paused),
+        )
 
 
 class _Choice:
@@ -223,7 +231,14 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
     runs = to_runs(rows)
     tx.note_claims((claimed.run for claimed in runs), seen.now)
-    return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=seen.now, next_fire=seen.next_fire)
+    return Claimed(
+        runs=runs,
+        next_wake=next_wake,
+        suspects=suspects,
+        now=seen.now,
+        next_fire=seen.next_fire,
+        limited=limited(seen.paused),
+    )
 
 
 async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> _Choice:

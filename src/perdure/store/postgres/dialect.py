@@ -12,6 +12,9 @@ POSTGRES = Dialect(
     or_ignore="ON CONFLICT DO NOTHING",
     # Weaker than FOR UPDATE, so that foreign keys of users that point at our rows do not wait for us.
     for_update="FOR NO KEY UPDATE",
+    skip_locked="FOR NO KEY UPDATE SKIP LOCKED",
+    keep_gate="ON CONFLICT DO NOTHING",
+    use_index="",
     table_exists="SELECT 1 WHERE to_regclass(:name) IS NOT NULL",
     time=NOW,
 )

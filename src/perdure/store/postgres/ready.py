@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from perdure.core.audit import Audit
 from perdure.core.model import FAR, Claimed, ClaimRequest
 from perdure.store.clock import ServerClock
@@ -107,7 +109,8 @@ WITH pair (queue, type) AS MATERIALIZED (
   FROM ({given}) AS named (queue, type)
   WHERE NOT EXISTS (
     SELECT 1 FROM perdure_pauses p
-    WHERE (p.kind = 'type' AND p.name = named.type) OR (p.kind = 'queue' AND p.name = named.queue)
+    WHERE (p.kind IN ('type', 'limited-type') AND p.name = named.type)
+      OR (p.kind IN ('queue', 'limited-queue') AND p.name = named.queue)
   )
 ), wanted AS MATERIALIZED (
   SELECT $6::bigint AS by_priority, $7::bigint AS by_age
@@ -195,7 +198,8 @@ async def claim_ready(
     if tx.heard is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
             tx.hear(claimed.run.id, *of_claim(claimed.run, at))
-    return seen, Claimed(runs=runs, next_wake=next_wake, suspects=False, now=seen.now, next_fire=seen.next_fire)
+    answer = replace(seen.empty_handed(), runs=runs, next_wake=next_wake)
+    return seen, answer
 
 
 def _seen(facts: Row, worker: str) -> Seen:

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 from operator import itemgetter
 
+from msgspec.structs import replace
+
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
 from perdure.store.dialect import Row
+from perdure.store.gates import limited
 from perdure.store.pauses import unpaused
 from perdure.store.poison import poisoned
 from perdure.store.rows import RUN, to_json, to_run
@@ -139,6 +142,8 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     chosen = list(choice.suspects)[:1] if request.alone and choice.suspects else list(choice.taken)
     rows = await _take(tx, request, chosen, entropy) if chosen else []
     answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone, left_until=choice.left_until)
+    if len(known) > len(alive):
+        answer = replace(answer, limited=limited(known))
     tx.note_claims((claimed.run for claimed in answer.runs), tx.now)
     return answer
 

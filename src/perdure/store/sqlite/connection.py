@@ -36,6 +36,9 @@ SQLITE = Dialect(
     name="sqlite",
     or_ignore="ON CONFLICT DO NOTHING",
     for_update="",
+    skip_locked="",
+    keep_gate="ON CONFLICT DO NOTHING",
+    use_index="",
     table_exists="SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name",
 )
 

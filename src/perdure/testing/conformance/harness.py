@@ -101,7 +101,21 @@ async def snapshot(harness: Harness, *, but: Sequence[str] = ()) -> dict[str, li
     """Everything in the database, for comparing."""
     tables = [
         name
-        for name in ("runs", "history", "messages", "events", "outputs", "topics", "schedules", "workers", "registry")
+        for name in (
+            "runs",
+            "history",
+            "messages",
+            "events",
+            "outputs",
+            "topics",
+            "schedules",
+            "workers",
+            "registry",
+            "gates",
+            "lines",
+            "permits",
+            "shares",
+        )
         if name not in but
     ]
     return {name: sorted(await harness.query(f"SELECT * FROM perdure_{name}"), key=repr) for name in tables}

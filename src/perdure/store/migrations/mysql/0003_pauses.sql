@@ -5,6 +5,6 @@ CREATE TABLE IF NOT EXISTS perdure_pauses (
   actor VARCHAR(255) NOT NULL DEFAULT '',
   paused_at BIGINT NOT NULL DEFAULT 0,
   PRIMARY KEY (kind, name),
-  CHECK (kind IN ('type', 'queue'))
+  CHECK (kind IN ('type', 'queue', 'limited-type', 'limited-queue'))
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4
   /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */;

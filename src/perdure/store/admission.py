@@ -1,0 +1,354 @@
+"""Letting runs pass gates: one transaction for all that a worker has room for.
+
+Gates are locked first, in the order of their names, then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
+has arrived joins the line of the gate that keeps it, or passes. Then those in lines that are due pass, one gate after the other in turns, until the
+worker is full or nobody may pass. What passes gets its permits and is claimed in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from perdure.core.gates import AdmitRequest, Admitted, Bounds, Hold, Pass
+from perdure.core.model import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
+from perdure.store.dialect import Transaction, placeholders
+from perdure.store.gates import (
+    ANYBODY,
+    GateState,
+    count_held,
+    due_gates,
+    in_chunks,
+    lock_gates,
+    next_due,
+    open_up,
+    save_gates,
+)
+from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places
+from perdure.store.pauses import unpaused
+from perdure.store.poison import poisoned
+from perdure.store.protocol import Change
+from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.taking import LAST, take
+
+#: Gates that one transaction looks at because they are due.
+GATES = 20
+_STANDING = (Reason.LIMIT, Reason.BREAKER)
+
+_HELD_BEFORE = f"""
+SELECT progress, {RUN}
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND nonce = :nonce
+ORDER BY priority, wake_at, id
+"""
+
+_ALIVE = "SELECT 1 FROM perdure_workers WHERE id = :worker AND status = 'alive'"
+_PAUSES = "SELECT kind, name FROM perdure_pauses WHERE kind IN ('type', 'queue')"
+
+_OVER = """run_id = :run_id AND location = '' AND token <= :token AND (hold = 'lease' OR EXISTS (
+  SELECT 1 FROM perdure_runs r WHERE r.id = run_id AND r.status IN ('completed', 'failed', 'cancelled')
+))"""
+_FREED = f"SELECT gate FROM perdure_permits WHERE {_OVER}"
+_RELEASE = f"DELETE FROM perdure_permits WHERE {_OVER}"
+
+_RUNS = f"SELECT progress, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
+_KEPT = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'run'"
+_CANCELLED = f"""
+SELECT m.run_id
+FROM perdure_messages m
+JOIN perdure_runs r ON r.id = m.run_id
+WHERE m.run_id IN ({{names}}) AND m.kind = '{Kind.CANCEL.value}' AND m.seq > r.inbox_read
+"""
+
+_SET_ASIDE = """
+UPDATE perdure_runs
+SET status = 'blocked', reason = :reason, error = :error, wake_at = :now
+WHERE id = :run_id
+"""
+
+_LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id = :run_id AND status = 'pending'"
+
+_STALE = "DELETE FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'lease'"
+
+_PERMIT = """
+INSERT INTO perdure_permits (gate, run_id, token, hold, granted_at)
+VALUES (:gate, :run_id, :token, :hold, :now)
+"""
+
+
+async def admit(tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]) -> Admitted:
+    """Let runs pass, and claim them."""
+    before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
+    if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
+        runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
+        counted = frozenset(one.run.id for one in runs)
+        return Admitted(runs=runs, counted=counted, next_due=await next_due(tx), now=tx.now)
+    return await _Admission(tx, request, entropy).run()
+
+
+class _Admission:
+    """One transaction."""
+
+    def __init__(self, tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]) -> None:
+        self._tx = tx
+        self._request = request
+        self._entropy = entropy
+        self._gates: dict[str, GateState] = {}
+        #: Locked runs, and the number of the last record of each.
+        self._runs: dict[str, tuple[int, Run]] = {}
+        self._last: dict[str, int] = {}
+        #: Who stood in which line before.
+        self._placed: dict[str, tuple[str, int]] = {}
+        #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
+        self._joining: dict[str, InLine] = {}
+        self._passing: list[tuple[InLine, tuple[Pass, ...]]] = []
+        self._gone: list[str] = []
+        self._counted: frozenset[str] = frozenset()
+        self._suspects = False
+        self._alone = False
+
+    async def run(self) -> Admitted:
+        """Lock, look, let pass, write."""
+        tx, request = self._tx, self._request
+        freed = await self._release()
+        wanted = {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
+        due = await due_gates(tx, GATES) if request.limit else []
+        self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
+        for gate in [self._gates[name] for name in freed]:
+            # Whoever waits for room there may have it now, here or elsewhere.
+            if gate.waits_for == "room":
+                gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
+                tx.stir(Change.READY)
+        lines = await self._heads()
+        arrived = [InLine(one.run_id, one.gating) for one in request.arrivals]
+        await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
+        await self._lock_more(lines)
+        await count_held(tx, self._gates.values())
+        self._turns = Turns(tx, self._gates)
+        direct = await self._line_up(arrived, lines)
+        await self._let_pass(lines, direct)
+        runs = await self._write(lines)
+        due_at = await next_due(tx)
+        return Admitted(runs=runs, counted=self._counted, next_due=due_at, suspects=self._suspects, now=tx.now)
+
+    async def _release(self) -> set[str]:
+        """Give back what is no longer needed; the gates that have room by that."""
+        freed: set[str] = set()
+        for run_id, token in self._request.released:
+            row = {"run_id": run_id, "token": token}
+            freed |= {gate for (gate,) in await self._tx.fetch(_FREED, row)}
+        await self._tx.execute_many(
+            _RELEASE, [{"run_id": run_id, "token": token} for run_id, token in self._request.released]
+        )
+        return freed
+
+    async def _heads(self) -> dict[str, list[InLine]]:
+        """Those who may be next, at gates that are due."""
+        request, now = self._request, self._tx.now
+        served = unpaused(
+            ClaimRequest(worker="", nonce="", limit=0, types=request.types, queues=request.queues),
+            [(kind, name) for kind, name in await self._tx.fetch(_PAUSES, {})],
+        )
+        due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
+        if not due or not request.limit or not served.types or not served.queues:
+            return {}
+        enough = request.limit if len(due) <= 2 else max(4, 2 * request.limit // len(due))
+        return await heads(self._tx, due, served.types, served.queues, enough, enough // AGE_SHARE)
+
+    async def _lock_runs(self, run_ids: Sequence[str]) -> None:
+        for progress, *row in await in_chunks(self._tx, _RUNS, run_ids):
+            run = to_run(tuple(row))
+            self._runs[run.id] = progress, run
+        self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
+        self._placed = await places(self._tx, [one.run_id for one in self._request.arrivals])
+
+    async def _lock_more(self, lines: dict[str, list[InLine]]) -> None:
+        """Other gates that those in lines have to pass; whatever is busy is tried another time."""
+        wanted = {
+            one.gate: one.bounds
+            for line in lines.values()
+            for standing in line
+            for one in standing.gating.passes
+            if one.gate not in self._gates
+        }
+        if wanted:
+            self._gates |= await lock_gates(self._tx, wanted, waiting=False)
+
+    async def _line_up(
+        self, arrived: list[InLine], lines: dict[str, list[InLine]]
+    ) -> list[tuple[InLine, tuple[Pass, ...]]]:
+        """Those of the arrived whom no line keeps from passing; the others join one."""
+        tx, now = self._tx, self._tx.now
+        tokens = {one.run_id: one.token for one in self._request.arrivals}
+        present: list[InLine] = []
+        for one in arrived:
+            run = self._runs[one.run_id][1] if one.run_id in self._runs else None
+            if run is None or run.status is not Status.PENDING or run.token != tokens[one.run_id]:
+                continue
+            if run.wake_at > now:
+                await tx.execute(_LATER, {"run_id": run.id})
+                continue
+            one.priority = run.priority
+            present.append(one)
+        kept = {(run_id, gate) for run_id, gate in await in_chunks(tx, _KEPT, [one.run_id for one in present])}
+        told = [
+            one.run_id for one in present if self._runs[one.run_id][1].inbox_seq > self._runs[one.run_id][1].inbox_read
+        ]
+        cancelled = {row[0] for row in await in_chunks(tx, _CANCELLED, told)}
+        direct: list[tuple[InLine, tuple[Pass, ...]]] = []
+        behind: dict[str, list[InLine]] = {}
+        for one in present:
+            # What was let in for good needs no other permit, and what is to end does not have to wait for that.
+            passes = () if one.run_id in cancelled else tuple(
+                wanted for wanted in one.gating.passes if (one.run_id, wanted.gate) not in kept
+            )  # fmt: skip
+            place = self._placed.get(one.run_id)
+            line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
+            if line is None:
+                direct.append((one, passes))
+            elif place is not None and place[0] in self._gates:
+                one.gate, one.turn = place
+                self._joining[one.run_id] = one
+            else:
+                behind.setdefault(line, []).append(one)
+        for gate, those in behind.items():
+            await self._stand(gate, those)
+            if gate in lines:
+                lines[gate] += those
+        return direct
+
+    async def _stand(self, gate: str, those: list[InLine]) -> None:
+        await self._turns.give(gate, those)
+        self._joining |= {one.run_id: one for one in those}
+
+    async def _let_pass(self, lines: dict[str, list[InLine]], direct: list[tuple[InLine, tuple[Pass, ...]]]) -> None:
+        """In turns: one of each line, and one of those who have only just come."""
+        taking = deque([Line(gate, line) for gate, line in lines.items()])
+        coming = deque(direct)
+        while self._has_room and (taking or coming):
+            if coming:
+                one, passes = coming.popleft()
+                refused = self._refused_by(passes)
+                if refused is not None:
+                    await self._stand(refused, [one])
+                elif not self._judge(one, passes):
+                    await self._keep_waiting(one)
+            if taking and self._has_room:
+                line = taking.popleft()
+                if await self._let_one_pass(line):
+                    taking.append(line)
+        for one, _ in coming:
+            await self._keep_waiting(one)
+
+    async def _keep_waiting(self, one: InLine) -> None:
+        """It might pass, but not to this worker, or not now; one that has no gate to pass stays as ready as it is."""
+        if one.gating.passes:
+            await self._stand(one.gating.passes[0].gate, [one])
+
+    @property
+    def _has_room(self) -> bool:
+        return not self._alone and len(self._passing) < self._request.limit
+
+    async def _let_one_pass(self, line: Line) -> bool:
+        """Whether it is worth asking this line again."""
+        one = line.first()
+        if one is None:
+            return False
+        run = self._runs.get(one.run_id)
+        refused = self._refused_by(one.gating.passes)
+        if refused == line.gate:
+            return False
+        line.pop()
+        if run is None:
+            # Somebody else has it locked; it stays where it is.
+            return True
+        if not self._stands(run[1], one):
+            self._gone.append(one.run_id)
+        elif refused is None:
+            if self._judge(one, one.gating.passes):
+                self._gates[line.gate].turn = max(self._gates[line.gate].turn, one.turn)
+        elif refused in self._gates:
+            if one.run_id not in self._joining:
+                self._placed[one.run_id] = line.gate, one.turn
+            await self._stand(refused, [one])
+        return True
+
+    def _stands(self, run: Run, one: InLine) -> bool:
+        return one.run_id in self._joining or (run.status is Status.WAITING and run.reason in _STANDING)
+
+    def _refused_by(self, passes: Sequence[Pass]) -> str | None:
+        """The first gate that does not let it pass."""
+        for wanted in passes:
+            gate = self._gates.get(wanted.gate)
+            if gate is None or not gate.has_room(self._tx.now):
+                return wanted.gate
+        return None
+
+    def _judge(self, one: InLine, passes: tuple[Pass, ...]) -> bool:
+        """Let it pass, unless it may have killed its workers: that one is taken alone, or set aside."""
+        progress, run = self._runs[one.run_id]
+        if run.claims >= self._request.suspect_after and self._last.get(run.id, -1) <= progress:
+            if run.claims < self._request.poison_after and (self._passing or not self._request.alone):
+                self._suspects = True
+                return False
+            self._alone = True
+        for wanted in passes:
+            self._gates[wanted.gate].let_pass(self._tx.now)
+        self._passing.append((one, passes))
+        return True
+
+    async def _write(self, lines: dict[str, list[InLine]]) -> tuple[ClaimedRun, ...]:
+        tx = self._tx
+        poison = [one for one, _ in self._passing if self._is_poison(one)]
+        for one in poison:
+            await self._set_aside(one.run_id)
+        passing = [(one, passes) for one, passes in self._passing if one not in poison]
+        taken = {one.run_id for one, _ in self._passing}
+        joining = [one for one in self._joining.values() if one.run_id not in taken]
+        await leave(tx, [*taken, *self._gone])
+        await join(tx, joining, {id: run for id, (_, run) in self._runs.items()}, self._placed, self._reasons(joining))
+        locked = [self._runs[one.run_id] for one, _ in passing]
+        claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy)
+        await self._permit(passing, {one.run.id: one.run.token for one in claimed})
+        joined = {one.gate for one in joining}
+        for name in joined | lines.keys():
+            waited_at = name in joined or bool(await tx.fetch(ANYBODY, {"gate": name}))
+            self._gates[name].settle(tx.now, waited_at=waited_at)
+            if not waited_at:
+                await open_up(tx, self._gates[name])
+        await save_gates(tx, self._gates.values())
+        await self._turns.save()
+        return tuple(claimed)
+
+    def _reasons(self, joining: Sequence[InLine]) -> dict[str, str]:
+        return {one.gate: Reason.LIMIT.value for one in joining}
+
+    def _is_poison(self, one: InLine) -> bool:
+        progress, run = self._runs[one.run_id]
+        return run.claims >= self._request.poison_after and self._last.get(run.id, -1) <= progress
+
+    async def _set_aside(self, run_id: str) -> None:
+        error = poisoned(run_id, self._runs[run_id][1].claims)
+        row = {"run_id": run_id, "reason": Reason.POISON.value, "error": error, "now": self._tx.now}
+        await self._tx.execute(_SET_ASIDE, row)
+        self._tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+
+    async def _permit(self, passing: Sequence[tuple[InLine, tuple[Pass, ...]]], tokens: dict[str, int]) -> None:
+        ids = [one.run_id for one, _ in passing]
+        for start in range(0, len(ids), 400):
+            chosen, params = placeholders("name", ids[start : start + 400])
+            await self._tx.execute(_STALE.replace("{names}", chosen), params)
+        rows = [
+            {
+                "gate": wanted.gate,
+                "run_id": one.run_id,
+                "token": tokens[one.run_id],
+                "hold": wanted.hold.value,
+                "now": self._tx.now,
+            }
+            for one, passes in passing
+            for wanted in passes
+            if wanted.hold is Hold.RUN or self._gates[wanted.gate].bounds.concurrency
+        ]
+        await self._tx.execute_many(_PERMIT, rows)
+        self._counted = frozenset(str(row["run_id"]) for row in rows)

@@ -1,0 +1,58 @@
+"""The verbs of a store that are about gates, each as one transaction."""
+
+from __future__ import annotations
+
+import builtins
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TypeVar
+
+from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
+from perdure.core.system import System
+from perdure.store import gates, lines
+from perdure.store.admission import admit
+from perdure.store.dialect import Body
+
+T = TypeVar("T")
+
+
+class Guarding(ABC):
+    """The part of a `Store` that gates need."""
+
+    _system: System
+
+    @abstractmethod
+    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
+        """Run a verb that writes, as one transaction."""
+
+    @abstractmethod
+    async def _read(self, verb: str, body: Body[T]) -> T:
+        """Run a verb that only reads."""
+
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+        """Runs that are ready and have yet to pass gates."""
+        return await self._read("look", lambda tx: lines.look(tx, pairs, limit))
+
+    async def admit(self, request: AdmitRequest) -> Admitted:
+        """Let runs pass gates, and claim them."""
+        return await self._write("admit", request.worker, lambda tx: admit(tx, request, self._system.entropy))
+
+    async def standing(self, run_id: str) -> Standing | None:
+        """Where a run stands in line."""
+        return await self._read("standing", lambda tx: lines.standing(tx, run_id))
+
+    async def lined(self, types: Sequence[str]) -> set[str]:
+        """Those of the types of which somebody stands in a line."""
+        return await self._read("lined", lambda tx: lines.lined(tx, types))
+
+    async def stir_gates(self, actor: str) -> None:
+        """Have every gate looked at that waits for room."""
+        await self._write("stir_gates", actor, gates.stir_gates)
+
+    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+        """Override what the code says about a gate, or no longer."""
+        await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))
+
+    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+        """Gates in the order of their names, past one."""
+        return await self._read("gates", lambda tx: gates.gates(tx, after, limit))

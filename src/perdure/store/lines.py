@@ -1,0 +1,265 @@
+"""Lines at gates: runs that are ready and may not pass yet, in the order of their turns.
+
+A run stands in one line at a time, at the gate that keeps it from passing. Turns are those of start-time fair queueing: the next turn of a key is
+a stride after its last one, but not before the turn that passed last, so that a key that was away gains nothing by that, and one that
+has a thousand runs waiting gets one turn when others have theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from msgspec import Struct
+
+from perdure.core.gates import STRIDE, Gating, Look, Standing, Waiting
+from perdure.core.model import FAR, Run
+from perdure.store.dialect import Row, Transaction, placeholders
+from perdure.store.gates import GateState, in_chunks, next_due, one_gate
+
+#: How many parts a statement may have.
+_PARTS = 60
+#: One in so many is let pass by its turn alone, whatever its priority.
+AGE_SHARE = 8
+#: Shares that say nothing any more are forgotten each time that so many turns have passed.
+_FORGET_AFTER = 1024 * STRIDE
+
+_ARRIVED = """
+SELECT * FROM (
+  SELECT r.id, r.type, r.queue, r.token, r.input, r.options
+  FROM perdure_runs r {use perdure_runs_to_claim}
+  WHERE r.status = 'pending' AND r.queue = :queue# AND r.type = :type# AND NOT EXISTS (
+    SELECT 1 FROM perdure_pauses p
+    WHERE (p.kind = 'type' AND p.name = :type#) OR (p.kind = 'queue' AND p.name = :queue#)
+  )
+  ORDER BY r.priority, r.wake_at, r.id
+  LIMIT :limit
+) part#
+"""
+
+_HEADS = """
+SELECT * FROM (
+  SELECT gate, priority, turn, run_id, location, gating, queue
+  FROM perdure_lines {use perdure_lines_by_priority}
+  WHERE gate = :gate# AND type = :type# {queues}
+  ORDER BY priority, turn, run_id
+  LIMIT :limit
+) part#
+"""
+
+_OLDEST = """
+SELECT * FROM (
+  SELECT gate, priority, turn, run_id, location, gating, queue
+  FROM perdure_lines {use perdure_lines_by_turn}
+  WHERE gate = :gate# AND type = :type# {queues}
+  ORDER BY turn, run_id
+  LIMIT :by_age
+) part#
+"""
+
+_SHARES = "SELECT gate, fair_key, turn FROM perdure_shares WHERE gate = :gate AND fair_key IN ({names})"
+
+_NEW_SHARE = "INSERT INTO perdure_shares (gate, fair_key, turn) VALUES (:gate, :fair_key, :turn)"
+_SHARE = "UPDATE perdure_shares SET turn = :turn WHERE gate = :gate AND fair_key = :fair_key"
+_FORGET_SHARES = "DELETE FROM perdure_shares WHERE gate = :gate AND turn <= :turn"
+
+_IN_LINE = "SELECT run_id, gate, turn FROM perdure_lines WHERE run_id IN ({names}) AND location = ''"
+_LEAVE = "DELETE FROM perdure_lines WHERE run_id IN ({names}) AND location = ''"
+
+_JOIN = """
+INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
+VALUES (:run_id, :gate, :queue, :type, :priority, :turn, :gating, :since)
+"""
+
+_MOVE = """
+UPDATE perdure_lines
+SET gate = :gate, turn = :turn, gating = :gating
+WHERE run_id = :run_id AND location = ''
+"""
+
+_STANDING = "SELECT gate, type, priority, turn, since FROM perdure_lines WHERE run_id = :run_id ORDER BY since LIMIT 1"
+_AHEAD = """
+SELECT COUNT(*) FROM (
+  SELECT 1 FROM perdure_lines
+  WHERE gate = :gate AND type = :type AND (priority < :priority OR (priority = :priority AND turn < :turn))
+  LIMIT 1000
+) ahead
+"""
+
+_LINED = "SELECT DISTINCT type FROM perdure_lines WHERE type IN ({names})"
+
+_STAND = f"""
+UPDATE perdure_runs
+SET status = 'waiting', reason = :reason, wake_at = {FAR}
+WHERE id = :run_id AND status = 'pending'
+"""
+
+
+class InLine(Struct):
+    """One that wants to pass."""
+
+    run_id: str
+    gating: Gating
+    priority: int = 0
+    #: Where it stands; -1 until that is known.
+    turn: int = -1
+    #: The line that it stands in; empty if it has only just arrived.
+    gate: str = ""
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """What it is sorted by."""
+        return self.priority, self.turn, self.run_id
+
+
+async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+    """Runs of these queues and types that are ready, and when somebody who stands in a line may pass."""
+    rows: list[Row] = []
+    for start in range(0, len(pairs), _PARTS):
+        part = pairs[start : start + _PARTS]
+        params: dict[str, object] = {"limit": limit}
+        for number, (queue, type) in enumerate(part):
+            params |= {f"queue{number}": queue, f"type{number}": type}
+        sql = " UNION ALL ".join(_ARRIVED.replace("#", str(number)) for number in range(len(part)))
+        rows += await tx.fetch(sql, params)
+    arrived = tuple(Waiting(*row) for row in rows)
+    return Look(arrived=arrived, next_due=await next_due(tx), now=tx.now)
+
+
+async def heads(
+    tx: Transaction, gates: Sequence[str], types: Sequence[str], queues: Sequence[str], limit: int, by_age: int
+) -> dict[str, list[InLine]]:
+    """The first in some lines, those of each by their turns within priorities, and by turns alone."""
+    found: dict[str, dict[str, InLine]] = {gate: {} for gate in gates}
+    named, among = placeholders("queue", list(queues))
+    asked = [
+        (sql, gate, type) for gate in gates for type in types for sql in ((_HEADS, _OLDEST) if by_age else (_HEADS,))
+    ]
+    for start in range(0, len(asked), _PARTS):
+        params: dict[str, object] = {**among, "limit": limit}
+        if by_age:
+            params["by_age"] = by_age
+        parts: list[str] = []
+        for number, (sql, gate, type) in enumerate(asked[start : start + _PARTS]):
+            params |= {f"gate{number}": gate, f"type{number}": type}
+            parts.append(sql.replace("#", str(number)).replace("{queues}", f"AND queue IN ({named})"))
+        for gate, priority, turn, run_id, _, gating, _ in await tx.fetch(" UNION ALL ".join(parts), params):
+            found[gate][run_id] = InLine(run_id, Gating.from_json(gating), priority, turn, gate)
+    return {gate: list(those.values()) for gate, those in found.items()}
+
+
+class Turns:
+    """Gives out turns at gates that are locked."""
+
+    def __init__(self, tx: Transaction, gates: Mapping[str, GateState]) -> None:
+        self._tx = tx
+        self._gates = gates
+        self._shares: dict[tuple[str, str], int] = {}
+        self._there: set[tuple[str, str]] = set()
+        self._before = {name: gate.turn for name, gate in gates.items()}
+
+    async def give(self, gate: str, those: Sequence[InLine]) -> None:
+        """The next turns at a gate, in this order."""
+        state = self._gates[gate]
+        self._before.setdefault(gate, state.turn)
+        keys = sorted({one.gating.fair_key for one in those} - {key for name, key in self._shares if name == gate})
+        for start in range(0, len(keys), 400):
+            chosen, params = placeholders("name", keys[start : start + 400])
+            rows = await self._tx.fetch(_SHARES.replace("{names}", chosen), {**params, "gate": gate})
+            for name, key, turn in rows:
+                self._shares[name, key] = turn
+                self._there.add((name, key))
+        for one in those:
+            share = gate, one.gating.fair_key
+            one.turn = self._shares[share] = max(state.turn, self._shares.get(share, 0)) + one.gating.stride
+            one.gate = gate
+
+    async def save(self) -> None:
+        """Write the last turn of each key, and forget those that say nothing any more."""
+        rows = [{"gate": gate, "fair_key": key, "turn": turn} for (gate, key), turn in self._shares.items()]
+        await self._tx.execute_many(_SHARE, [row for row in rows if (row["gate"], row["fair_key"]) in self._there])
+        await self._tx.execute_many(
+            _NEW_SHARE, [row for row in rows if (row["gate"], row["fair_key"]) not in self._there]
+        )
+        for name, gate in self._gates.items():
+            empty = gate.changed and gate.due_at == FAR
+            before = self._before.get(name, gate.turn)
+            if (empty and before != gate.turn) or before // _FORGET_AFTER != gate.turn // _FORGET_AFTER:
+                await self._tx.execute(_FORGET_SHARES, {"gate": name, "turn": gate.turn})
+
+
+async def standing(tx: Transaction, run_id: str) -> Standing | None:
+    """Where a run stands in line."""
+    rows = await tx.fetch(_STANDING, {"run_id": run_id})
+    if not rows:
+        return None
+    gate, type, priority, turn, since = rows[0]
+    [(ahead,)] = await tx.fetch(_AHEAD, {"gate": gate, "type": type, "priority": priority, "turn": turn})
+    return Standing(gate=await one_gate(tx, gate), ahead=ahead, since=since)
+
+
+async def lined(tx: Transaction, types: Sequence[str]) -> set[str]:
+    """Those of the types of which somebody stands in a line."""
+    return {row[0] for row in await in_chunks(tx, _LINED, types)}
+
+
+async def places(tx: Transaction, run_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Gate and turn of those of the runs that stand in a line."""
+    return {run_id: (gate, turn) for run_id, gate, turn in await in_chunks(tx, _IN_LINE, run_ids)}
+
+
+async def join(
+    tx: Transaction, given: Sequence[InLine], runs: Mapping[str, Run], there: Container[str], reason: Mapping[str, str]
+) -> None:
+    """Have runs stand in the lines that they were given turns in; `there` are those that have stood in one before."""
+    rows = [
+        {
+            "run_id": one.run_id,
+            "gate": one.gate,
+            "queue": runs[one.run_id].queue,
+            "type": runs[one.run_id].type,
+            "priority": runs[one.run_id].priority,
+            "turn": one.turn,
+            "gating": one.gating.to_json(),
+            "since": tx.now,
+        }
+        for one in given
+    ]
+    await tx.execute_many(_JOIN, [row for row, one in zip(rows, given, strict=True) if one.run_id not in there])
+    moved = [
+        {"run_id": one.run_id, "gate": one.gate, "turn": one.turn, "gating": one.gating.to_json()}
+        for one in given
+        if one.run_id in there
+    ]
+    await tx.execute_many(_MOVE, moved)
+    await tx.execute_many(_STAND, [{"run_id": one.run_id, "reason": reason[one.gate]} for one in given])
+
+
+async def leave(tx: Transaction, run_ids: Sequence[str]) -> None:
+    """They stand in no line any more."""
+    for start in range(0, len(run_ids), 400):
+        chosen, params = placeholders("name", run_ids[start : start + 400])
+        await tx.execute(_LEAVE.replace("{names}", chosen), params)
+
+
+class Line:
+    """The first of a line, in the order in which they are let pass: by priority, and now and then by turn alone."""
+
+    def __init__(self, gate: str, those: list[InLine]) -> None:
+        self.gate = gate
+        self._those = those
+        self._asked = 0
+
+    def first(self) -> InLine | None:
+        """Who is next."""
+        if not self._those:
+            return None
+        if self._asked % AGE_SHARE == AGE_SHARE - 1:
+            return min(self._those, key=lambda one: (one.turn, one.run_id))
+        return min(self._those, key=lambda one: one.place)
+
+    def pop(self) -> None:
+        """That one has been dealt with."""
+        first = self.first()
+        assert first is not None
+        self._asked += 1
+        self._those.remove(first)

@@ -1,0 +1,204 @@
+"""Who may be worked on: the runs that have to pass gates.
+
+Types with limits, and types and queues for which a limit was set at run time, are left out of ordinary claims. For them a worker looks at what has
+arrived, says what each has to pass, and is given what may pass, claimed. What it lets go of it tells with its next request. Nothing here is the
+truth: a permit counts by its run alone, and a worker that dies takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.core.codec import Codec
+from perdure.core.gates import (
+    AdmitRequest,
+    Admitted,
+    Arrival,
+    Gating,
+    Hold,
+    Waiting,
+    gating,
+    of_queue,
+    of_type,
+)
+from perdure.core.model import FAR, Finish, Next
+from perdure.core.system import System
+from perdure.store.protocol import Store
+from perdure.workflow.activity import Activity
+from perdure.workflow.definition import Definition
+
+logger = logging.getLogger("perdure.worker")
+
+#: So many of each queue and type are looked at together.
+ARRIVALS = 200
+#: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.
+_SHORTEST, _LONGEST = 0.05, 2.0
+#: Where another worker serves a gate, this one looks so much later than it could.
+_BEHIND = 0.3
+
+
+class Usher:
+    """What one worker has to do with gates."""
+
+    def __init__(
+        self,
+        store: Store,
+        system: System,
+        codec: Codec,
+        definitions: Mapping[str, Definition[Any, Any]],
+        queues: tuple[str, ...],
+    ) -> None:
+        self._store = store
+        self._system = system
+        self._codec = codec
+        self._definitions = definitions
+        self._queues = queues
+        self._declared = frozenset(type for type, one in definitions.items() if one.limits or one.fair is not None)
+        self._limited: tuple[str, ...] = ()
+        self._lined: set[str] = set()
+        self.types: tuple[str, ...] = ()
+        self.queues: tuple[str, ...] = ()
+        self._pairs: list[tuple[str, str]] = []
+        #: Runs that were let pass here, and for how long they count.
+        self._passed: dict[str, tuple[int, bool]] = {}
+        self._released: list[tuple[str, int]] = []
+        self._patience = _SHORTEST
+        self._patient_until = 0.0
+        self._serves = False
+        self._arrange()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything that this worker serves has to pass gates, or something is to be told."""
+        return bool(self._pairs or self._released)
+
+    async def look_around(self) -> None:
+        """Find out of which types somebody stands in a line although their code asks for that no more."""
+        lined = await self._store.lined([type for type in self._definitions if type not in self._declared])
+        if lined != self._lined:
+            self._lined = lined
+            self._arrange()
+
+    def hear(self, limited: tuple[str, ...]) -> None:
+        """For which types and queues a limit was set at run time."""
+        if limited != self._limited:
+            self._limited = limited
+            self._arrange()
+
+    def _arrange(self) -> None:
+        limited, asked = self._limited, self._declared | self._lined
+        gated = {type for type in self._definitions if type in asked or of_type(type) in limited}
+        queues = {queue for queue in self._queues if of_queue(queue) in limited}
+        self.types = tuple(type for type in self._definitions if type not in gated)
+        self.queues = tuple(queue for queue in self._queues if queue not in queues)
+        self._pairs = [
+            (queue, type) for queue in self._queues for type in self._definitions if queue in queues or type in gated
+        ]
+
+    def ended(self, run_id: str, after: Next | None) -> None:
+        """A run is in this worker's hands no more."""
+        passed = self._passed.get(run_id)
+        if passed is None:
+            return
+        token, whole = passed
+        if not whole or isinstance(after, Finish):
+            self._released.append((run_id, token))
+        del self._passed[run_id]
+
+    def forget(self) -> None:
+        """The worker has lost everything that it had, and others know."""
+        self._passed.clear()
+        self._released.clear()
+
+    async def tell(self, worker: str) -> None:
+        """Say what this worker has let go of, and ask for nothing."""
+        if self._released:
+            released, self._released = tuple(self._released), []
+            nonce = self._system.entropy(16).hex()
+            await self._store.admit(
+                AdmitRequest(worker=worker, nonce=nonce, limit=0, types=(), queues=(), released=released)
+            )
+
+    @property
+    def tells(self) -> bool:
+        """Whether others wait for what this worker has to tell."""
+        return bool(self._released)
+
+    async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
+        """What may be worked on."""
+        look = await self._store.look(self._pairs, ARRIVALS)
+        due = look.next_due <= look.now and self._system.monotonic() >= self._patient_until
+        if not (look.arrived or due or self._released):
+            return Admitted(next_due=self._expect(look.next_due, look.now), now=look.now)
+        released, self._released = self._released, []
+        request = AdmitRequest(
+            worker=worker,
+            nonce=self._system.entropy(16).hex(),
+            limit=room,
+            types=tuple(dict.fromkeys(type for _, type in self._pairs)),
+            queues=tuple(dict.fromkeys(queue for queue, _ in self._pairs)),
+            arrivals=tuple(self._arrivals(look.arrived)),
+            released=tuple(released),
+            alone=alone,
+            poison_after=poison_after,
+        )
+        try:
+            admitted = await self._store.admit(request)
+        except BaseException:
+            self._released += released
+            raise
+        if admitted.runs or due:
+            self._serves = bool(admitted.runs)
+        if admitted.runs or look.arrived:
+            self._patience = _SHORTEST
+        elif due:
+            self._patience = min(_LONGEST, 2 * self._patience)
+            self._patient_until = self._system.monotonic() + self._patience
+        for one in admitted.runs:
+            if one.run.id in admitted.counted:
+                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run.type)
+        more = len(look.arrived) >= ARRIVALS
+        next_due = admitted.now if more else self._expect(admitted.next_due, admitted.now)
+        return replace(admitted, next_due=next_due)
+
+    def _expect(self, due: int, now: int) -> int:
+        """When to look, by when it is worth that: whoever serves a gate does so in time, and others stand by."""
+        if due >= FAR:
+            return due
+        wait = 0.0 if self._serves else _BEHIND * (0.5 + self._system.random())
+        wait = max(wait, self._patient_until - self._system.monotonic())
+        return max(due, now) + int(wait * 1e6)
+
+    def _arrivals(self, arrived: Iterable[Waiting]) -> Iterable[Arrival]:
+        for one in arrived:
+            yield Arrival(one.run_id, one.token, self._gating(one))
+
+    def _gating(self, one: Waiting) -> Gating:
+        definition = self._definitions[one.type]
+        also = [gate for gate in (of_queue(one.queue), of_type(one.type)) if gate in self._limited]
+        hold = Hold.LEASE if isinstance(definition, Activity) else Hold.RUN
+        try:
+            arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
+            spread = definition.signature.spread(arguments)
+            return gating(one.type, definition.limits, definition.fair, spread, hold=hold, also=also)
+        except Exception:
+            # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
+            logger.exception(
+                "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
+            )
+            plain = [limit for limit in definition.limits if limit.key is None]
+            passes = gating(one.type, plain, None, ((), {}), hold=hold, also=also)
+            return (
+                passes if passes.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
+            )
+
+    def _holds_whole(self, type: str) -> bool:
+        """Whether a run of it gives back nothing before its end."""
+        definition = self._definitions[type]
+        if isinstance(definition, Activity):
+            return bool(definition.limits) and all(limit.hold is Hold.RUN for limit in definition.limits)
+        return all(limit.hold is not Hold.LEASE for limit in definition.limits)
