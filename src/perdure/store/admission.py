@@ -104,6 +104,8 @@ class _Admission:
         self._passing: list[tuple[InLine, tuple[Pass, ...]]] = []
         self._gone: list[str] = []
         self._counted: frozenset[str] = frozenset()
+        #: Arrivals that were let in before, until their end.
+        self._kept: set[str] = set()
         self._suspects = False
         self._alone = False
 
@@ -191,6 +193,7 @@ class _Admission:
             one.priority = run.priority
             present.append(one)
         kept = {(run_id, gate) for run_id, gate in await in_chunks(tx, _KEPT, [one.run_id for one in present])}
+        self._kept = {run_id for run_id, _ in kept}
         told = [
             one.run_id for one in present if self._runs[one.run_id][1].inbox_seq > self._runs[one.run_id][1].inbox_read
         ]
@@ -351,4 +354,4 @@ class _Admission:
             if wanted.hold is Hold.RUN or self._gates[wanted.gate].bounds.concurrency
         ]
         await self._tx.execute_many(_PERMIT, rows)
-        self._counted = frozenset(str(row["run_id"]) for row in rows)
+        self._counted = frozenset(str(row["run_id"]) for row in rows) | (self._kept & tokens.keys())
