@@ -45,11 +45,17 @@ ORDER BY priority, wake_at, id
 _ALIVE = "SELECT 1 FROM perdure_workers WHERE id = :worker AND status = 'alive'"
 _PAUSES = "SELECT kind, name FROM perdure_pauses WHERE kind IN ('type', 'queue')"
 
-_OVER = """run_id = :run_id AND location = '' AND token <= :token AND (hold = 'lease' OR EXISTS (
-  SELECT 1 FROM perdure_runs r WHERE r.id = run_id AND r.status IN ('completed', 'failed', 'cancelled')
-))"""
-_FREED = f"SELECT gate FROM perdure_permits WHERE {_OVER}"
-_RELEASE = f"DELETE FROM perdure_permits WHERE {_OVER}"
+#: Permits of runs that are let go of: those for the time of a lease, and those of runs that have ended.
+_FREED = """
+SELECT p.run_id, p.gate, p.token
+FROM perdure_permits p
+JOIN perdure_runs r ON r.id = p.run_id
+WHERE p.run_id IN ({names}) AND p.location = '' AND (p.hold = 'lease' OR r.status IN ('completed', 'failed', 'cancelled'))
+"""
+_RELEASE = """
+DELETE FROM perdure_permits
+WHERE gate = :gate AND run_id = :run_id AND location = '' AND token = :token
+"""
 
 _RUNS = f"SELECT progress, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
 _KEPT = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'run'"
@@ -82,7 +88,7 @@ async def admit(tx: Transaction, request: AdmitRequest, entropy: Callable[[int],
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
         counted = frozenset(one.run.id for one in runs)
-        return Admitted(runs=runs, counted=counted, next_due=await next_due(tx), now=tx.now)
+        return Admitted(runs=runs, counted=counted, next_due=await next_due(tx, request.types), now=tx.now)
     return await _Admission(tx, request, entropy).run()
 
 
@@ -114,7 +120,7 @@ class _Admission:
         tx, request = self._tx, self._request
         freed = await self._release()
         wanted = {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
-        due = await due_gates(tx, GATES) if request.limit else []
+        due = await due_gates(tx, request.types, GATES) if request.limit else []
         self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
         for gate in [self._gates[name] for name in freed]:
             # Whoever waits for room there may have it now, here or elsewhere.
@@ -130,19 +136,20 @@ class _Admission:
         direct = await self._line_up(arrived, lines)
         await self._let_pass(lines, direct)
         runs = await self._write(lines)
-        due_at = await next_due(tx)
+        due_at = await next_due(tx, request.types)
         return Admitted(runs=runs, counted=self._counted, next_due=due_at, suspects=self._suspects, now=tx.now)
 
     async def _release(self) -> set[str]:
         """Give back what is no longer needed; the gates that have room by that."""
-        freed: set[str] = set()
-        for run_id, token in self._request.released:
-            row = {"run_id": run_id, "token": token}
-            freed |= {gate for (gate,) in await self._tx.fetch(_FREED, row)}
-        await self._tx.execute_many(
-            _RELEASE, [{"run_id": run_id, "token": token} for run_id, token in self._request.released]
-        )
-        return freed
+        tokens = dict(self._request.released)
+        rows = [
+            {"gate": gate, "run_id": run_id, "token": token}
+            for run_id, gate, token in await in_chunks(self._tx, _FREED, sorted(tokens))
+            # Another one may have it by now, under a permit of its own.
+            if token <= tokens[run_id]
+        ]
+        await self._tx.execute_many(_RELEASE, rows)
+        return {str(row["gate"]) for row in rows}
 
     async def _heads(self) -> dict[str, list[InLine]]:
         """Those who may be next, at gates that are due."""

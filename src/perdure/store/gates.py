@@ -17,6 +17,8 @@ from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.protocol import Change
 from perdure.store.runs import CHUNK
 
+#: So many full gates are looked at when somebody has gone without a word; the others when they are due.
+_STIRRED = 5000
 #: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
 BACKSTOP = 15_000_000
 
@@ -63,13 +65,11 @@ WHERE gate = :gate AND NOT EXISTS (
 )
 """
 
-_NEXT_DUE = "SELECT MIN(due_at) FROM perdure_gates"
-
-_DUE = """
-SELECT name
-FROM perdure_gates
-WHERE due_at <= :now
-ORDER BY due_at, name
+#: Gates that are waited at by somebody of some types, those that are due first.
+_BY_DUE = """
+FROM perdure_gates g
+WHERE g.due_at <= :until AND EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name AND l.type IN ({names}))
+ORDER BY g.due_at, g.name
 LIMIT :limit
 """
 
@@ -99,7 +99,8 @@ ORDER BY name
 LIMIT :limit
 """
 
-_STIR = "UPDATE perdure_gates SET due_at = :now WHERE waits_for = 'room' AND due_at > :now AND due_at < :far"
+_FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name LIMIT :limit {skip_locked}"
+_STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
 
 
 class GateState:
@@ -205,21 +206,34 @@ async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
     await tx.execute_many(_SAVE, [gate.row() for gate in gates if gate.changed])
 
 
-async def next_due(tx: Transaction) -> int:
-    """When it is worth looking at some gate."""
-    [(due,)] = await tx.fetch(_NEXT_DUE, {})
-    return FAR if due is None else due
+async def next_due(tx: Transaction, types: Sequence[str]) -> int:
+    """When it is worth looking at a gate for somebody of these types."""
+    rows = await _by_due(tx, "g.due_at", types, FAR - 1, 1)
+    return rows[0][0] if rows else FAR
 
 
-async def due_gates(tx: Transaction, limit: int) -> list[str]:
-    """Gates at which somebody may pass, those that have waited longest first."""
-    return [row[0] for row in await tx.fetch(_DUE, {"now": tx.now, "limit": limit})]
+async def due_gates(tx: Transaction, types: Sequence[str], limit: int) -> list[str]:
+    """Gates at which somebody of these types may pass, those that have waited longest first."""
+    return [row[0] for row in await _by_due(tx, "g.name", types, tx.now, limit)]
+
+
+async def _by_due(tx: Transaction, column: str, types: Sequence[str], until: int, limit: int) -> list[Row]:
+    if not types:
+        return []
+    chosen, params = placeholders("name", types)
+    sql = f"SELECT {column} {_BY_DUE.replace('{names}', chosen)}"
+    return await tx.fetch(sql, {**params, "until": until, "limit": limit})
 
 
 async def stir_gates(tx: Transaction) -> None:
     """Have every gate looked at that waits for room: somebody may have gone without a word."""
-    await tx.execute(_STIR, {"now": tx.now, "far": FAR})
-    tx.stir(Change.READY)
+    # In nobody's way: who has one locked looks at it anyway.
+    full = [row[0] for row in await tx.fetch(_FULL, {"limit": _STIRRED})]
+    for start in range(0, len(full), CHUNK):
+        chosen, params = placeholders("name", full[start : start + CHUNK])
+        await tx.execute(_STIR.replace("{names}", chosen), {**params, "now": tx.now})
+    if full:
+        tx.stir(Change.READY)
 
 
 async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:

@@ -122,7 +122,8 @@ async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int) ->
         sql = " UNION ALL ".join(_ARRIVED.replace("#", str(number)) for number in range(len(part)))
         rows += await tx.fetch(sql, params)
     arrived = tuple(Waiting(*row) for row in rows)
-    return Look(arrived=arrived, next_due=await next_due(tx), now=tx.now)
+    types = list(dict.fromkeys(type for _, type in pairs))
+    return Look(arrived=arrived, next_due=await next_due(tx, types), now=tx.now)
 
 
 async def heads(
