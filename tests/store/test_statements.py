@@ -10,10 +10,12 @@ import pytest
 
 from perdure.core.listing import RunFilter
 from perdure.core.model import Finish, Lease, Status, Turn, Verdict
-from perdure.store import migration_script, open_store, reads, schedules, workers
+from perdure.store import migration_script, open_store, reads, runs, schedules, workers
+from perdure.store.dialect import DEFAULT_PREFIX
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing
 from perdure.store.sqlite import states
+from perdure.store.sqlite.connection import SQLITE
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, claim
 
@@ -114,6 +116,13 @@ def test_the_plan_uses_its_index_and_sorts_nothing(schema: sqlite3.Connection, n
     assert "SCAN perdure_runs\n" not in plan
 
 
+@pytest.mark.parametrize("sql", [runs.INSERT, states.FINISH, committing.RECORD], ids=["create", "finish", "record"])
+def test_what_is_written_once_a_run_or_more_fills_no_table_of_its_own(schema: sqlite3.Connection, sql: str) -> None:
+    # As a constraint with IN and three values does, at every write.
+    text, params = explained(sql)
+    assert "OpenEphemeral" not in {row[1] for row in schema.execute(f"EXPLAIN {text}", params)}
+
+
 def test_the_marked_are_found_by_their_own_index(schema: sqlite3.Connection) -> None:
     assert "USING INDEX perdure_runs_marked (worker=?)" in plan_of(schema, reads._MARKED)
 
@@ -135,8 +144,11 @@ def test_a_listing_of_one_status_finds_them_among_a_million_others(schema: sqlit
 
 
 def plan_of(schema: sqlite3.Connection, sql: str) -> str:
-    text = sql.replace("{for_update}", "")
+    text, params = explained(sql)
+    return "\n".join(row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {text}", params)) + "\n"
+
+
+def explained(sql: str) -> tuple[str, dict[str, int] | tuple[int, ...]]:
+    text = SQLITE.render(sql, DEFAULT_PREFIX)
     names = set(re.findall(r":(\w+)", text))
-    params: object = dict.fromkeys(names, 1) if names else (1,) * text.count("?")
-    # As sqlite3 takes them:
-    return "\n".join(row[3] for row in schema.execute(f"EXPLAIN QUERY PLAN {text}", params)) + "\n"  # type: ignore[arg-type]
+    return text, dict.fromkeys(names, 1) if names else (1,) * text.count("?")

@@ -1,7 +1,9 @@
 CREATE TABLE IF NOT EXISTS perdure_runs (
   id TEXT NOT NULL PRIMARY KEY DEFAULT (lower(hex(randomblob(16)))) CHECK (length(CAST(id AS BLOB)) BETWEEN 1 AND 255),
   status TEXT NOT NULL DEFAULT 'pending'
-    CHECK (status IN ('pending', 'running', 'waiting', 'completed', 'failed', 'cancelled', 'blocked')),
+    -- Not IN, for which SQLite fills a table of its own at every write.
+    CHECK (status = 'running' OR status = 'completed' OR status = 'pending' OR status = 'waiting'
+      OR status = 'failed' OR status = 'cancelled' OR status = 'blocked'),
   token INTEGER NOT NULL DEFAULT 0,
   nonce TEXT NOT NULL DEFAULT '',
   inbox_seq INTEGER NOT NULL DEFAULT 0,
