@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 
 from perdure.core.listing import RunFilter
@@ -16,6 +17,7 @@ from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing
 from perdure.store.sqlite import states
 from perdure.store.sqlite.connection import SQLITE
+from perdure.store.sqlite.statements import CROWD
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, claim
 
@@ -41,12 +43,13 @@ async def statements_of(store: SqliteStore, turns: list[Turn]) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("count", [1, 50])
-async def test_a_batch_of_records_is_one_row_each_and_no_read(store: SqliteStore, count: int) -> None:
+# A hundred are three times 32 together, and four one by one.
+@pytest.mark.parametrize(("count", "statements"), [(1, 2), (16, 1), (50, 7)])
+async def test_a_batch_of_records_is_one_row_each_and_no_read(store: SqliteStore, count: int, statements: int) -> None:
     leases = await many_held(store, count)
     turns = [Turn(lease=lease, records=(a_record(0), a_record(1))) for lease in leases]
     seen = await statements_of(store, turns)
-    assert seen == ["BEGIN", *["INSERT"] * (2 * count), "COMMIT"]
+    assert seen == ["BEGIN", *["INSERT"] * statements, "COMMIT"]
     assert await store.query("SELECT COUNT(*) FROM perdure_history") == [(2 * count,)]
 
 
@@ -57,6 +60,22 @@ async def test_outcomes_are_one_more_row_and_one_line_in_the_audit_trail_each_an
     turns = [Turn(lease=lease, records=(a_record(0),), next=done) for lease in await many_held(store, 3)]
     seen = await statements_of(store, turns)
     assert seen == ["BEGIN", *["INSERT"] * 3, *["UPDATE"] * 3, "SELECT", *["INSERT"] * 3, "COMMIT"]
+
+
+async def test_of_many_records_together_only_those_whose_lease_is_gone_are_left_out(store: SqliteStore) -> None:
+    leases = await many_held(store, CROWD)
+    gone = [msgspec.structs.replace(lease, nonce="another") for lease in leases[::2]]
+    turns = [Turn(lease=lease, records=(a_record(0),)) for lease in [*gone, *leases[1::2], *leases[::2]]]
+    verdicts = await store.commit(turns, ACTOR)
+    assert verdicts == [Verdict.LOST] * len(gone) + [Verdict.APPLIED] * CROWD
+    assert await store.query("SELECT COUNT(*), COUNT(DISTINCT run_id) FROM perdure_history") == [(CROWD, CROWD)]
+
+
+async def test_of_many_runs_created_together_each_is_there_once(store: SqliteStore) -> None:
+    count = 2 * CROWD + 3
+    assert all(made.created for made in await store.create([a_run(f"r{number}") for number in range(count)], ACTOR))
+    assert await store.query("SELECT COUNT(*) FROM perdure_runs") == [(count,)]
+    assert await store.query("SELECT COUNT(DISTINCT run_id), COUNT(*) FROM perdure_events") == [(count, count)]
 
 
 async def test_a_repeated_batch_reads_only_then(store: SqliteStore) -> None:
@@ -97,6 +116,7 @@ HOT = {
     "fire": (schedules._DUE, "USING COVERING INDEX perdure_schedules_to_fire (due_at<?)"),
     "take": (claiming.TAKE, "USING PRIMARY KEY (id=?)"),
     "record": (committing.RECORD, "USING PRIMARY KEY (id=?)"),
+    "records": (committing.RECORDS, "USING PRIMARY KEY (id=?)"),
     "finish": (states.FINISH, "USING PRIMARY KEY (id=?)"),
     "parents": (states.PARENTS, "USING PRIMARY KEY (id=?)"),
     "expire": (workers._PAST_DEADLINE, "USING INDEX perdure_runs_to_expire (deadline<?)"),
@@ -151,4 +171,4 @@ def plan_of(schema: sqlite3.Connection, sql: str) -> str:
 def explained(sql: str) -> tuple[str, dict[str, int] | tuple[int, ...]]:
     text = SQLITE.render(sql, DEFAULT_PREFIX)
     names = set(re.findall(r":(\w+)", text))
-    return text, dict.fromkeys(names, 1) if names else (1,) * text.count("?")
+    return text, dict.fromkeys(names, 1) if names else (1,) * (len(set(re.findall(r"\?\d+", text))) or text.count("?"))

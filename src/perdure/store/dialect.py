@@ -75,6 +75,10 @@ class Transaction(Protocol):
         """Who caused it, for the audit trail."""
 
     @property
+    def notes(self) -> bool:
+        """Whether anything is noted at all. To be asked before a line is made for each of many."""
+
+    @property
     def repeats(self) -> bool:
         """Whether the audit trail is told what only repeats."""
 

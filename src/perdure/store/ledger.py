@@ -232,7 +232,8 @@ class Ledger:
         draft.finished_at = self._tx.now
         draft.sets_output, draft.output = True, outcome.payload if completed else None
         draft.fail(None if completed else outcome.payload)
-        note_finish(self._tx, draft.id, outcome)
+        if self._tx.notes:
+            note_finish(self._tx, draft.id, outcome)
         self._tx.stir(Change.FINISHED)
         word = word_to_parent(
             draft.id, draft.parent_id, draft.parent_location, draft.generation, outcome.payload, failed=not completed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from perdure.core.audit import Audit
+from perdure.core.audit import REPEATED, Audit
 from perdure.core.model import Run
 from perdure.store.clock import ServerClock
 from perdure.store.protocol import Change, Line
@@ -24,10 +24,14 @@ class Noting(ABC):
     def __init__(self, actor: str, audit: Audit, *, listened: bool) -> None:
         self.actor = actor
         self.audit = audit
+        #: Whether anything is noted at all.
+        self.notes = audit is not _OFF or listened
         #: Whether what only repeats is noted, too. To be asked before such a line is made: there may be many.
         self.repeats = audit is _FULL
         #: Lines for those who listen, also if they are not written; None: nobody does.
         self.heard: list[Line] | None = [] if listened else None
+        self._writes = audit is not _OFF
+        self._unwritten = frozenset[str]() if self.repeats else REPEATED
         self._stirred = 0
         self._lines: list[Line] = []
 
@@ -38,9 +42,11 @@ class Noting(ABC):
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add a line to the audit trail, if it is of the level that is written."""
-        if self.audit.writes(kind):
+        # Looked up once a transaction, and not asked of the level for every line.
+        if self._writes and kind not in self._unwritten:
             self._lines.append((run_id, self.now, kind, self.actor, data))
-        self.hear(run_id, kind, data)
+        if self.heard is not None:
+            self.heard.append((run_id, self.now, kind, self.actor, data))
 
     def hear(self, run_id: str, kind: str, data: str = "{}") -> None:
         """A line that a statement writes by itself, for those who listen."""
@@ -49,7 +55,7 @@ class Noting(ABC):
 
     def note_claims(self, runs: Iterable[Run], now: int) -> None:
         """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on."""
-        if self.audit is not _OFF or self.heard is not None:
+        if self.notes:
             for run in runs:
                 if self.repeats or run.started_at == now:
                     self.note(run.id, *of_claim(run, now))

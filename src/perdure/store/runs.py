@@ -111,8 +111,9 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
     changed = await tx.execute_many(INSERT, [params_of(new, tx.now) for new in runs])
     if changed != len(runs):
         raise StoreUnavailable("Somebody created a run of the same id or key at the same moment; try again.")
-    for new in runs:
-        tx.note(new.id, *of_created(new))
+    if tx.notes:
+        for new in runs:
+            tx.note(new.id, *of_created(new))
     tx.stir(Change.READY)
 
 

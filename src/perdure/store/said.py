@@ -14,6 +14,8 @@ _SHORT = 500
 
 Said = tuple[str, str]
 
+_COMPLETED = Status.COMPLETED
+
 
 def of_created(new: NewRun) -> Said:
     """Of a run that comes to be."""
@@ -30,8 +32,9 @@ def of_claim(run: Run, now: int) -> Said:
 
 def of_finish(outcome: Finish) -> Said:
     """Of an outcome."""
-    failed = outcome.status is not Status.COMPLETED
-    return outcome.status.value, to_json(error_of(outcome.payload)) if failed else "{}"
+    if outcome.status is _COMPLETED:
+        return "completed", "{}"
+    return outcome.status.value, to_json(error_of(outcome.payload))
 
 
 def of_park(park: Park) -> Said:
@@ -69,7 +72,8 @@ def note_timeout(tx: Transaction, run_id: str, limit: str) -> None:
 
 def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
     """Say how a run ended."""
-    note_timeout(tx, run_id, outcome.timeout)
+    if outcome.timeout:
+        note_timeout(tx, run_id, outcome.timeout)
     tx.note(run_id, *of_finish(outcome))
 
 

@@ -197,7 +197,8 @@ class Wave(ABC, Generic[X]):
         for parent, child in (*wanted.values(), *again):
             if child.id in made and wanted[child.id][1] is child:
                 ledger.add(child)
-                self._tx.note(child.id, *of_created(child))
+                if self._tx.notes:
+                    self._tx.note(child.id, *of_created(child))
                 self._tx.stir(Change.READY)
             else:
                 word = await adopt(self._tx, parent, child)

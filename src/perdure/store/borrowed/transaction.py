@@ -49,6 +49,7 @@ class BorrowedTransaction:
 
     def __init__(self, wire: Wire, home: Home, actor: str, *, locking: bool = True) -> None:
         self.actor = actor
+        self.notes = home.audit is not Audit.OFF
         self.repeats = home.audit is Audit.FULL
         self._locking = locking
         self.now = 0

@@ -93,7 +93,8 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 besides = " AND parent_id IS NULL"
                 outcome = (payload, None) if status is Status.COMPLETED else (None, payload)
                 finished.append((run_id, turn.read, status.value, *outcome, tx.now))
-                note_finish(tx, run_id, turn.next)
+                if tx.notes:
+                    note_finish(tx, run_id, turn.next)
                 tx.stir(Change.FINISHED)
             case Park(wake_at=wake_at, reason=reason, seen=seen):
                 besides = f" AND inbox_seq = {seen}"

@@ -21,13 +21,27 @@ from perdure.store.renewal import carried, read_at_once
 from perdure.store.said import note_heartbeats
 from perdure.store.sqlite import states
 from perdure.store.sqlite.connection import SqliteTransaction
+from perdure.store.sqlite.statements import CROWD
 from perdure.store.turns import Standing, record_row, standing_of, waves
 
-RECORD = """
+_HISTORY = """
 INSERT INTO perdure_history
   (run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
-WHERE EXISTS (SELECT 1 FROM perdure_runs WHERE id = ? AND token = ? AND nonce = ? AND status = 'running')
+"""
+
+#: A record and the nonce of its lease; and the same for many, which costs a single one more.
+RECORD = f"""{_HISTORY}
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14
+WHERE EXISTS (SELECT 1 FROM perdure_runs WHERE id = ?1 AND token = ?3 AND nonce = ?15 AND status = 'running')
+ON CONFLICT DO NOTHING
+"""
+
+RECORDS = f"""{_HISTORY}
+SELECT {", ".join(f"v.column{place}" for place in range(1, 15))}
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) v
+WHERE EXISTS (
+  SELECT 1 FROM perdure_runs WHERE id = v.column1 AND token = v.column3 AND nonce = v.column15 AND status = 'running'
+)
 ON CONFLICT DO NOTHING
 """
 
@@ -69,7 +83,9 @@ async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
 
 async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[Verdict]) -> None:
     rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
-    doubtful = await tx.execute_many(RECORD, rows) != len(rows)
+    in_crowds = len(rows) - len(rows) % CROWD
+    written = await tx.execute_many(RECORDS, rows[:in_crowds]) + await tx.execute_many(RECORD, rows[in_crowds:])
+    doubtful = written != len(rows)
     rests: list[tuple[int, Park | Renew]] = []
     finished: dict[str, Finish] = {}
     beyond: list[Turn] = []
@@ -162,5 +178,4 @@ async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:
 
 
 def _row(turn: Turn, record: Record) -> Row:
-    lease = turn.lease
-    return (*record_row(turn, record), lease.run_id, lease.token, lease.nonce)
+    return (*record_row(turn, record), turn.lease.nonce)

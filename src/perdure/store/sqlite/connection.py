@@ -12,14 +12,13 @@ import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.core.audit import Audit
 from perdure.core.errors import StoreCorrupt, StoreReadOnly
 from perdure.core.system import System
-from perdure.store.borrowed import styles
 from perdure.store.dialect import Dialect, Row, drive
 from perdure.store.noting import Noting
 from perdure.store.sqlite.errors import is_busy, translate
@@ -30,6 +29,7 @@ from perdure.store.sqlite.files import (
     check_version,
     checkpoints_need_care,
 )
+from perdure.store.sqlite.statements import CROWD, Statement, prepare
 from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
@@ -55,9 +55,6 @@ _WARY = 64
 #: How often to look whether another one is about, in transactions.
 _LOOK = 16
 
-#: A statement as SQLite wants it, and what puts named parameters in their order; None: they are in order already.
-_Rendered = tuple[str, Callable[[Any], tuple[Any, ...]] | None]
-
 _NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -80,7 +77,7 @@ class SqliteTransaction(Noting):
     def __init__(
         self,
         connection: sqlite3.Connection,
-        render: Callable[[str], _Rendered],
+        render: Callable[[str], Statement],
         now: int,
         actor: str,
         audit: Audit,
@@ -99,15 +96,11 @@ class SqliteTransaction(Noting):
 
     async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
         """Run one statement; how many rows it changed."""
-        text, ordered = self._render(sql)
-        return self._connection.execute(text, params if ordered is None else ordered(params)).rowcount
+        return self._run(self._render(sql), params).rowcount
 
     async def execute_many(self, sql: str, rows: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]) -> int:
-        """Run one statement once per row of parameters; how many rows were changed in all."""
-        if not rows:
-            return 0
-        text, ordered = self._render(sql)
-        return self._connection.executemany(text, rows if ordered is None else map(ordered, rows)).rowcount
+        """Run one statement for each row of parameters; how many rows were changed in all."""
+        return self._run_many(self._render(sql), rows) if rows else 0
 
     async def fetch(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
         """Run a query, or a statement with RETURNING, to its end."""
@@ -115,13 +108,28 @@ class SqliteTransaction(Noting):
 
     def fetch_now(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
         """The same, for code that is only ever run on SQLite."""
-        text, ordered = self._render(sql)
-        return self._connection.execute(text, params if ordered is None else ordered(params)).fetchall()
+        return self._run(self._render(sql), params).fetchall()
 
     def write_notes(self) -> None:
         """Put the noted lines into the transaction."""
         if self._lines:
-            self._connection.executemany(self._render(_NOTE)[0], self._take_lines())
+            self._run_many(self._render(_NOTE), self._take_lines())
+
+    def _run(self, statement: Statement, params: Any) -> sqlite3.Cursor:
+        ordered = statement.ordered
+        return self._connection.execute(statement.text, params if ordered is None else ordered(params))
+
+    def _run_many(self, statement: Statement, rows: Sequence[Any]) -> int:
+        if statement.ordered is not None:
+            rows = list(map(statement.ordered, rows))
+        in_crowds = 0 if statement.crowd is None else len(rows) - len(rows) % CROWD
+        written = 0
+        for start in range(0, in_crowds, CROWD):
+            crowd = list(chain.from_iterable(rows[start : start + CROWD]))
+            written += self._connection.execute(statement.crowd or "", crowd).rowcount
+        if in_crowds < len(rows):
+            written += self._connection.executemany(statement.text, rows[in_crowds:]).rowcount
+        return written
 
 
 Body = Callable[[SqliteTransaction], Coroutine[Any, Any, T]]
@@ -136,7 +144,7 @@ class SqliteConnection:
         self._clock = clock
         self._writes = writes
         self._begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
-        self._rendered: dict[str, _Rendered] = {}
+        self._rendered: dict[str, Statement] = {}
         self._pause = threading.Event()
         self._raw: sqlite3.Connection | None = None
         self._lock: CheckpointLock | None = None
@@ -316,16 +324,8 @@ class SqliteConnection:
         version: int = self._open().execute("PRAGMA data_version").fetchone()[0]
         return version
 
-    def _render(self, sql: str) -> _Rendered:
-        rendered = self._rendered.get(sql)
-        if rendered is None:
-            # By position: SQLite looks a parameter's name up by walking through all before it, in parsing and in binding.
-            statement = styles.render(SQLITE.render(sql, self._url.prefix), "qmark")
-            rendered = self._rendered[sql] = statement.text, _in_order(statement.names or ())
-        return rendered
-
-
-def _in_order(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]] | None:
-    if len(names) > 1:
-        return itemgetter(*names)
-    return (lambda params: (params[names[0]],)) if names else None
+    def _render(self, sql: str) -> Statement:
+        statement = self._rendered.get(sql)
+        if statement is None:
+            statement = self._rendered[sql] = prepare(SQLITE.render(sql, self._url.prefix))
+        return statement

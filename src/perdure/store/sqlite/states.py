@@ -101,7 +101,8 @@ async def finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
     change = (status, output, error, tx.now, lease.run_id, lease.token, lease.nonce)
     if await tx.execute(FINISH, change) != 1:
         return False
-    note_finish(tx, lease.run_id, outcome)
+    if tx.notes:
+        note_finish(tx, lease.run_id, outcome)
     tx.stir(Change.FINISHED)
     return True
 
