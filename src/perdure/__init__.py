@@ -2,10 +2,12 @@
 
 from perdure.client.afterlife import Decided, Deleted
 from perdure.client.blocking import Blocking, BlockingHandle
+from perdure.client.blocking_locks import BlockingLock, BlockingLocks
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.limits import Limits
+from perdure.client.locks import Lock, Locks
 from perdure.client.outputs import StreamItem
 from perdure.client.schedules import Schedules
 from perdure.client.working import EngineWorker
@@ -32,6 +34,8 @@ from perdure.core.errors import (
     InvalidName,
     InvalidSchedule,
     JoinError,
+    Locked,
+    LockLost,
     LoopStuck,
     NeverAwaited,
     NotInWorkflow,
@@ -67,6 +71,7 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.gates import Bounds, Fair, Gate, Hold, Limit
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.listing import Page
+from perdure.core.locks import LockInfo
 from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retention import Retention
@@ -103,6 +108,8 @@ __all__ = [
     "BadArguments",
     "Blocking",
     "BlockingHandle",
+    "BlockingLock",
+    "BlockingLocks",
     "BlockingSchedules",
     "Bounds",
     "Branch",
@@ -155,6 +162,11 @@ __all__ = [
     "Kind",
     "Limit",
     "Limits",
+    "Lock",
+    "LockInfo",
+    "LockLost",
+    "Locked",
+    "Locks",
     "LoopStuck",
     "Message",
     "Misfire",

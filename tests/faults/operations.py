@@ -425,6 +425,30 @@ NEXT = {
 }
 
 
+@operation
+async def acquire_lock(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.acquire_lock("import", "me", "n1", SECOND, ACTOR)
+
+
+@operation
+async def steal_a_lock(store: Store, system: ManualSystem) -> Ask:
+    await store.acquire_lock("import", "me", "n1", SECOND, ACTOR)
+    system.advance(2)
+    return lambda store: store.acquire_lock("import", "you", "n2", SECOND, ACTOR)
+
+
+@operation
+async def extend_lock(store: Store, system: ManualSystem) -> Ask:
+    await store.acquire_lock("import", "me", "n1", SECOND, ACTOR)
+    return lambda store: store.extend_lock("import", "n1", 2 * SECOND, ACTOR)
+
+
+@operation
+async def release_lock(store: Store, system: ManualSystem) -> Ask:
+    token = (await store.acquire_lock("import", "me", "n1", SECOND, ACTOR)).lock.token
+    return lambda store: store.release_lock("import", token, "n1", ACTOR)
+
+
 def _turns_that(name: str) -> None:
     async def alone(store: Store, system: ManualSystem) -> Ask:
         records = (a_record(0), a_record(1)) if NEXT[name] is None else ()

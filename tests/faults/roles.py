@@ -19,6 +19,7 @@ from perdure import (
     EngineClosed,
     Every,
     Handle,
+    LockLost,
     RunExists,
     RunFinished,
     RunNotFound,
@@ -129,6 +130,7 @@ class Client:
             self.give_second_chances(runs["broken"], runs["stuck"]),
             self.keep_time(),
             self.tidy(),
+            self.guard(),
         )
         await runs["main"].result()
         await runs["again"].result()
@@ -157,6 +159,13 @@ class Client:
             await until(has_fired)
             await self._engine.schedules.trigger("clock")
             await self._engine.schedules.delete("clock")
+
+    async def guard(self) -> None:
+        """Hold a lock for a while. A process that died with it does not keep the others waiting for long."""
+        async with await self._engine.locks.acquire("guard", "500ms", wait=None) as lock:
+            # Another process may have taken it meanwhile.
+            with suppress(LockLost):
+                await lock.extend("1s")
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:

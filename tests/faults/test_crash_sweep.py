@@ -43,6 +43,7 @@ LOOKING = {
     "pauses",
     "schedule",
     "schedules",
+    "locks",
     "types",
     "workers",
     "holdings",

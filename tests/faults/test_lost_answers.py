@@ -53,6 +53,10 @@ LEFT_BEHIND = {
     "topics": "SELECT * FROM perdure_topics ORDER BY topic, run_id",
     "pauses": "SELECT * FROM perdure_pauses ORDER BY 1, 2",
     "schedules": "SELECT * FROM perdure_schedules ORDER BY id",
+    "locks": "SELECT * FROM perdure_locks ORDER BY name",
+    "singletons": "SELECT * FROM perdure_singletons ORDER BY name",
+    "successors": "SELECT * FROM perdure_successors ORDER BY run_id",
+    "watermarks": "SELECT * FROM perdure_watermarks ORDER BY kind, name",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
     "registry": "SELECT * FROM perdure_registry ORDER BY type",
 }

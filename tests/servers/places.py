@@ -20,21 +20,9 @@ from perdure.store.dialect import Dialect
 from perdure.store.migrations import known
 
 TABLES = (
-    "runs",
-    "history",
-    "messages",
-    "events",
-    "outputs",
-    "topics",
-    "pauses",
-    "schedules",
-    "workers",
-    "registry",
-    "gates",
-    "lines",
-    "permits",
-    "shares",
-)
+    "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "gates", "lines",
+    "permits", "shares", "locks", "singletons", "successors", "watermarks",
+)  # fmt: skip
 MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
 
 

@@ -48,6 +48,7 @@ COMMANDS = MappingProxyType(
         "recover": "perdure.cli.recover",
         "fork": "perdure.cli.fork",
         "schedule": "perdure.cli.schedule",
+        "locks": "perdure.cli.locks",
         "dead": "perdure.cli.dead",
         "delete": "perdure.cli.delete",
         "undelete": "perdure.cli.undelete",

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.client.blocking_flow import BlockingFlow
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.core.errors import EngineClosed, UsageError
 from perdure.store.borrowed.recognition import wire_of
@@ -43,7 +44,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Blocking:
+class Blocking(BlockingFlow):
     """An engine whose methods block. Close it, or use it in a `with`."""
 
     def __init__(self, engine: Engine) -> None:

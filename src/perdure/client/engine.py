@@ -17,6 +17,7 @@ from perdure.client.blocking import Blocking
 from perdure.client.checking import Checking
 from perdure.client.handle import Handle
 from perdure.client.limits import Limits
+from perdure.client.locks import Holding, Locks
 from perdure.client.looking import Looking
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.same import Sameness
@@ -138,6 +139,21 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
     def schedules(self) -> Schedules:
         """What runs by the clock."""
         return Schedules(self)
+
+    @property
+    def locks(self) -> Locks:
+        """Named locks."""
+        return Locks(self)
+
+    def lock(
+        self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
+    ) -> Holding:
+        """A named lock for as long as a block lasts: `async with engine.lock("nightly-import") as lock: ...`.
+
+        It is extended by itself, so that `ttl` is how long it outlives a process that dies. Waits for it, at most for `wait`; then
+        raises `Locked`. If it is lost while the block goes on, that is cancelled, and `LockLost` raised.
+        """
+        return Holding(self, name, ttl, wait, owner)
 
     # working
 

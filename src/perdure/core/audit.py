@@ -14,7 +14,7 @@ from perdure.core.errors import UsageError
 from perdure.core.model import Event
 
 #: What repeats for one run without changing what a person would ask about.
-REPEATED = frozenset({"claimed", "parked", "heartbeat"})
+REPEATED = frozenset({"claimed", "parked", "heartbeat", "lock_extended"})
 
 
 class Audit(StrEnum):

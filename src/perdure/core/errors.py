@@ -6,8 +6,11 @@
         EncodeError   DecodeError   PayloadTooLarge
         RunExists   RunNotFound   RunFinished   EngineClosed
         InvalidSchedule   ScheduleExists   ScheduleNotFound
+        SingletonBusy
       WorkflowError: the workflow's code is at fault
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
+      Locked: somebody else holds a lock   LockLost: whoever held it does not any more
+      Overloaded: there is enough to do already
       StreamFull: a step emits faster than the database takes it in
       StepFailed: a step's or child's error whose class is not known here
         StepTimeout (also TimeoutError)   ProcessDied
@@ -27,6 +30,7 @@ Messages say what happened, to which run, and what to do. What a program may wan
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +147,46 @@ class Diverged(WorkflowError):
 
 class ChildLimit(WorkflowError):
     """A run would have too many children under way, or too many ancestors; the child was not started."""
+
+
+class Locked(PerdureError):
+    """Somebody else holds the lock."""
+
+    def __init__(
+        self, message: str, *, name: str = "", owner: str = "", until: datetime.datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        #: Who holds it, and until when at the least.
+        self.owner = owner
+        self.until = until
+
+
+class LockLost(PerdureError):
+    """The lock is not held any more: its time ran out, or somebody took it."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class SingletonBusy(UsageError):
+    """Of what may go on only once at a time, another run is not over yet."""
+
+    def __init__(self, message: str, *, run_id: str = "") -> None:
+        super().__init__(message)
+        #: The run that is in the way.
+        self.run_id = run_id
+
+
+class Overloaded(PerdureError):
+    """A queue, or a type of runs, has as much to do as it is meant to; nothing was started."""
+
+    def __init__(self, message: str, *, depth: int = 0, high: int = 0) -> None:
+        super().__init__(message)
+        #: How many runs wait, as far as they were counted, and how many may.
+        self.depth = depth
+        self.high = high
 
 
 class StreamFull(PerdureError):

@@ -52,6 +52,11 @@ def check_name(value: object, what: str) -> str:
     return name
 
 
+def check_key(value: object, what: str) -> str:
+    """Give back what names a lock or the like: an id that leaves room for a prefix. Raises `InvalidId`."""
+    return _check(value, what, NAME_BYTES, InvalidId)
+
+
 def child_id(parent_id: str, location: str) -> str:
     """The id of the child that a run starts at a location: readable while it fits, a digest of both when not."""
     plain = f"{parent_id}/{location}"

@@ -27,6 +27,7 @@ _USE = re.compile(r"\{use (\w+)\}")
 _TABLES = frozenset({
     "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "migrations",
     "gates", "lines", "permits", "shares",
+    "locks", "singletons", "successors", "watermarks",
     "runs_view", "events_view", "types_view", "workers_view",
 })  # fmt: skip
 

@@ -23,6 +23,7 @@ from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
 from perdure.core.listing import Page, RunFilter
+from perdure.core.locks import Grant, LockInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -245,6 +246,20 @@ class Store(Protocol):
 
     async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
         """Gates in the order of their names, past one."""
+
+    # named locks
+
+    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> Grant:
+        """Take a lock that nobody holds, for so many microseconds; it proves itself by the nonce."""
+
+    async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
+        """Hold a lock for so many microseconds from now on; None if it is not held under that nonce any more."""
+
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+        """Give up a lock that is held under that token and nonce; without a nonce, whoever holds it under that token loses it."""
+
+    async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
+        """Locks that somebody holds, in the order of their names, past one; or only the one of a name."""
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

@@ -19,6 +19,7 @@ from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
 from perdure.core.listing import Page, RunFilter
+from perdure.core.locks import Grant, LockInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -248,6 +249,22 @@ class Retrying:
     async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
         """As the store."""
         return await self._again(lambda: self._store.gates(after, limit))
+
+    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> Grant:
+        """As the store."""
+        return await self._again(lambda: self._store.acquire_lock(name, owner, nonce, ttl, actor))
+
+    async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
+        """As the store."""
+        return await self._again(lambda: self._store.extend_lock(name, nonce, ttl, actor))
+
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+        """As the store."""
+        return await self._again(lambda: self._store.release_lock(name, token, nonce, actor))
+
+    async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
+        """As the store."""
+        return await self._again(lambda: self._store.locks(after, limit, name))
 
     async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
         """As the store."""

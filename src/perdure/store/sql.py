@@ -48,6 +48,7 @@ from perdure.store.borrowed.transaction import Home, borrow
 from perdure.store.control import control
 from perdure.store.dialect import Body, Dialect, Gathered, Row, Transaction
 from perdure.store.guarding import Guarding
+from perdure.store.locking import Locking
 from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
@@ -62,7 +63,7 @@ Trace = Callable[[str], object]
 _log = logging.getLogger("perdure.store")
 
 
-class SqlStore(Scheduling, Afterlife, Guarding, ABC):
+class SqlStore(Scheduling, Afterlife, Guarding, Locking, ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float

@@ -139,6 +139,7 @@ HISTORY = (
           SELECT run_id, 'history' AS what FROM perdure_history
           UNION SELECT run_id, 'message' FROM perdure_messages
           UNION SELECT run_id, 'event' FROM perdure_events WHERE kind NOT LIKE 'schedule!_%' ESCAPE '!'
+            AND kind NOT LIKE 'lock!_%' ESCAPE '!' AND kind NOT LIKE 'watermark!_%' ESCAPE '!'
           UNION SELECT run_id, 'output' FROM perdure_outputs
           UNION SELECT run_id, 'topic' FROM perdure_topics
         ) AS t LEFT JOIN perdure_runs r ON r.id = t.run_id WHERE r.id IS NULL

@@ -12,6 +12,7 @@ from perdure.testing.conformance.dead import DeadLetters, Requeueing
 from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
 from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
 from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
+from perdure.testing.conformance.locks import Locks
 from perdure.testing.conformance.migrations import Migrations
 from perdure.testing.conformance.outputs import Outputs, Trimming
 from perdure.testing.conformance.reads import Listing, Loading, Watching
@@ -47,6 +48,7 @@ __all__ = [
     "Levels",
     "Listing",
     "Loading",
+    "Locks",
     "LostClaims",
     "LostVerdicts",
     "ManualSystem",

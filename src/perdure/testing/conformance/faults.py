@@ -32,6 +32,7 @@ from perdure.testing.conformance.harness import (
     held,
     snapshot,
 )
+from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.schedules import a_schedule
 from perdure.testing.conformance.second import a_fork
@@ -226,6 +227,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "sweep": _prepare_sweep,
     "commit": _prepare_commit,
     "transact": _prepare_transact,
+    **LOCKS,
 }
 
 

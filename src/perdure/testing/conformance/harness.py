@@ -115,6 +115,10 @@ async def snapshot(harness: Harness, *, but: Sequence[str] = ()) -> dict[str, li
             "lines",
             "permits",
             "shares",
+            "locks",
+            "singletons",
+            "successors",
+            "watermarks",
         )
         if name not in but
     ]
