@@ -54,6 +54,7 @@ from perdure.core.errors import (
     ScheduleExists,
     ScheduleNotFound,
     SchemaMismatch,
+    SingletonBusy,
     StepFailed,
     StepTimeout,
     StoreCorrupt,
@@ -78,6 +79,7 @@ from perdure.core.retention import Retention
 from perdure.core.retry import Retry
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
+from perdure.core.singleton import Debounce, Singleton
 from perdure.core.timing import At, Cron, Every
 from perdure.workflow.actions import Action, Actions
 from perdure.workflow.activity import Activity, activity
@@ -127,6 +129,7 @@ __all__ = [
     "DeadLetterNotice",
     "DeadPage",
     "DeadReason",
+    "Debounce",
     "Decided",
     "DecodeError",
     "Definition",
@@ -206,6 +209,8 @@ __all__ = [
     "ScheduleNotFound",
     "Schedules",
     "SchemaMismatch",
+    "Singleton",
+    "SingletonBusy",
     "StateMachine",
     "Status",
     "StepFailed",

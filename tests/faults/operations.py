@@ -31,6 +31,7 @@ from perdure.core.model import (
 )
 from perdure.core.retention import Prune
 from perdure.core.schedule import Overlap
+from perdure.core.singleton import Policy
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -52,6 +53,8 @@ from perdure.testing.conformance.harness import (
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.second import a_fork
+from perdure.testing.conformance.singletons import NAME, options
+from perdure.testing.conformance.singletons import one as a_single
 
 Ask = Callable[[Store], Awaitable[object]]
 Prepare = Callable[[Store, ManualSystem], Awaitable[Ask]]
@@ -423,6 +426,37 @@ NEXT = {
     "block": Block(Reason.DIVERGED, "{}"),
     "renew": Renew(TYPE, "[]", 0),
 }
+
+
+@operation
+async def create_in_a_line(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_single("r1", Policy.QUEUE)], ACTOR)
+    return lambda store: store.create([a_single("r2", Policy.QUEUE), a_run("plain")], ACTOR)
+
+
+@operation
+async def create_in_place_of_another(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_single("r1", Policy.REPLACE)], ACTOR)
+    return lambda store: store.create([a_single("r2", Policy.REPLACE)], ACTOR)
+
+
+@operation
+async def put_off(store: Store, system: ManualSystem) -> Ask:
+    given = {"options": options(Policy.DEBOUNCE, delay=SECOND)}
+    await store.create([a_run("r1", **given)], ACTOR)
+    return lambda store: store.create([a_run("r2", input="[2]", **given)], ACTOR)
+
+
+@operation
+async def succeed(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_single("r1", Policy.QUEUE), a_single("r2", Policy.QUEUE)], ACTOR)
+    await store.cancel("r1", "", "c", ACTOR)
+
+    async def ask(store: Store) -> None:
+        # What the first did is found done by the second.
+        await store.succeed([NAME], ACTOR)
+
+    return ask
 
 
 @operation

@@ -24,6 +24,7 @@ from perdure import (
     RunFinished,
     RunNotFound,
     ScheduleNotFound,
+    Singleton,
     Status,
     UsageError,
 )
@@ -131,6 +132,7 @@ class Client:
             self.keep_time(),
             self.tidy(),
             self.guard(),
+            self.take_turns(),
         )
         await runs["main"].result()
         await runs["again"].result()
@@ -166,6 +168,14 @@ class Client:
             # Another process may have taken it meanwhile.
             with suppress(LockLost):
                 await lock.extend("1s")
+
+    async def take_turns(self) -> None:
+        """Two runs of which one may go on at a time."""
+        for name in ("turn-1", "turn-2"):
+            call = app.child(self._ledger, name)
+            await self._engine.start(call, id=name, singleton=Singleton("turns", "queue"))
+        for name in ("turn-1", "turn-2"):
+            await (await self._engine.get(name)).result()
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:

@@ -42,6 +42,7 @@ from perdure.core.model import Event, NewRun, Run, Status
 from perdure.core.retention import Retention
 from perdure.core.retry import Retry
 from perdure.core.routing import chosen
+from perdure.core.singleton import Singleton
 from perdure.core.system import System
 from perdure.host import Host
 from perdure.store import Retrying, open_store
@@ -210,6 +211,9 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         On a `connection` of yours (asyncpg, psycopg, SQLAlchemy, Django…) the run is written in the transaction that is open
         there: it exists once you commit, and never if you roll back.
 
+        With a `singleton`, one run of its key goes on at a time: raises `SingletonBusy`, gives the one that is there, or waits for its turn,
+        as that says. With a `debounce`, several starts are one run, some time after the last of them.
+
         Raises `RunExists` if it is there with another input or type, and `EncodeError`, `InvalidId`… before anything is written.
         """
         [handle] = await self._create([call], [self._new_run(call, options)], connection)
@@ -224,12 +228,14 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         priority: int | None = None,
         queue: str | None = None,
         deadline: Moment | None = None,
+        singleton: Singleton | None = None,
         connection: object = None,
     ) -> builtins.list[Handle[R]]:
         """Start many runs in one transaction: all of them, or none. On a `connection` of yours, in the one that is open there."""
         if ids is not None and len(ids) != len(calls):
             raise UsageError(f"{len(calls)} calls but {len(ids)} ids; give one id a call")
         options: StartOptions = {"at": at, "priority": priority, "queue": queue, "deadline": deadline}
+        options["singleton"] = singleton
         runs = [
             self._new_run(call, options if ids is None else {**options, "id": ids[index]})
             for index, call in enumerate(calls)
@@ -237,8 +243,8 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         self._same.check_among(runs, calls)
         if connection is not None:
             return await self._create(calls, runs, connection)
-        await create_all(await self._opened(), self._actor, runs, calls, self._same)
-        return [Handle(self, run.id, call.returns) for run, call in zip(runs, calls, strict=True)]
+        made = await create_all(await self._opened(), self._actor, runs, calls, self._same)
+        return [Handle(self, run_id, call.returns) for run_id, call in zip(made, calls, strict=True)]
 
     async def _create(
         self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from perdure.core.duration import Duration, instant
 from perdure.core.errors import BadArguments, UsageError
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun
+from perdure.core.singleton import Debounce, Singleton
 from perdure.core.system import System
 from perdure.workflow.definition import Call
+from perdure.workflow.placing import Settings
 
 #: A moment: a datetime with a time zone, or a duration from now.
 Moment = datetime.datetime | Duration
@@ -30,6 +33,24 @@ class StartOptions(TypedDict, total=False):
     deadline: Moment | None
     #: At most one run is ever created with this key.
     idempotency_key: str | None
+    #: At most one run of a key goes on at a time.
+    singleton: Singleton | None
+    #: Start once, some time after the last of several starts.
+    debounce: Debounce | None
+
+
+def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
+    """The call, as one of which there may be only one, if it is."""
+    singleton, debounce = options.get("singleton"), options.get("debounce")
+    if debounce is not None:
+        if singleton is not None or options.get("at") is not None or options.get("idempotency_key") is not None:
+            raise UsageError(
+                "debounce says when a run starts and which; it goes with none of singleton, at, idempotency_key"
+            )
+        if not isinstance(debounce, Debounce):
+            raise UsageError(f"debounce={debounce!r}: give a Debounce, such as Debounce('5s')")
+        return replace(call, settings=Settings(single=debounce.resolved(call.type)).over(call.settings))
+    return call if singleton is None else call.options(singleton=singleton)
 
 
 def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: System, now: int) -> NewRun:
@@ -44,6 +65,7 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
         raise BadArguments(f"start has no option {min(unknown)!r}; it has {', '.join(StartOptions.__annotations__)}")
     if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
         raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
+    call = _single(call, options)
     wake_at = 0 if at is None else instant(at, now)
     placed = call.place(
         max(wake_at, now),

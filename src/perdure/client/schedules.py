@@ -18,7 +18,7 @@ from msgspec import structs
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions, new_run
 from perdure.core.duration import Duration, instant, microseconds
-from perdure.core.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, UsageError
+from perdure.core.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
 from perdure.core.firing import when_due
 from perdure.core.ids import check_name
 from perdure.core.model import FAR, Event
@@ -135,10 +135,12 @@ class Schedules:
         await (await self._engine._opened()).delete_schedule(id, self._engine._actor)
 
     async def trigger(self, id: str) -> Handle[Any]:
-        """Start a run now, whatever the time, a pause and runs that go on. Raises `ScheduleNotFound`."""
+        """Start a run now, whatever the time, a pause and runs that go on. Raises `ScheduleNotFound`, and `SingletonBusy`."""
         key = f"now-{self._engine._system.entropy(8).hex()}"
-        [run_id] = await self._trigger(id, (), key)
-        return await self._engine.get(run_id)
+        started = await self._trigger(id, (), key)
+        if not started:
+            raise SingletonBusy(f"the schedule {id!r} starts a singleton, and another run of that is not over yet")
+        return await self._engine.get(started[0])
 
     async def backfill(self, id: str, start: datetime, end: datetime) -> builtins.list[str]:
         """Start the runs of all slots from `start` on and before `end`, which is not in the future; their ids.

@@ -18,6 +18,7 @@ from perdure.core.duration import instant
 from perdure.core.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.core.model import Kind, NewRun, Record, Run, Status
 from perdure.core.second import Fork, Reopened, kept
+from perdure.core.singleton import with_single
 from perdure.worker import Checkup
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.placing import Settings
@@ -93,6 +94,8 @@ async def fork(engine: Engine, run_id: str, **wanted: Unpack[ForkOptions]) -> st
     encoded = _input(engine, source, wanted.get("input"))
     call: Call[Any] = Call(source.type, (), engine.workflows.get(source.type), Settings.from_json(source.options))
     new = new_run(call, encoded, options, engine._system, store.clock())
+    # A fork goes on beside what it was forked from.
+    new = replace(new, options=with_single(new.options, None))
     fork = _fork(source, past, from_step, new, engine._system.entropy(8).hex())
     await _try_out(engine, source, fork)
     answer = await store.fork(fork, engine._actor)

@@ -15,6 +15,7 @@ from perdure.core.gates import Standing
 from perdure.core.listing import RunFilter
 from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, Status
 from perdure.core.routing import PYTHON, TypeInfo
+from perdure.core.singleton import single_of
 from perdure.store.control import pausing_of
 from perdure.store.protocol import Store
 
@@ -156,11 +157,15 @@ def _waiting(run: Run, facts: Facts) -> str:
             return _limited(facts.standing, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
+        case Reason.LIMIT if (single := single_of(run.options)) is not None:
+            return f"It waits for its turn: another run of the singleton {single.name!r} is not over yet."
         case Reason.RETRY:
             last = next((record for record in reversed(history) if record.failed and record.payload), None)
             payload = run.error if last is None else last.payload
             cause = "" if payload is None else f" The last attempt failed: {_summary(payload)}."
             return f"It waits to try again{until}{_count(run)}.{cause}"
+        case _ if run.started_at == 0 and (single := single_of(run.options)) is not None and single.delay:
+            return f"It is put off{until}, and longer if it is started again."
         case _ if run.started_at == 0:
             return f"It is scheduled and waits{until}."
         case _:

@@ -15,7 +15,7 @@ from perdure.core.model import Created, NewMessage, NewRun, SendOutcome
 from perdure.store.borrowed.errors import is_duplicate
 from perdure.store.messages import send
 from perdure.store.protocol import Store
-from perdure.store.runs import create
+from perdure.store.runs import create, is_single
 from perdure.workflow.definition import Call
 
 #: How often somebody else may create a run of the same id at the same moment.
@@ -24,16 +24,19 @@ _TRIES = 3
 
 async def create_all(
     store: Store, actor: str, runs: Sequence[NewRun], calls: Sequence[Call[Any]], same: Sameness
-) -> None:
-    """Create runs, all of them or none; those that are there and the same are left as they are."""
+) -> list[str]:
+    """Create runs, all of them or none; those that are there and the same are left as they are. The id of each."""
     wanted = {run.id: (run, call) for run, call in zip(runs, calls, strict=True)}
+    ids = {run.id: run.id for run in runs}
     while wanted:
         answers = await store.create([run for run, _ in wanted.values()], actor, all_or_none=True)
-        taken = [answer.run for answer in answers if not answer.created]
+        taken = [answer.run for answer in answers if not answer.created and not answer.attached]
         if not taken:
-            return
+            ids.update(zip(wanted, (answer.run.id for answer in answers), strict=True))
+            break
         for run in taken:
             same.check(run, *wanted.pop(run.id))
+    return [ids[run.id] for run in runs]
 
 
 async def create_on(
@@ -48,7 +51,9 @@ async def create_on(
     for tries in range(1, _TRIES + 1):
         try:
             # At first without a lock: on MySQL, one on what is not there yet would let two who start crosswise wait for each other.
-            async with store.borrowed(connection, actor, locking=tries > 1) as tx:
+            # Whoever has to look at others first has to lock them.
+            locking = tries > 1 or any(is_single(run) for run in runs)
+            async with store.borrowed(connection, actor, locking=locking) as tx:
                 created = await create(tx, runs)
                 same.check_created(created, runs, calls)
                 return created

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     CHILD = "child"
     RETRY = "retry"
     PAUSED = "paused"
+    #: For its turn.
     LIMIT = "limit"
     BREAKER = "breaker"
     DIVERGED = "diverged"
@@ -103,8 +104,18 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     parent_location: str | None = None
     #: Of a child of a child: how many ancestors it may have, or it is not created and its parent told why. 0: any number.
     max_depth: int = 0
+    #: It is not its turn yet: whoever makes it ready does so by other means than the clock.
+    held_back: bool = False
     #: Made anew for every request to create; tells a repeated request from a second one.
     write_id: str
+
+    def begins(self, now: int) -> tuple[str, str | None, int]:
+        """Status, reason and wake-up time that it is created with."""
+        if self.held_back:
+            return Status.WAITING.value, Reason.LIMIT.value, FAR
+        if self.wake_at > now:
+            return Status.WAITING.value, Reason.TIMER.value, self.wake_at
+        return Status.PENDING.value, None, now
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
@@ -360,6 +371,8 @@ class Created(Struct, frozen=True):
     run: Run
     #: False when the run was there before (same id, or same idempotency key).
     created: bool
+    #: It is another run, which is there in place of the one that was wanted.
+    attached: bool = False
 
 
 class SendOutcome(StrEnum):

@@ -217,6 +217,7 @@ class Requests(ABC):
             close_by=placed.close_by,
             max_attempts=placed.max_attempts,
             options=placed.options,
+            held_back=placed.is_single,
             write_id=short_key(f"{self._key}:{location}"),
         )
         if not self.loop.closed:

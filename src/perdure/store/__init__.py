@@ -51,6 +51,7 @@ MUTATING_VERBS = (
     "acquire_lock",
     "extend_lock",
     "release_lock",
+    "succeed",
     "requeue",
     "delete",
     "undelete",

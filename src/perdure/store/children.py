@@ -17,6 +17,7 @@ from perdure.store.protocol import Change
 from perdure.store.rows import failure
 from perdure.store.runs import INSERT, params_of
 from perdure.store.said import of_created
+from perdure.store.singletons import line_up
 
 _EXISTING = """
 SELECT parent_id, parent_location, status, generation, output, error
@@ -57,6 +58,8 @@ async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun
         await deliver(tx, word)
     for child in children:
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
+            if child.held_back:
+                await line_up(tx, [child])
             tx.note(child.id, *of_created(child))
             tx.stir(Change.READY)
         else:

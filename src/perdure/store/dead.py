@@ -33,6 +33,7 @@ from perdure.store.messages import cancel
 from perdure.store.protocol import Change
 from perdure.store.rows import RUN, to_json, to_run, values
 from perdure.store.second import locked, remember, take_in_all
+from perdure.store.singletons import hold_back_again
 
 _NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
 #: One of each status, and the obvious besides: without it, an index of all but the completed would not be used.
@@ -147,6 +148,8 @@ async def requeue(tx: Transaction, order: Requeue) -> Requeued:
     if order.input is not None:
         await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})
     tx.note(run.id, "requeued", to_json({"generation": run.generation + ended, "reason": run.reason or run.status}))
+    if ended:
+        await hold_back_again(tx, run.id, run.options)
     tx.stir(Change.READY)
     return Requeued.OPEN
 

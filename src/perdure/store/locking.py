@@ -1,14 +1,14 @@
-"""The verbs of a store that are about named locks, each as one transaction."""
+"""The verbs of a store that are about named locks and singletons, each as one transaction."""
 
 from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from perdure.core.locks import Grant, LockInfo
-from perdure.store import locks
+from perdure.store import locks, singletons
 from perdure.store.dialect import Transaction
 
 T = TypeVar("T")
@@ -43,6 +43,10 @@ class Locking(ABC):
     async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
         """Give up a lock."""
         return await self._write("release_lock", actor, lambda tx: locks.release(tx, name, token, nonce))
+
+    async def succeed(self, names: Sequence[str], actor: str) -> int:
+        """Let the next of these singletons begin."""
+        return await self._write("succeed", actor, lambda tx: singletons.succeed(tx, names))
 
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Locks that somebody holds."""

@@ -258,6 +258,9 @@ class Store(Protocol):
     async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
         """Give up a lock that is held under that token and nonce; without a nonce, whoever holds it under that token loses it."""
 
+    async def succeed(self, names: Sequence[str], actor: str) -> int:
+        """Let those begin whose turn it is, of singletons one of whose runs has ended or was created by a turn; how many."""
+
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Locks that somebody holds, in the order of their names, past one; or only the one of a name."""
 

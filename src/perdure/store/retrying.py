@@ -262,6 +262,10 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.release_lock(name, token, nonce, actor))
 
+    async def succeed(self, names: Sequence[str], actor: str) -> int:
+        """As the store."""
+        return await self._again(lambda: self._store.succeed(names, actor))
+
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """As the store."""
         return await self._again(lambda: self._store.locks(after, limit, name))

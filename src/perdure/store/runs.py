@@ -10,10 +10,13 @@ from collections.abc import Sequence
 
 from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Created, NewRun, Reason, Run, Status
+from perdure.core.singleton import Policy, single_of
+from perdure.store.debouncing import put_off
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.protocol import Change
 from perdure.store.rows import RUN, to_run
 from perdure.store.said import of_created
+from perdure.store.singletons import arrange, head
 
 #: How many parameters a list in a statement may have.
 CHUNK = 400
@@ -50,13 +53,15 @@ async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool =
         return taken
     fresh: dict[str, NewRun] = {}
     answers: list[Created] = []
+    await _lock_heads(tx, runs)
     for new in runs:
         found = there.of(new)
         if found is None:
-            run = as_run(new, tx.now)
-            fresh[new.id] = new
-            there.add(run, new.write_id)
-            found = Created(run, True)
+            found = await _arranged(tx, new) if is_single(new) else Created(as_run(new, tx.now), True)
+            if not found.attached:
+                there.add(found.run, new.write_id)
+            if not is_single(new):
+                fresh[new.id] = new
         answers.append(found)
     await _insert(tx, list(fresh.values()))
     return answers
@@ -81,18 +86,43 @@ async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequenc
     return len(found)
 
 
+def is_single(new: NewRun) -> bool:
+    """Whether whoever creates it has to look at others first."""
+    return new.options != "{}" and single_of(new.options) is not None
+
+
+async def _lock_heads(tx: Transaction, runs: Sequence[NewRun]) -> None:
+    """Lock what several such runs are about in everybody's order: no two who start several may wait for each other."""
+    names = {single.name for new in runs if new.options != "{}" and (single := single_of(new.options)) is not None}
+    if len(names) > 1:
+        for name in sorted(names):
+            await head(tx, name)
+
+
+async def _arranged(tx: Transaction, new: NewRun) -> Created:
+    """Create a run of which there may be only one, or find the one that is there in its place."""
+    single = single_of(new.options)
+    assert single is not None
+    placed = await (put_off if single.policy is Policy.DEBOUNCE else arrange)(tx, new, single)
+    if isinstance(placed, Created):
+        return placed
+    # At once: the next of the same request may be about the same name.
+    await _insert(tx, [placed])
+    return Created(as_run(placed, tx.now), True)
+
+
 def params_of(new: NewRun, now: int) -> Params:
     """The parameters of `INSERT`."""
-    later = new.wake_at > now
+    status, reason, wake_at = new.begins(now)
     return {
         "id": new.id,
         "type": new.type,
         "input": new.input,
         "queue": new.queue,
         "priority": new.priority,
-        "status": "waiting" if later else "pending",
-        "reason": "timer" if later else None,
-        "wake_at": new.wake_at if later else now,
+        "status": status,
+        "reason": reason,
+        "wake_at": wake_at,
         "deadline": new.deadline,
         "now": now,
         "idempotency_key": new.idempotency_key,
@@ -149,14 +179,14 @@ async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> _There:
 
 def as_run(new: NewRun, now: int) -> Run:
     """A run as it is right after `INSERT`."""
-    later = new.wake_at > now
+    status, reason, wake_at = new.begins(now)
     return Run(
         id=new.id,
         type=new.type,
         queue=new.queue,
         priority=new.priority,
-        status=Status.WAITING if later else Status.PENDING,
-        reason=Reason.TIMER if later else None,
+        status=Status(status),
+        reason=None if reason is None else Reason(reason),
         input=new.input,
         output=None,
         error=None,
@@ -165,7 +195,7 @@ def as_run(new: NewRun, now: int) -> Run:
         token=0,
         nonce="",
         worker=None,
-        wake_at=new.wake_at if later else now,
+        wake_at=wake_at,
         deadline=new.deadline,
         created_at=now,
         started_at=0,

@@ -7,15 +7,16 @@ whoever has looked at the row last, which its version tells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from perdure.core.errors import StoreCorrupt, StoreUnavailable
+from perdure.core.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.core.firing import plan
 from perdure.core.model import FAR, FINISHED, NewRun
 from perdure.core.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
+from perdure.core.singleton import single_of
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.messages import cancel
 from perdure.store.protocol import Change
@@ -138,9 +139,13 @@ async def trigger(tx: Transaction, schedule_id: str, slots: Sequence[int], key: 
     wanted = to_schedule(rows[0][1:])
     by_hand = f"{schedule_id}@{key}"
     ids = {run_id_of(schedule_id, slot): slot for slot in slots} or {by_hand: 0}
-    if await _start(tx, wanted, ids) and not slots:
+    started = await _start(tx, wanted, ids)
+    if started and not slots:
         await tx.execute(_ADVANCE, {**_row(wanted), "last_run": by_hand})
-    return list(ids)
+    if single_of(wanted.options) is None:
+        return list(ids)
+    there = await _there(tx, ids)
+    return [run_id for run_id in ids if run_id in there]
 
 
 async def next_due(tx: Transaction) -> int:
@@ -197,16 +202,37 @@ async def _goes_on(tx: Transaction, run_id: str) -> bool:
 
 async def _start(tx: Transaction, wanted: Schedule, ids: Mapping[str, int]) -> list[str]:
     """Create those of the runs that are not there yet; their ids."""
-    there: set[str] = set()
-    if ids:
-        chosen, params = placeholders("id", list(ids))
-        there = {row[0] for row in await tx.fetch(f"SELECT id FROM perdure_runs WHERE id IN ({chosen})", params)}
+    there = await _there(tx, ids)
     fresh = [run_id for run_id in ids if run_id not in there]
-    await create(tx, [_new_run(wanted, run_id, tx.now) for run_id in fresh])
+    new = [_new_run(wanted, run_id, tx.now) for run_id in fresh]
+    if single_of(wanted.options) is None:
+        await create(tx, new)
+    else:
+        fresh = [one.id for one in new if await _has_its_turn(tx, wanted, one, ids[one.id])]
     for run_id in fresh:
         tx.note(run_id, "scheduled", to_json({"schedule": wanted.id, "slot": ids[run_id]}))
         tx.note(wanted.trail, "schedule_fired", to_json({"run": run_id, "slot": ids[run_id]}))
     return fresh
+
+
+async def _there(tx: Transaction, ids: Iterable[str]) -> set[str]:
+    chosen, params = placeholders("id", list(ids))
+    if not params:
+        return set()
+    return {row[0] for row in await tx.fetch(f"SELECT id FROM perdure_runs WHERE id IN ({chosen})", params)}
+
+
+async def _has_its_turn(tx: Transaction, wanted: Schedule, new: NewRun, slot: int) -> bool:
+    """Create a run of which there may be only one, or say why not."""
+    try:
+        [answer] = await create(tx, [new])
+    except SingletonBusy:
+        pass
+    else:
+        if answer.created:
+            return True
+    tx.note(wanted.trail, "schedule_passed", to_json({"from": slot, "to": slot, "reason": "singleton"}))
+    return False
 
 
 def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:

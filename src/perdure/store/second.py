@@ -22,6 +22,7 @@ from perdure.store.outputs import write_outputs
 from perdure.store.protocol import Change
 from perdure.store.rows import MESSAGE, RUN, failure, to_json, to_message, to_run, values
 from perdure.store.runs import create
+from perdure.store.singletons import hold_back_again
 from perdure.store.turns import record_row
 
 _LOCK = f"""
@@ -140,6 +141,7 @@ async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | 
     seed = kept(run.seed, run.generation, run.generation + 1)
     await tx.execute(_OPEN, {"run_id": run_id, "seed": seed, "deadline": due, "now": tx.now})
     tx.note(run_id, "reopened", to_json({"generation": run.generation + 1}))
+    await hold_back_again(tx, run_id, run.options)
     tx.stir(Change.READY)
     return Reopened.OPEN
 

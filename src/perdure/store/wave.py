@@ -32,6 +32,7 @@ from perdure.store.messages import stop_children
 from perdure.store.protocol import Change
 from perdure.store.renewal import keys_of, read_at_once, renew
 from perdure.store.said import note_heartbeats, of_created
+from perdure.store.singletons import line_up
 from perdure.store.turns import Standing, record_row, standing_of
 
 X = TypeVar("X", bound=Transaction)
@@ -194,6 +195,7 @@ class Wave(ABC, Generic[X]):
         if not wanted:
             return
         made = await self._made([child for _, child in wanted.values()])
+        await line_up(self._tx, [child for _, child in wanted.values() if child.held_back and child.id in made])
         for parent, child in (*wanted.values(), *again):
             if child.id in made and wanted[child.id][1] is child:
                 ledger.add(child)

@@ -193,7 +193,7 @@ STATES = (
         f"""
         SELECT id, reason, wake_at FROM perdure_runs WHERE status = 'waiting' AND (
           reason IS NULL OR reason IN ('diverged', 'poison', 'undecodable')
-          OR (wake_at >= {FAR} AND reason NOT IN ('message', 'child', 'paused')))
+          OR (wake_at >= {FAR} AND reason NOT IN ('message', 'child', 'paused', 'limit')))
         """,
     ),
     Rule(

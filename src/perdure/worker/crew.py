@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -39,6 +39,9 @@ class Owner(Protocol):
 
     def ended(self, held: Kept, after: Next | None) -> None:
         """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
+
+    def lined_up(self, names: Sequence[str]) -> None:
+        """Runs that wait for their turn have been started, or one of these singletons has ended."""
 
     def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
         """The run is to go to another worker; `leave` is told to which, if there is one."""

@@ -9,6 +9,7 @@ from perdure.core.effects import NewOutput, Renew, Trim
 from perdure.core.family import ABANDONED
 from perdure.core.ids import short_key
 from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
+from perdure.core.singleton import single_of
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.children import cancel_key
 from perdure.workflow.runtime import Effect
@@ -24,6 +25,9 @@ class Draft:
         self._codec = codec
         self.children: dict[str, NewRun] = {}
         self.sends: list[NewMessage] = []
+        #: Singletons of which the turn that was made last has started runs, and of which the next one will.
+        self.lined_up: tuple[str, ...] = ()
+        self._to_line_up: tuple[str, ...] = ()
         #: Whether a record waits to be saved that is not an ephemeral step's.
         self.urgent = False
         #: Whether there is something that has to leave soon.
@@ -47,7 +51,7 @@ class Draft:
             elif isinstance(effect, NewMessage):
                 self.sends.append(effect)
             elif isinstance(effect, NewRun):
-                self.children[effect.id] = effect
+                self._start(effect)
             else:
                 self._listening[effect.topic] = effect.on
 
@@ -78,7 +82,7 @@ class Draft:
         options = operation.options
         placed = operation.call.place(now, options.queue, options.priority, min(options.deadline, parent.deadline))
         self.filled = True
-        self.children[operation.child_id] = NewRun(
+        child = NewRun(
             id=operation.child_id,
             type=operation.call.type,
             input=operation.call.encode(self._codec),
@@ -88,12 +92,19 @@ class Draft:
             close_by=placed.close_by,
             max_attempts=placed.max_attempts,
             options=placed.options,
+            held_back=placed.is_single,
             parent_id=parent.id,
             parent_location=operation.location,
             max_depth=max_depth if parent.parent_id is not None else 0,
             write_id=("" if operation.bound else ABANDONED)
             + short_key(f"{parent.id}:{parent.generation}:{operation.location}:{parent.attempt}"),
         )
+        self._start(child)
+
+    def _start(self, new: NewRun) -> None:
+        self.children[new.id] = new
+        if new.held_back and (single := single_of(new.options)) is not None:
+            self._to_line_up = (*self._to_line_up, single.name)
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
         """Tell a child that its result is not wanted any more, or do not start it in the first place."""
@@ -133,6 +144,7 @@ class Draft:
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
         self._take_emitted()
+        self.lined_up, self._to_line_up = self._to_line_up, ()
         turn = Turn(
             lease=lease,
             records=records,

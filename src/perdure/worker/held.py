@@ -313,6 +313,9 @@ class Held(Holding):
         """See `Author`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
+        if self._draft.lined_up:
+            names, self._draft.lined_up = self._draft.lined_up, ()
+            self._crew.owner.lined_up(names)
         if self.stage is _OVER:
             return
         if verdict is _LOST:

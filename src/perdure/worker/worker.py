@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.core.codec import Codec
@@ -41,6 +41,7 @@ from perdure.worker.residents import Residents
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.serving import described
 from perdure.worker.signalled import work_until_signalled
+from perdure.worker.succession import name_after, succeed
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
 from perdure.worker.usher import Usher
@@ -347,6 +348,12 @@ class Worker:
         self._let_go(held)
         if isinstance(after, _COMES_BACK):
             self._claimer.due_at(after.wake_at)
+        elif (name := name_after(held.run, after)) is not None:
+            self.lined_up([name])
+
+    def lined_up(self, names: Sequence[str]) -> None:
+        """See `Owner`."""
+        self._read(succeed(names, self._store, self.id), f"perdure succession {names[0]}")
 
     def unread(self, held: Kept) -> None:
         """See `Owner`."""

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from perdure.core.duration import Duration
 from perdure.core.gates import Fair, Limit, check_limits
 from perdure.core.retry import Retry
+from perdure.core.singleton import Singleton
 from perdure.workflow.definition import Definition
 from perdure.workflow.placing import Settings, make_settings
 from perdure.workflow.signature import Signature
@@ -78,6 +79,7 @@ def activity(
     process: bool = False,
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
+    singleton: Singleton | None = None,
 ) -> Decorate:
     """Make a function an activity of the given type, such as `"notify.email.v1"`.
 
@@ -85,7 +87,8 @@ def activity(
     `heartbeat` the time between two signs of life (`activity_info().heartbeat()`). `retry` says how often and when to try
     again; without it, the worker's own policy does. `queue` and `priority` are for whoever starts it without saying so. `process` is for a
     sync function that keeps a processor busy: it is called in a process of its own. `limit` bounds how many are executed at once, or in
-    so much time, in all processes together; `fair` has those that wait take turns by a key.
+    so much time, in all processes together; `fair` has those that wait take turns by a key. With a `singleton`, one of its runs may go on at
+    a time.
     """
     local_names = sys._getframe(1).f_locals
     settings = make_settings(
@@ -96,6 +99,7 @@ def activity(
         heartbeat=heartbeat,
         queue=queue,
         priority=priority,
+        singleton=singleton,
     )
 
     limits = check_limits(limit)

@@ -18,6 +18,7 @@ from perdure.core.errors import BadArguments, EncodeError, UsageError
 from perdure.core.gates import Fair, Limit, check_limits
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
+from perdure.core.singleton import Singleton
 from perdure.workflow.context import Context
 from perdure.workflow.placing import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.signature import Signature, describe
@@ -72,12 +73,15 @@ class Workflow(Definition[P, R]):
         retry: Retry | None,
         limits: tuple[Limit, ...] = (),
         fair: Fair | None = None,
+        singleton: Singleton | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise BadArguments(f"workflow {type!r}: {describe(function)} must be an `async def`")
         signature = Signature(function, local_names)
         super().__init__(type, function, signature, "workflow", retry=retry, limits=limits, fair=fair)
+        if singleton is not None:
+            self.settings = make_settings(singleton=singleton)
 
     def __repr__(self) -> str:
         return f"<workflow {self.type}>"
@@ -89,18 +93,22 @@ def workflow(
     retry: Retry | None = None,
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
+    singleton: Singleton | None = None,
 ) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]:
     """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
 
     The type names the workflow in the database: it must stay what it is for as long as runs of it exist. `retry` is for the
     workflow as a whole: a further attempt keeps the results of the steps that succeeded. There is none by default. `limit` bounds how
-    many of its runs are under way, or begin, in all processes together; `fair` has those that wait take turns by a key.
+    many of its runs are under way, or begin, in all processes together; `fair` has those that wait take turns by a key. With a
+    `singleton`, one of its runs may go on at a time.
     """
     local_names = sys._getframe(1).f_locals
     limits = check_limits(limit)
 
     def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
-        return Workflow(type, function, retry=retry, limits=limits, fair=fair, local_names=local_names)
+        return Workflow(
+            type, function, retry=retry, limits=limits, fair=fair, singleton=singleton, local_names=local_names
+        )
 
     return decorate
 
@@ -135,13 +143,16 @@ class Call(Generic[R_co]):
         start_to_close: Duration | None = None,
         schedule_to_close: Duration | None = None,
         heartbeat: Duration | None = None,
+        singleton: Singleton | None = None,
     ) -> Call[R_co]:
         """The same call of an activity under another policy than its code says.
 
         What travels with the run has to be plain: a `retry` with functions or exception classes in it is refused. Raises
-        `UsageError`, also for a workflow, whose policy is its code's alone.
+        `UsageError`, also for a workflow, whose policy is its code's alone, but for a `singleton`.
         """
-        if isinstance(self.definition, Workflow):
+        others = (retry, schedule_to_start, start_to_close, schedule_to_close, heartbeat)
+        alone = all(other is None for other in others)
+        if isinstance(self.definition, Workflow) and not (alone and singleton is not None):
             raise UsageError(
                 f"{self.type} is a workflow; its policy is in its code, and its deadline is given where it is started"
             )
@@ -151,6 +162,7 @@ class Call(Generic[R_co]):
             start_to_close=start_to_close,
             schedule_to_close=schedule_to_close,
             heartbeat=heartbeat,
+            singleton=singleton,
         )
         settings.to_json()
         return replace(self, settings=settings.over(self.settings))
@@ -161,7 +173,10 @@ class Call(Generic[R_co]):
         declared = NO_SETTINGS if definition is None else definition.settings
         if given is NO_SETTINGS and declared is NO_SETTINGS:
             return Placed(queue, priority, deadline)
-        return place(given, declared, ready_at, queue, priority, deadline)
+        singleton, single = given.singleton or declared.singleton, given.single
+        if singleton is not None and single is None:
+            single = singleton.resolved(self.type, self.arguments)
+        return place(given, declared, ready_at, queue, priority, deadline, single)
 
     def encode(self, codec: Codec) -> str:
         """The arguments as JSON. Raises `EncodeError` or `BadArguments`."""

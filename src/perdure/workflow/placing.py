@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import DecodeError, UsageError
 from perdure.core.ids import check_name
 from perdure.core.model import FAR
 from perdure.core.retry import Retry
+from perdure.core.singleton import Single, Singleton, single_of
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -26,6 +28,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     heartbeat: float | None = None
     queue: str | None = None
     priority: int | None = None
+    singleton: Singleton | None = None
+    #: What that is for one call; it travels with the run.
+    single: Single | None = None
 
     def over(self, other: Settings) -> Settings:
         """These settings, filled up from `other`."""
@@ -43,7 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         if self is NO_SETTINGS:
             return "{}"
         retry = None if self.retry is None else _plain(self.retry)
-        return msgspec.json.encode(_Stored(retry, self.start_to_close, self.heartbeat)).decode()
+        return msgspec.json.encode(_Stored(retry, self.start_to_close, self.heartbeat, self.single)).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
@@ -56,6 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True):
                 retry=None if stored.retry is None else Retry(**msgspec.structs.asdict(stored.retry)),
                 start_to_close=stored.start_to_close,
                 heartbeat=stored.heartbeat,
+                single=stored.single,
             )
         except Exception as error:
             raise DecodeError(f"the options {text!r} of a run make no sense: {error}") from error
@@ -82,6 +88,7 @@ class _Stored(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     retry: _StoredRetry | None = None
     start_to_close: float | None = None
     heartbeat: float | None = None
+    single: Single | None = None
 
 
 class Placed(Struct, frozen=True):
@@ -94,6 +101,11 @@ class Placed(Struct, frozen=True):
     max_attempts: int = 0
     options: str = "{}"
 
+    @property
+    def is_single(self) -> bool:
+        """Whether the run has to wait for its turn."""
+        return self.options != "{}" and single_of(self.options) is not None
+
 
 def make_settings(
     *,
@@ -104,10 +116,13 @@ def make_settings(
     heartbeat: Duration | None = None,
     queue: str | None = None,
     priority: int | None = None,
+    singleton: Singleton | None = None,
 ) -> Settings:
     """Validated settings, from what a user writes. Raises `UsageError` and the like."""
     if retry is not None and not isinstance(retry, Retry):
         raise UsageError(f"retry={retry!r}: give a Retry, such as Retry(attempts=3)")
+    if singleton is not None and not isinstance(singleton, Singleton):
+        raise UsageError(f"singleton={singleton!r}: give a Singleton, such as Singleton(policy='queue')")
     if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
         raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
     return Settings(
@@ -118,11 +133,18 @@ def make_settings(
         heartbeat=_limit("heartbeat", heartbeat),
         queue=None if queue is None else check_name(queue, "queue"),
         priority=priority,
+        singleton=singleton,
     )
 
 
 def place(
-    given: Settings, declared: Settings, ready_at: int, queue: str | None, priority: int | None, deadline: int
+    given: Settings,
+    declared: Settings,
+    ready_at: int,
+    queue: str | None,
+    priority: int | None,
+    deadline: int,
+    single: Single | None = None,
 ) -> Placed:
     """What a run gets that is ready at a time: by what its call was given, and by what its code declares."""
     settings = given.over(declared)
@@ -140,7 +162,7 @@ def place(
         min(deadline, FAR),
         close_by,
         attempts or 0,
-        given.to_json(),
+        (given if single is None else replace(given, single=single)).to_json(),
     )
 
 

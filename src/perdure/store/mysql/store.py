@@ -41,6 +41,7 @@ from perdure.store.mysql.sweep import ANYTHING
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.pauses import unpaused
 from perdure.store.pool import Pools
+from perdure.store.runs import is_single
 from perdure.store.server import ServerStore
 from perdure.store.url import MysqlUrl
 
@@ -100,7 +101,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
                     raise
                 return None
 
-        made = await self._at_once("create", actor, quickly)
+        alone = any(is_single(new) for new in runs)
+        made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
     async def heartbeat(self, worker_id: str) -> bool:

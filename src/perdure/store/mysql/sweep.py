@@ -13,6 +13,7 @@ SELECT :now,
     SELECT 1 FROM perdure_runs
     WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
   )
+  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
   OR EXISTS (
     SELECT 1
     FROM (SELECT DISTINCT worker FROM perdure_runs WHERE status = 'running') holder

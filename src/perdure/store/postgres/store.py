@@ -43,6 +43,7 @@ from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.simple import commit_simply, is_simple
 from perdure.store.postgres.sweep import ANYTHING
 from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
+from perdure.store.runs import is_single
 from perdure.store.server import ServerStore
 from perdure.store.url import PostgresUrl
 
@@ -121,7 +122,8 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             except AlreadyThere:
                 return None
 
-        made = await self._at_once("create", actor, quickly)
+        alone = any(is_single(new) for new in runs)
+        made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
     async def heartbeat(self, worker_id: str) -> bool:

@@ -23,6 +23,7 @@ SELECT clock.now,
     SELECT 1 FROM perdure_runs
     WHERE status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= clock.now
   )
+  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
   OR EXISTS (
     SELECT 1 FROM holder
     WHERE holder.worker IS NOT NULL

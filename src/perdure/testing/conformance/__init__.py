@@ -21,6 +21,7 @@ from perdure.testing.conformance.renewal import Renewal
 from perdure.testing.conformance.runs import Blocked, PlainSql, Runs
 from perdure.testing.conformance.schedules import Firing, Scheduling
 from perdure.testing.conformance.second import Families, Forking, Recovering, Reopening
+from perdure.testing.conformance.singletons import Debouncing, Singletons
 from perdure.testing.conformance.steering import Pauses, Steering
 from perdure.testing.conformance.topics import Broadcasting
 from perdure.testing.conformance.trail import Levels, Trail
@@ -37,6 +38,7 @@ __all__ = [
     "Closing",
     "DeadLetters",
     "Deadlines",
+    "Debouncing",
     "Deleting",
     "Families",
     "Fencing",
@@ -68,6 +70,7 @@ __all__ = [
     "Requeueing",
     "Runs",
     "Scheduling",
+    "Singletons",
     "Steering",
     "Suspects",
     "Sweeping",

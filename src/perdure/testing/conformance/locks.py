@@ -10,6 +10,7 @@ import pytest
 from perdure.core.locks import Grant
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, SECOND, START, Harness, Unshared, snapshot
+from perdure.testing.conformance.singletons import PREPARE as SINGLETONS
 
 TTL = 10 * SECOND
 WEEK = 7 * 24 * 3600
@@ -46,6 +47,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "acquire_lock": _prepare_acquire,
     "extend_lock": _prepare_extend,
     "release_lock": _prepare_release,
+    **SINGLETONS,
 }
 
 
