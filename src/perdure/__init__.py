@@ -1,9 +1,11 @@
 """Durable execution for Python: ordinary async functions that survive crashes, restarts, deploys and month-long waits."""
 
 from perdure.client.afterlife import Decided, Deleted
+from perdure.client.backpressure import Watermarks
 from perdure.client.blocking import Blocking, BlockingHandle
 from perdure.client.blocking_locks import BlockingLock, BlockingLocks
 from perdure.client.blocking_schedules import BlockingSchedules
+from perdure.client.blocking_watermarks import BlockingWatermarks
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.limits import Limits
@@ -40,6 +42,7 @@ from perdure.core.errors import (
     NeverAwaited,
     NotInWorkflow,
     NotStarted,
+    Overloaded,
     PayloadTooLarge,
     PerdureError,
     ProcessDied,
@@ -81,6 +84,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
 from perdure.core.singleton import Debounce, Singleton
 from perdure.core.timing import At, Cron, Every
+from perdure.core.watermark import Watermark
 from perdure.workflow.actions import Action, Actions
 from perdure.workflow.activity import Activity, activity
 from perdure.workflow.channels import Asked, Channel, Question
@@ -113,6 +117,7 @@ __all__ = [
     "BlockingLock",
     "BlockingLocks",
     "BlockingSchedules",
+    "BlockingWatermarks",
     "Bounds",
     "Branch",
     "Break",
@@ -179,6 +184,7 @@ __all__ = [
     "NotStarted",
     "Operation",
     "Overlap",
+    "Overloaded",
     "Page",
     "Pause",
     "PauseKind",
@@ -228,6 +234,8 @@ __all__ = [
     "TypeInfo",
     "UnknownWorkflow",
     "UsageError",
+    "Watermark",
+    "Watermarks",
     "Won",
     "WorkerInfo",
     "Workflow",

@@ -32,6 +32,7 @@ from perdure.core.model import (
 from perdure.core.retention import Prune
 from perdure.core.schedule import Overlap
 from perdure.core.singleton import Policy
+from perdure.core.watermark import Watermark
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -457,6 +458,17 @@ async def succeed(store: Store, system: ManualSystem) -> Ask:
         await store.succeed([NAME], ACTOR)
 
     return ask
+
+
+@operation
+async def set_watermark(store: Store, system: ManualSystem) -> Ask:
+    return lambda store: store.set_watermark(Watermark(high=10, queue="q"), ACTOR)
+
+
+@operation
+async def remove_watermark(store: Store, system: ManualSystem) -> Ask:
+    await store.set_watermark(Watermark(high=10, type="t"), ACTOR)
+    return lambda store: store.remove_watermark("type", "t", ACTOR)
 
 
 @operation

@@ -27,6 +27,7 @@ from perdure import (
     Singleton,
     Status,
     UsageError,
+    Watermark,
 )
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
@@ -133,6 +134,7 @@ class Client:
             self.tidy(),
             self.guard(),
             self.take_turns(),
+            self.bound(),
         )
         await runs["main"].result()
         await runs["again"].result()
@@ -168,6 +170,10 @@ class Client:
             # Another process may have taken it meanwhile.
             with suppress(LockLost):
                 await lock.extend("1s")
+
+    async def bound(self) -> None:
+        await self._engine.watermarks.set(Watermark(high=1000, queue="elsewhere"))
+        await self._engine.watermarks.remove(queue="elsewhere")
 
     async def take_turns(self) -> None:
         """Two runs of which one may go on at a time."""

@@ -44,6 +44,8 @@ LOOKING = {
     "schedule",
     "schedules",
     "locks",
+    "watermarks",
+    "depth",
     "types",
     "workers",
     "holdings",

@@ -1,4 +1,4 @@
-"""What keeps programs out of each other's way, for code that is not async: the half of a blocking engine with locks."""
+"""What keeps programs out of each other's way, for code that is not async: locks and watermarks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
 from perdure.client.blocking_locks import BlockingLock, BlockingLocks, holding
+from perdure.client.blocking_watermarks import BlockingWatermarks
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
@@ -19,6 +20,11 @@ class BlockingFlow:
     def locks(self) -> BlockingLocks:
         """See `Engine.locks`."""
         return BlockingLocks(cast("Blocking", self))
+
+    @property
+    def watermarks(self) -> BlockingWatermarks:
+        """See `Engine.watermarks`."""
+        return BlockingWatermarks(cast("Blocking", self))
 
     def lock(
         self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None

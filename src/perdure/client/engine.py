@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from perdure.client.afterlife import Afterlife
 from perdure.client.auditing import Auditing
+from perdure.client.backpressure import Backpressure, OnConnection, Watermarks
 from perdure.client.blocking import Blocking
 from perdure.client.checking import Checking
 from perdure.client.handle import Handle
@@ -44,6 +45,7 @@ from perdure.core.retry import Retry
 from perdure.core.routing import chosen
 from perdure.core.singleton import Singleton
 from perdure.core.system import System
+from perdure.core.watermark import Watermark
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
@@ -72,6 +74,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         on_error: Callable[[ErrorNotice], Awaitable[object] | object] | None = None,
         on_dead_letter: Callable[[DeadLetterNotice], Awaitable[object] | object] | None = None,
         on_event: Callable[[Event], Awaitable[object] | object] | None = None,
+        watermarks: Iterable[Watermark] = (),
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -81,7 +84,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         how long runs are kept that are over, such as `"30d"`; workers delete them now and then. By default they stay. `audit` is how
         much of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `on_error`,
         `on_dead_letter` and `on_event` are functions that its workers call, after the commit and best effort, with what went wrong
-        and what happened. `system` and `store` replace the real world and the database named by the URL; they are for tests.
+        and what happened. `watermarks` say from how many runs that wait on this engine's starts are refused, or wait. `system` and `store` replace the real world and the database named by the URL; they are for tests.
         """
         self.url = url
         self.workflows = _by_type(workflows)
@@ -97,6 +100,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         self._hooking = Hooking(hooks, self._store, self._system) if hooks else None
         self._lent = store is not None
         self._retention = Retention.of(retention)
+        self._backpressure = Backpressure(self._system, watermarks)
         self._same = Sameness(self._codec, self.workflows)
         self._actor = f"client:{self._system.entropy(4).hex()}"
         self._opening: asyncio.Lock | None = None
@@ -145,6 +149,11 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
     def locks(self) -> Locks:
         """Named locks."""
         return Locks(self)
+
+    @property
+    def watermarks(self) -> Watermarks:
+        """How much may wait before starts are refused, or wait."""
+        return Watermarks(self)
 
     def lock(
         self, name: str, ttl: Duration = "5m", *, wait: Duration | None = None, owner: str | None = None
@@ -214,9 +223,13 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         With a `singleton`, one run of its key goes on at a time: raises `SingletonBusy`, gives the one that is there, or waits for its turn,
         as that says. With a `debounce`, several starts are one run, some time after the last of them.
 
+        Raises `Overloaded` where enough waits already (see `watermarks`).
+
         Raises `RunExists` if it is there with another input or type, and `EncodeError`, `InvalidId`… before anything is written.
         """
-        [handle] = await self._create([call], [self._new_run(call, options)], connection)
+        runs = [self._new_run(call, options)]
+        await self._admit(runs, connection)
+        [handle] = await self._create([call], runs, connection)
         return handle
 
     async def start_many(
@@ -241,10 +254,19 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
             for index, call in enumerate(calls)
         ]
         self._same.check_among(runs, calls)
+        await self._admit(runs, connection)
         if connection is not None:
             return await self._create(calls, runs, connection)
         made = await create_all(await self._opened(), self._actor, runs, calls, self._same)
         return [Handle(self, run_id, call.returns) for run_id, call in zip(made, calls, strict=True)]
+
+    async def _admit(self, runs: Sequence[NewRun], connection: object) -> None:
+        if connection is None:
+            await self._backpressure.admit(runs, await self._opened(), may_wait=True)
+        else:
+            # Nobody waits with a transaction open.
+            looks = OnConnection(self._unless_closed(), connection, self._actor)
+            await self._backpressure.admit(runs, looks, may_wait=False)
 
     async def _create(
         self, calls: Sequence[Call[R]], runs: Sequence[NewRun], connection: object

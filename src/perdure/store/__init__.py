@@ -52,6 +52,8 @@ MUTATING_VERBS = (
     "extend_lock",
     "release_lock",
     "succeed",
+    "set_watermark",
+    "remove_watermark",
     "requeue",
     "delete",
     "undelete",

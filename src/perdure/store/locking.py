@@ -1,4 +1,4 @@
-"""The verbs of a store that are about named locks and singletons, each as one transaction."""
+"""The verbs of a store that are about named locks, singletons and watermarks, each as one transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from perdure.core.locks import Grant, LockInfo
-from perdure.store import locks, singletons
+from perdure.core.watermark import Watermark
+from perdure.store import locks, singletons, watermarks
 from perdure.store.dialect import Transaction
 
 T = TypeVar("T")
@@ -51,3 +52,19 @@ class Locking(ABC):
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Locks that somebody holds."""
         return await self._read("locks", lambda tx: locks.locks(tx, after, limit, name))
+
+    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+        """Set a watermark."""
+        await self._write("set_watermark", actor, lambda tx: watermarks.set_watermark(tx, watermark))
+
+    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+        """Remove a watermark."""
+        await self._write("remove_watermark", actor, lambda tx: watermarks.remove_watermark(tx, kind, name))
+
+    async def watermarks(self) -> builtins.list[Watermark]:
+        """Every watermark."""
+        return await self._read("watermarks", watermarks.watermarks)
+
+    async def depth(self, kind: str, name: str, limit: int) -> int:
+        """How many runs are ready and wait."""
+        return await self._read("depth", lambda tx: watermarks.depth(tx, kind, name, limit))

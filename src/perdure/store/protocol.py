@@ -44,6 +44,7 @@ from perdure.core.retention import Prune, Pruned
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired, Saved, Schedule
 from perdure.core.second import Fork, Reopened
+from perdure.core.watermark import Watermark
 
 if TYPE_CHECKING:
     from perdure.store.borrowed.deed import Deed
@@ -263,6 +264,18 @@ class Store(Protocol):
 
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """Locks that somebody holds, in the order of their names, past one; or only the one of a name."""
+
+    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+        """Set a watermark of a queue or a type, in place of the one that is there."""
+
+    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+        """Remove the watermark of a queue or a type."""
+
+    async def watermarks(self) -> builtins.list[Watermark]:
+        """Every watermark that is set."""
+
+    async def depth(self, kind: str, name: str, limit: int) -> int:
+        """How many runs are ready and wait, in a queue or of a type, counted up to `limit`."""
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True

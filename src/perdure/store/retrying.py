@@ -41,6 +41,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired, Saved, Schedule
 from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
+from perdure.core.watermark import Watermark
 from perdure.store.borrowed.deed import Deed
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Eavesdropper, Listener, Store
@@ -269,6 +270,22 @@ class Retrying:
     async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
         """As the store."""
         return await self._again(lambda: self._store.locks(after, limit, name))
+
+    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.set_watermark(watermark, actor))
+
+    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.remove_watermark(kind, name, actor))
+
+    async def watermarks(self) -> builtins.list[Watermark]:
+        """As the store."""
+        return await self._again(self._store.watermarks)
+
+    async def depth(self, kind: str, name: str, limit: int) -> int:
+        """As the store."""
+        return await self._again(lambda: self._store.depth(kind, name, limit))
 
     async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
         """As the store."""

@@ -26,6 +26,7 @@ from perdure.testing.conformance.steering import Pauses, Steering
 from perdure.testing.conformance.topics import Broadcasting
 from perdure.testing.conformance.trail import Levels, Trail
 from perdure.testing.conformance.turns import Fencing, Turns
+from perdure.testing.conformance.watermarks import Watermarks
 from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Workers
 
 __all__ = [
@@ -80,5 +81,6 @@ __all__ = [
     "Turns",
     "Unshared",
     "Watching",
+    "Watermarks",
     "Workers",
 ]

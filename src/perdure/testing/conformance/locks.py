@@ -11,6 +11,7 @@ from perdure.core.locks import Grant
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, SECOND, START, Harness, Unshared, snapshot
 from perdure.testing.conformance.singletons import PREPARE as SINGLETONS
+from perdure.testing.conformance.watermarks import PREPARE as WATERMARKS
 
 TTL = 10 * SECOND
 WEEK = 7 * 24 * 3600
@@ -48,6 +49,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "extend_lock": _prepare_extend,
     "release_lock": _prepare_release,
     **SINGLETONS,
+    **WATERMARKS,
 }
 
 

@@ -1,0 +1,112 @@
+"""Watermarks, a row each, and how much waits. What is counted is counted along the claim index, and no further than asked."""
+
+from __future__ import annotations
+
+from perdure.core.watermark import TRAIL, Watermark
+from perdure.store.dialect import Transaction
+from perdure.store.rows import to_json
+
+_ALL = """
+SELECT kind, name, high, low, when_full
+FROM perdure_watermarks
+ORDER BY kind, name
+"""
+
+_ONE = """
+SELECT high, low, when_full
+FROM perdure_watermarks
+WHERE kind = :kind AND name = :name
+{for_update}
+"""
+
+_INSERT = """
+INSERT INTO perdure_watermarks (kind, name, high, low, when_full, actor, changed_at)
+VALUES (:kind, :name, :high, :low, :when_full, :actor, :now)
+{or_ignore}
+"""
+
+_CHANGE = """
+UPDATE perdure_watermarks
+SET high = :high, low = :low, when_full = :when_full, actor = :actor, changed_at = :now
+WHERE kind = :kind AND name = :name
+"""
+
+_REMOVE = """
+DELETE FROM perdure_watermarks
+WHERE kind = :kind AND name = :name
+"""
+
+#: The order is that of the index, which leaves nothing else to follow.
+_IN_QUEUE = """
+SELECT COUNT(*)
+FROM (
+  SELECT id FROM perdure_runs
+  WHERE status = 'pending' AND queue = :queue
+  ORDER BY queue, type, priority, wake_at, id
+  LIMIT :limit
+) AS ready
+"""
+
+_OF_TYPE = """
+SELECT COUNT(*)
+FROM (
+  SELECT id FROM perdure_runs
+  WHERE status = 'pending' AND queue = :queue AND type = :type
+  ORDER BY queue, type, priority, wake_at, id
+  LIMIT :limit
+) AS ready
+"""
+
+_NEXT_QUEUE = """
+SELECT MIN(queue)
+FROM perdure_runs
+WHERE status = 'pending' AND queue > :after
+"""
+
+
+async def watermarks(tx: Transaction) -> list[Watermark]:
+    """Every one that is set."""
+    return [
+        Watermark(
+            high=high,
+            low=low,
+            when_full=when_full,
+            queue=name if kind == "queue" else None,
+            type=name if kind == "type" else None,
+        )
+        for kind, name, high, low, when_full in await tx.fetch(_ALL, {})
+    ]
+
+
+async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
+    """Set it, in place of the one that is there."""
+    kind, name = watermark.kind, watermark.name
+    wanted = (watermark.high, watermark.floor, watermark.when_full)
+    row = {"kind": kind, "name": name, "high": wanted[0], "low": wanted[1], "when_full": wanted[2]}
+    there = await tx.fetch(_ONE, {"kind": kind, "name": name})
+    if there and there[0] == wanted:
+        return
+    await tx.execute(_CHANGE if there else _INSERT, {**row, "actor": tx.actor, "now": tx.now})
+    tx.note(f"{TRAIL}{kind}:{name}", "watermark_set", to_json(row))
+
+
+async def remove_watermark(tx: Transaction, kind: str, name: str) -> None:
+    """Hold nobody back any more."""
+    if await tx.execute(_REMOVE, {"kind": kind, "name": name}):
+        tx.note(f"{TRAIL}{kind}:{name}", "watermark_removed")
+
+
+async def depth(tx: Transaction, kind: str, name: str, limit: int) -> int:
+    """How many runs are ready and wait, on a queue or of a type; no more than `limit` are counted."""
+    if kind == "queue":
+        [(count,)] = await tx.fetch(_IN_QUEUE, {"queue": name, "limit": limit})
+        return int(count)
+    total, queue = 0, ""
+    # From queue to queue along the index: of each, only what is of the type is looked at.
+    while total < limit:
+        [(queue,)] = await tx.fetch(_NEXT_QUEUE, {"after": queue})
+        if queue is None:
+            break
+        [(count,)] = await tx.fetch(_OF_TYPE, {"queue": queue, "type": name, "limit": limit - total})
+        total += count
+    return total

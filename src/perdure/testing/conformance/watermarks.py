@@ -1,0 +1,63 @@
+"""Watermarks come back as they were set, and what waits is counted, but not without end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from perdure.core.watermark import Watermark
+from perdure.store import Store
+from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, SECOND, START, TYPE, Harness, a_run, claim, snapshot
+
+Verb = Callable[[Store], Awaitable[object]]
+
+MARK = Watermark(high=10, low=7, when_full="wait", queue="q")
+
+
+async def _prepare_set(store: Store) -> Verb:
+    return lambda store: store.set_watermark(MARK, ACTOR)
+
+
+async def _prepare_remove(store: Store) -> Verb:
+    await store.set_watermark(MARK, ACTOR)
+    return lambda store: store.remove_watermark("queue", "q", ACTOR)
+
+
+#: For the tests that lose answers.
+PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
+    "set_watermark": _prepare_set,
+    "remove_watermark": _prepare_remove,
+}
+
+
+class Watermarks:
+    """How much may wait, and how much does."""
+
+    async def test_they_are_set_changed_and_removed(self, store: Store, harness: Harness) -> None:
+        await store.set_watermark(MARK, ACTOR)
+        await store.set_watermark(Watermark(high=100, type="t"), ACTOR)
+        assert await store.watermarks() == [MARK, Watermark(high=100, low=80, type="t")]
+        before = await snapshot(harness)
+        await store.set_watermark(MARK, ACTOR)
+        assert await snapshot(harness) == before
+        await store.set_watermark(Watermark(high=20, queue="q"), ACTOR)
+        await store.remove_watermark("type", "t", ACTOR)
+        await store.remove_watermark("type", "t", ACTOR)
+        assert await store.watermarks() == [Watermark(high=20, low=16, queue="q")]
+        assert [event.kind for event in await store.events("watermark:queue:q")] == ["watermark_set"] * 2
+        assert [event.kind for event in await store.events("watermark:type:t")] == [
+            "watermark_set",
+            "watermark_removed",
+        ]
+
+    async def test_what_is_ready_is_counted_by_queue_and_by_type(self, store: Store) -> None:
+        runs = [a_run(f"r{n}", queue=f"q{n % 3}", type=TYPE if n % 2 else OTHER_TYPE) for n in range(12)]
+        await store.create([*runs, a_run("later", queue="q1", wake_at=START + SECOND)], ACTOR)
+        await claim(store, queues=("q0",), limit=1)
+        assert [await store.depth("queue", f"q{n}", 100) for n in range(4)] == [3, 4, 4, 0]
+        assert await store.depth("type", TYPE, 100) == 5
+        assert await store.depth("type", OTHER_TYPE, 100) == 6
+
+    async def test_no_more_is_counted_than_was_asked_for(self, store: Store) -> None:
+        await store.create([a_run(f"r{n}", queue=f"q{n % 2}") for n in range(10)], ACTOR)
+        assert await store.depth("queue", "q0", 3) == 3
+        assert await store.depth("type", TYPE, 7) == 7
