@@ -64,6 +64,22 @@ WHERE status = 'pending' AND queue > :after
 """
 
 
+_IN_LINE = """
+SELECT COUNT(*)
+FROM (
+  SELECT run_id FROM perdure_lines
+  WHERE type = :type AND location = '' AND queue = COALESCE(:queue, queue)
+  LIMIT :limit
+) AS waiting
+"""
+
+_NEXT_TYPE = """
+SELECT MIN(type)
+FROM perdure_lines
+WHERE type > :after
+"""
+
+
 async def watermarks(tx: Transaction) -> list[Watermark]:
     """Every one that is set."""
     return [
@@ -97,7 +113,26 @@ async def remove_watermark(tx: Transaction, kind: str, name: str) -> None:
 
 
 async def depth(tx: Transaction, kind: str, name: str, limit: int) -> int:
-    """How many runs are ready and wait, on a queue or of a type; no more than `limit` are counted."""
+    """How many runs wait for a worker, or before a gate, on a queue or of a type; no more than `limit` are counted."""
+    ready = await _ready(tx, kind, name, limit)
+    return ready if ready >= limit else ready + await _in_line(tx, kind, name, limit - ready)
+
+
+async def _in_line(tx: Transaction, kind: str, name: str, limit: int) -> int:
+    if kind == "type":
+        [(count,)] = await tx.fetch(_IN_LINE, {"type": name, "queue": None, "limit": limit})
+        return int(count)
+    total, type = 0, ""
+    while total < limit:
+        [(type,)] = await tx.fetch(_NEXT_TYPE, {"after": type})
+        if type is None:
+            break
+        [(count,)] = await tx.fetch(_IN_LINE, {"type": type, "queue": name, "limit": limit - total})
+        total += count
+    return total
+
+
+async def _ready(tx: Transaction, kind: str, name: str, limit: int) -> int:
     if kind == "queue":
         [(count,)] = await tx.fetch(_IN_QUEUE, {"queue": name, "limit": limit})
         return int(count)

@@ -57,6 +57,18 @@ class Watermarks:
         assert await store.depth("type", TYPE, 100) == 5
         assert await store.depth("type", OTHER_TYPE, 100) == 6
 
+    async def test_those_before_a_gate_are_counted_as_well(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r0", queue="q")], ACTOR)
+        for number, (queue, location) in enumerate((("q", ""), ("q", ""), ("other", ""), ("q", "step"))):
+            await harness.execute(
+                "INSERT INTO perdure_lines (run_id, location, gate, queue, type, priority, turn, gating, since) "
+                f"VALUES ('r{number}', '{location}', 'g', '{queue}', '{TYPE}', 1, 1, '', 1)"
+            )
+        assert await store.depth("queue", "q", 100) == 3
+        assert await store.depth("type", TYPE, 100) == 4
+        assert await store.depth("queue", "q", 2) == 2
+        await harness.execute("DELETE FROM perdure_lines")
+
     async def test_no_more_is_counted_than_was_asked_for(self, store: Store) -> None:
         await store.create([a_run(f"r{n}", queue=f"q{n % 2}") for n in range(10)], ACTOR)
         assert await store.depth("queue", "q0", 3) == 3
