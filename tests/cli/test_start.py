@@ -124,3 +124,17 @@ def test_what_is_not_said_properly_is_a_misuse(perdure: Perdure, arguments: tupl
     answer = perdure("start", URL, "checkout", *arguments)
     assert answer.code == 2
     assert complaint in answer.err
+
+
+def test_a_singleton_is_started_once_and_starts_are_put_off(perdure: Perdure) -> None:
+    assert perdure("start", "shop:engine", "approval", "--id", "a", "--singleton", "k").code == 0
+    refused = perdure("start", "shop:engine", "approval", "--singleton", "k")
+    assert refused.code == 1
+    assert "'a'" in refused.err
+    attached = perdure("start", "shop:engine", "approval", "--singleton", "k", "--policy", "attach", "--json")
+    assert attached.json["id"] == "a"
+    waiting = perdure("start", "shop:engine", "approval", "--singleton", "k", "--policy", "queue", "--json").json
+    assert waiting["reason"] == "limit"
+    assert "waits for its turn" in perdure("why", URL, waiting["id"]).out
+    ids = {perdure("start", "shop:engine", "approval", "--debounce", "1h", "--json").json["id"] for _ in range(2)}
+    assert len(ids) == 1

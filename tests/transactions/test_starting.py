@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure import Context, RunExists, RunFinished, RunNotFound, Status, workflow
+from perdure import Context, Debounce, RunExists, RunFinished, RunNotFound, Singleton, SingletonBusy, Status, workflow
 from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage, until
 from tests.transactions.libraries import Customer
@@ -80,6 +80,33 @@ async def test_a_clash_leaves_the_transaction_as_it_was(place: Place) -> None:
     await someone.call(engine, "start", echo("after"), id="after")
     await someone.commit()
     assert await runs(stage) == ["after", "before", "taken"]
+
+
+async def test_singletons_are_decided_in_the_transaction(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(listen)
+    await engine.start(listen(), id="first", singleton=Singleton("k"))
+    await someone.begin()
+    with pytest.raises(SingletonBusy):
+        await someone.call(engine, "start", listen(), singleton=Singleton("k"))
+    attached = await someone.call(engine, "start", listen(), singleton=Singleton("k", "attach"))
+    assert attached.id == "first"
+    await someone.call(engine, "start", listen(), id="second", singleton=Singleton("k", "queue"))
+    put_off = await someone.call(engine, "start", listen(), debounce=Debounce("1h"))
+    assert (await someone.call(engine, "start", listen(), debounce=Debounce("1h"))).id == put_off.id
+    await someone.commit()
+    assert await stage.rows("SELECT id, reason FROM perdure_runs WHERE id IN ('first', 'second') ORDER BY id") == [
+        ("first", None),
+        ("second", "limit"),
+    ]
+    await someone.begin()
+    await someone.call(engine, "start", listen(), id="third", singleton=Singleton("k", "replace"))
+    await someone.rollback()
+    async with engine.worker():
+        for run_id in ("first", "second"):
+            await engine.send(run_id, "word", run_id)
+            assert await (await engine.get(run_id)).result(timeout=20) == run_id
+    assert await runs(stage) == sorted(["first", "second", put_off.id])
 
 
 async def test_many_runs_are_started_together(place: Place) -> None:

@@ -19,6 +19,7 @@ from perdure.client.engine import Engine
 from perdure.client.options import StartOptions
 from perdure.core.errors import RunCancelled, RunFailed, UnknownWorkflow
 from perdure.core.model import Run
+from perdure.core.singleton import POLICIES, Debounce, Singleton
 from perdure.workflow.definition import Call, Definition
 
 Outcome = RunFailed | RunCancelled | None
@@ -37,13 +38,33 @@ Outcome = RunFailed | RunCancelled | None
 @click.option("--queue", help="The queue; `default` by default.")
 @click.option("--deadline", type=Moment(), help="Fail the run if it is not finished by then.")
 @click.option("--idempotency-key", help="At most one run is ever created with this key.")
+@click.option("--singleton", "single", metavar="KEY", help="At most one unfinished run of this key at a time.")
+@click.option(
+    "--policy",
+    type=click.Choice([policy.value for policy in POLICIES]),
+    default="reject",
+    show_default=True,
+    help="With --singleton: what becomes of this start while another run is not over.",
+)
+@click.option("--debounce", "delay", help="Start so long after the last of several such starts, such as 5s.")
 @click.option("--wait", is_flag=True, help="Wait for the outcome, and exit with 1 unless the run completes.")
 @with_output
 def command(
-    target: str, type: str, given: Any, named: tuple[str, ...], wait: bool, output: Output, **options: Any
+    target: str,
+    type: str,
+    given: Any,
+    named: tuple[str, ...],
+    single: str | None,
+    policy: str,
+    delay: str | None,
+    wait: bool,
+    output: Output,
+    **options: Any,
 ) -> None:
     """Start a run of the workflow TYPE."""
     chosen = cast("StartOptions", options)
+    chosen["singleton"] = None if single is None else Singleton(single, policy)
+    chosen["debounce"] = None if delay is None else Debounce(delay)
     run, outcome = asyncio.run(_start(target, type, given, pairs(named), chosen, wait=wait))
     if output.json:
         output.document(run_document(run))
