@@ -105,6 +105,15 @@ async def test_what_goes_wrong_in_a_block_frees_its_lock(stage: Stage) -> None:
     assert await engine.locks.get("import") is None
 
 
+async def test_a_block_ends_in_order_although_its_engine_was_closed(
+    on_disk: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = on_disk.engine()
+    async with engine.lock("import"):
+        await engine.close()
+    assert "cannot be released" in caplog.text
+
+
 async def test_steps_lock_each_other_out(stage: Stage) -> None:
     inside = most = 0
 

@@ -62,14 +62,17 @@ class Backpressure:
         self._looked_at = float("-inf")
         self._gauges: dict[Place, _Gauge] = {}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be asked: there are no watermarks, as far as was known a moment ago."""
+        return not self._marks and self._system.monotonic() - self._looked_at < MARKS_FRESH
+
     async def admit(self, runs: Sequence[NewRun], looks: Looks, *, may_wait: bool) -> None:
         """Let runs be started, or wait until they may be. Raises `Overloaded`."""
         now = self._system.monotonic()
         if now - self._looked_at >= MARKS_FRESH:
             self._looked_at = now
             self._marks = {**self._own, **{(mark.kind, mark.name): mark for mark in await looks.watermarks()}}
-        if not self._marks:
-            return
         counts: dict[Place, int] = {}
         for run in runs:
             for place in (("queue", run.queue), ("type", run.type)):

@@ -115,5 +115,5 @@ async def _end(lock: Lock, renewing: asyncio.Task[None]) -> bool:
     renewing.cancel()
     await asyncio.wait([renewing])
     lost = lock.lost
-    await lock.release()
+    await lock._let_go()
     return lost

@@ -228,7 +228,8 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         Raises `RunExists` if it is there with another input or type, and `EncodeError`, `InvalidId`… before anything is written.
         """
         runs = [self._new_run(call, options)]
-        await self._admit(runs, connection)
+        if not self._backpressure.is_idle:
+            await self._admit(runs, connection)
         [handle] = await self._create([call], runs, connection)
         return handle
 
@@ -254,7 +255,8 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
             for index, call in enumerate(calls)
         ]
         self._same.check_among(runs, calls)
-        await self._admit(runs, connection)
+        if not self._backpressure.is_idle:
+            await self._admit(runs, connection)
         if connection is not None:
             return await self._create(calls, runs, connection)
         made = await create_all(await self._opened(), self._actor, runs, calls, self._same)

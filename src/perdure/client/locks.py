@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import datetime
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from perdure.core.timing import moment_of
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
+
+logger = logging.getLogger("perdure.client")
 
 #: How long to wait before a lock is asked for again, in seconds: at first, and at the most.
 FIRST_WAIT = 0.02
@@ -97,7 +100,16 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.release()
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Release it, as far as that is possible: what was done under it is done, and its time will run out."""
+        try:
+            await self.release()
+        except (StoreError, EngineClosed) as problem:
+            logger.warning(
+                "the lock %s cannot be released; it is held until %s: %s", self.name, self.expires_at, problem
+            )
 
     def _taken(self, info: LockInfo, asked: float, ttl: int) -> None:
         self._info = info
@@ -195,7 +207,7 @@ class Holding:
             if not ours:
                 raise
         lost = lock.lost
-        await lock.release()
+        await lock._let_go()
         if ours or (lost and error is None):
             raise LockLost(
                 f"the lock {lock.name!r} (token {lock.token}) was lost before the block that it guards was over",
