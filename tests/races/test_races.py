@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from perdure import Context, Engine, Handle, RunCancelled, RunFinished, Status, workflow
+from perdure import Context, Engine, Handle, RunCancelled, RunFinished, Singleton, Status, workflow
 from perdure.core.model import Kind
 from tests.engine.stage import Stage
 from tests.helpers import eventually
@@ -197,3 +197,24 @@ async def test_a_broadcast_against_a_run_that_begins_to_listen(stage: Stage) -> 
     arena = Arena(stage, listening)
     await arena.race(one)
     assert set(arena.orders) == {"heard", "missed"}
+
+
+async def test_a_start_that_queues_against_the_end_of_the_run_before_it(stage: Stage) -> None:
+    moment = Moment(0.03)
+
+    async def one(engine: Engine, number: int) -> str:
+        single = Singleton(f"key {number}", "queue")
+        first = await engine.start(working(0.01), singleton=single)
+        await asyncio.sleep(moment.draw())
+        second = await engine.start(working(0), singleton=single)
+        assert [await first.result(LONG), await second.result(LONG)] == ["worked", "worked"]
+        assert (await first.run()).finished_at <= (await second.run()).finished_at
+        # A sweep would find it, but only after a while.
+        admitted = [event.actor for event in await second.events() if event.kind == "admitted"]
+        assert "sweep" not in admitted
+        moment.was(early=bool(admitted))
+        return "waited" if admitted else "went ahead"
+
+    arena = Arena(stage, working)
+    await arena.race(one)
+    assert set(arena.orders) == {"waited", "went ahead"}
