@@ -19,6 +19,7 @@ ALLOWED = {
     "store": {"core"},
     "worker": {"core", "workflow", "replay", "store"},
     "client": {"core", "workflow", "store", "worker", "host"},
+    "push": {"core", "store", "client"},
     "testing": {"core", "workflow", "replay", "store", "worker", "client", "host"},
     "cli": {"core", "workflow", "store", "worker", "client", "host"},
 }

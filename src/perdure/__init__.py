@@ -11,6 +11,7 @@ from perdure.client.handle import Handle
 from perdure.client.limits import Limits
 from perdure.client.locks import Lock, Locks
 from perdure.client.outputs import StreamItem
+from perdure.client.pushing import Pusher
 from perdure.client.schedules import Schedules
 from perdure.client.working import EngineWorker
 from perdure.core.account import Mishap, RunReport, StepReport
@@ -66,6 +67,7 @@ from perdure.core.errors import (
     StoreReadOnly,
     StoreUnavailable,
     StreamFull,
+    Undeliverable,
     UnknownWorkflow,
     UsageError,
     WorkflowError,
@@ -77,6 +79,7 @@ from perdure.core.hooks import DeadLetterNotice, ErrorNotice
 from perdure.core.listing import Page
 from perdure.core.locks import LockInfo
 from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
+from perdure.core.push import Executed, Standing
 from perdure.core.report import Finding, Problem, Report
 from perdure.core.retention import Retention
 from perdure.core.retry import Retry
@@ -85,12 +88,17 @@ from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
 from perdure.core.singleton import Debounce, Singleton
 from perdure.core.timing import At, Cron, Every
 from perdure.core.watermark import Watermark
+from perdure.push.announcing import Announcer
+from perdure.push.handler import QueueHandler
+from perdure.push.http import PushApp
+from perdure.push.message import Answer, Delivery, Fate, QueueMessage
+from perdure.push.redis import RedisQueue
 from perdure.workflow.actions import Action, Actions
 from perdure.workflow.activity import Activity, activity
 from perdure.workflow.channels import Asked, Channel, Question
 from perdure.workflow.children import Child
 from perdure.workflow.context import Context
-from perdure.workflow.current import ActivityInfo, StepInfo, activity_info, step_info
+from perdure.workflow.current import ActivityInfo, StepInfo, activity_info, credentials, step_info
 from perdure.workflow.definition import Call, Definition, Workflow, workflow
 from perdure.workflow.discovery import discover
 from perdure.workflow.looping import Break, Continue
@@ -108,6 +116,8 @@ __all__ = [
     "Activity",
     "ActivityInfo",
     "ActivityTimeout",
+    "Announcer",
+    "Answer",
     "Asked",
     "At",
     "Audit",
@@ -139,6 +149,7 @@ __all__ = [
     "DecodeError",
     "Definition",
     "Deleted",
+    "Delivery",
     "Diverged",
     "DuplicateName",
     "Duration",
@@ -150,12 +161,14 @@ __all__ = [
     "Event",
     "EventPage",
     "Every",
+    "Executed",
     "Expired",
     "Failed",
     "Failure",
     "FailureKind",
     "Fair",
     "Fatal",
+    "Fate",
     "Fault",
     "Finding",
     "Gate",
@@ -192,11 +205,16 @@ __all__ = [
     "PerdureError",
     "Problem",
     "ProcessDied",
+    "PushApp",
+    "Pusher",
     "Question",
+    "QueueHandler",
+    "QueueMessage",
     "RaceError",
     "Reason",
     "Received",
     "Record",
+    "RedisQueue",
     "Report",
     "Retention",
     "Retry",
@@ -217,6 +235,7 @@ __all__ = [
     "SchemaMismatch",
     "Singleton",
     "SingletonBusy",
+    "Standing",
     "StateMachine",
     "Status",
     "StepFailed",
@@ -232,6 +251,7 @@ __all__ = [
     "StreamItem",
     "Succeeded",
     "TypeInfo",
+    "Undeliverable",
     "UnknownWorkflow",
     "UsageError",
     "Watermark",
@@ -243,6 +263,7 @@ __all__ = [
     "activity",
     "activity_info",
     "classify",
+    "credentials",
     "discover",
     "slot_of",
     "step",

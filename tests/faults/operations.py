@@ -56,6 +56,7 @@ from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.second import a_fork
 from perdure.testing.conformance.singletons import NAME, options
 from perdure.testing.conformance.singletons import one as a_single
+from perdure.testing.conformance.taking import a_take
 
 Ask = Callable[[Store], Awaitable[object]]
 Prepare = Callable[[Store, ManualSystem], Awaitable[Ask]]
@@ -395,6 +396,30 @@ async def claim_and_set_aside(store: Store, system: ManualSystem) -> Ask:
         await store.sweep(10)
     await store.register(a_worker())
     return claiming(1)
+
+
+@operation
+async def take_one(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("r1"), a_run("r2")], ACTOR)
+    await store.register(a_worker())
+    return lambda store: store.take(a_take("r2"))
+
+
+@operation
+async def take_and_set_aside(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("poison")], ACTOR)
+    for number in range(5):
+        await claim(store, f"dead-{number}", limit=1, alone=True)
+        system.advance(2 * LEASE / SECOND)
+        await store.sweep(10)
+    await store.register(a_worker())
+
+    async def ask(store: Store) -> object:
+        # What the first did is found done by the second, at another time.
+        answer = await store.take(a_take("poison", alone=True))
+        return answer.refused
+
+    return ask
 
 
 # turns

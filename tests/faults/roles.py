@@ -25,6 +25,7 @@ from perdure import (
     RunNotFound,
     ScheduleNotFound,
     Singleton,
+    Standing,
     Status,
     UsageError,
     Watermark,
@@ -135,6 +136,7 @@ class Client:
             self.guard(),
             self.take_turns(),
             self.bound(),
+            self.push(),
         )
         await runs["main"].result()
         await runs["again"].result()
@@ -182,6 +184,17 @@ class Client:
             await self._engine.start(call, id=name, singleton=Singleton("turns", "queue"))
         for name in ("turn-1", "turn-2"):
             await (await self._engine.get(name)).result()
+
+    async def push(self) -> None:
+        """Execute a run by its id that no worker looks for. Other processes may do that, too."""
+        handle = await self._engine.start(app.child(self._ledger, "push"), id="pushed", queue="pushed")
+        app.note(self._ledger, did="started", run="pushed")
+
+        async def is_done() -> bool:
+            return (await pusher.execute(handle.id)).stands is Standing.FINISHED
+
+        async with self._engine.pusher(lease=LEASE, grace=0.02) as pusher:
+            await until(is_done)
 
     async def nudge(self, handle: Handle[Any]) -> None:
         async def is_reached() -> bool:

@@ -53,6 +53,7 @@ LOOKING = {
     "marked",
     "unread",
     "recorded",
+    "due",
 }
 READING = LOOKING | {"open", "close", "changed", "now"}
 POINTS = [f"{verb}.{point}" for verb in MUTATING_VERBS for point in ("enter", "begun", "written", "committed")] + [

@@ -106,21 +106,22 @@ class PrivateServer(ABC):
 
 def programs(names: Sequence[str], places: Sequence[str], package: str) -> dict[str, str]:
     """Where these programs are, installing them if need be; empty if they cannot be had."""
-    found = _found(names, places)
-    if not found and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+    known = found(names, places)
+    if not known and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run(["apt-get", "update"], check=False, capture_output=True)
         command = ["apt-get", "install", "-y", "--no-install-recommends", package]
         subprocess.run(command, check=False, capture_output=True, env=environment)
-        found = _found(names, places)
-    return found
+        known = found(names, places)
+    return known
 
 
-def _found(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
+def found(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
+    """Where these programs are; empty if one of them is not there."""
     folders = [path for pattern in places for path in sorted(Path("/").glob(pattern[1:]), reverse=True)]
     search = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)])
-    found = {name: path for name in names if (path := shutil.which(name, path=search)) is not None}
-    return found if len(found) == len(names) else {}
+    known = {name: path for name in names if (path := shutil.which(name, path=search)) is not None}
+    return known if len(known) == len(names) else {}
 
 
 def _somebody_else(server: str, users: Sequence[str]) -> Mapping[str, Any]:

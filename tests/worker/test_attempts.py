@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -48,6 +48,9 @@ class Run:
 
     def emit(self, attempt: Any, stream: str, value: object) -> None:
         raise AssertionError
+
+    def credentials(self) -> Mapping[str, Any]:
+        return {}
 
     def break_off(self, error: Exception) -> None:
         self.broken.append(error)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.client.blocking_flow import BlockingFlow
+from perdure.client.blocking_pushing import BlockingPushing
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.core.errors import EngineClosed, UsageError
 from perdure.store.borrowed.recognition import wire_of
@@ -44,7 +45,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Blocking(BlockingFlow):
+class Blocking(BlockingFlow, BlockingPushing):
     """An engine whose methods block. Close it, or use it in a `with`."""
 
     def __init__(self, engine: Engine) -> None:

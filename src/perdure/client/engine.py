@@ -21,6 +21,7 @@ from perdure.client.limits import Limits
 from perdure.client.locks import Holding, Locks
 from perdure.client.looking import Looking
 from perdure.client.options import Moment, StartOptions, new_run
+from perdure.client.pushing import Pusher, Pushing
 from perdure.client.same import Sameness
 from perdure.client.schedules import Schedules
 from perdure.client.telling import Telling
@@ -57,7 +58,7 @@ from perdure.workflow.machine import Definable, definition_of
 R = TypeVar("R")
 
 
-class Engine(Looking, Checking, Afterlife, Auditing, Telling):
+class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
     """A database and the workflows that run on it."""
 
     def __init__(
@@ -106,6 +107,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling):
         self._opening: asyncio.Lock | None = None
         self._state = "new"
         self._workers: set[Worker] = set()
+        self._pushers: dict[asyncio.AbstractEventLoop, Pusher] = {}
         self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
 
     def __repr__(self) -> str:

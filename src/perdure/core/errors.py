@@ -18,6 +18,7 @@
       RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
       Expired: a run past its deadline
         NotStarted
+      Undeliverable: a run whose queue message failed again and again
       JoinError, RaceError (also ExceptionGroup): branches of a workflow that failed
       StoreError
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
@@ -233,6 +234,10 @@ class Expired(PerdureError):
 
 class NotStarted(Expired):
     """No worker took the run in time."""
+
+
+class Undeliverable(PerdureError):
+    """The queue message that asked for the run to be worked on failed again and again."""
 
 
 class ActivityTimeout(StepTimeout):

@@ -63,6 +63,7 @@ MUTATING_VERBS = (
     "retire",
     "sweep",
     "claim",
+    "take",
     "commit",
     "transact",
 )

@@ -40,6 +40,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.push import Take, Taken
 from perdure.core.retention import Prune, Pruned
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired, Saved, Schedule
@@ -336,6 +337,12 @@ class Store(Protocol):
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs. Counts itself on each; sets aside what is poison."""
+
+    async def take(self, request: Take) -> Taken:
+        """Take one run by its id, if it is ready and nobody has it. Counts itself, and sets aside what is poison, as a claim does."""
+
+    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
+        """So many runs that could be worked on now, those that have waited longest first; nothing that is paused."""
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, in one read."""

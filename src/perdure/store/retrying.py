@@ -36,6 +36,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.push import Take, Taken
 from perdure.core.retention import Prune, Pruned
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired, Saved, Schedule
@@ -342,6 +343,14 @@ class Retrying:
     async def claim(self, request: ClaimRequest) -> Claimed:
         """As the store."""
         return await self._again(lambda: self._store.claim(request))
+
+    async def take(self, request: Take) -> Taken:
+        """As the store."""
+        return await self._again(lambda: self._store.take(request))
+
+    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
+        """As the store."""
+        return await self._again(lambda: self._store.due(types, queues, limit))
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """As the store."""

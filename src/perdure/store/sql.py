@@ -53,6 +53,7 @@ from perdure.store.messages import cancel, send
 from perdure.store.migrations import MigrationStatus
 from perdure.store.outputs import outputs
 from perdure.store.protocol import Change, Eavesdropper, Listener
+from perdure.store.pushing import Pushing
 from perdure.store.runs import create, unblock
 from perdure.store.scheduling import Scheduling
 from perdure.store.topics import broadcast
@@ -63,7 +64,7 @@ Trace = Callable[[str], object]
 _log = logging.getLogger("perdure.store")
 
 
-class SqlStore(Scheduling, Afterlife, Guarding, Locking, ABC):
+class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float

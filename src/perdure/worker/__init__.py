@@ -4,6 +4,7 @@ from perdure.worker.aging import forget_events
 from perdure.worker.checkup import Checkup
 from perdure.worker.hooking import Hooking
 from perdure.worker.options import WorkerOptions
+from perdure.worker.pushing import Foreign, Unknown
 from perdure.worker.worker import Worker
 
-__all__ = ["Checkup", "Hooking", "Worker", "WorkerOptions", "forget_events"]
+__all__ = ["Checkup", "Foreign", "Hooking", "Unknown", "Worker", "WorkerOptions", "forget_events"]

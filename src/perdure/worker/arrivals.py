@@ -7,7 +7,7 @@ task, and all that have come by then share one look at the clocks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from perdure.core.system import System
@@ -26,6 +26,9 @@ class Recipient(Breakable, Protocol):
 
     def emit(self, attempt: Any, stream: str, value: object) -> None:
         """An attempt at one of its steps has something for others to see. From any thread."""
+
+    def credentials(self) -> Mapping[str, Any]:
+        """What was given for the run, by the one who asked for it to be worked on. From any thread."""
 
 
 class Arriving(Protocol):

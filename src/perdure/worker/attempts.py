@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -92,6 +93,10 @@ class Attempt:
     def emit(self, stream: str, value: object) -> None:
         """See `Attempting`. From any thread."""
         self.recipient.emit(self, stream, value)
+
+    def credentials(self) -> Mapping[str, Any]:
+        """See `Attempting`. From any thread."""
+        return self.recipient.credentials()
 
     @property
     def emission(self) -> Emission:

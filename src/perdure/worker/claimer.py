@@ -162,7 +162,7 @@ class Claimer:
         self._next_wake = claimed.next_wake
         self._worker.scheduler.heard(claimed.next_fire)
         usher.hear(claimed.limited)
-        await self._take(claimed.runs)
+        await self.take_up(claimed.runs)
         if usher.has_work and (admitted := await self._admit(room - len(claimed.runs))):
             self._full |= len(claimed.runs) + len(admitted) >= room
         if self._suspects:
@@ -181,7 +181,7 @@ class Claimer:
         )
         self._suspects |= admitted.suspects
         self._next_wake = min(self._next_wake, admitted.next_due)
-        await self._take(admitted.runs)
+        await self.take_up(admitted.runs)
         if admitted.runs:
             self._poll = SHORTEST_POLL
         return admitted.runs
@@ -227,7 +227,8 @@ class Claimer:
         )
         return await self._store.claim(request)
 
-    async def _take(self, runs: tuple[ClaimedRun, ...]) -> None:
+    async def take_up(self, runs: tuple[ClaimedRun, ...]) -> None:
+        """Hand runs to the worker, with their histories."""
         to_load: dict[str, ClaimedRun] = {}
         unread: list[str] = []
         for claimed in runs:

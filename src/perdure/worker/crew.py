@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -70,5 +70,7 @@ class Crew(Struct, frozen=True, kw_only=True):
     errors: ErrorTypes
     options: WorkerOptions
     owner: Owner
+    #: What the one who asked for a run to be worked on gave for it, by the run's id.
+    credentials: Callable[[str], Mapping[str, Any]]
     #: For `ctx.log`.
     logger: logging.Logger

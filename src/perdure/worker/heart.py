@@ -64,6 +64,14 @@ class Heart:
         """Whether the lease was renewed lately enough to begin something new."""
         return self._system.monotonic() - self._renewed < self._lease * SAFE_SHARE
 
+    async def renew(self) -> None:
+        """Beat once more, now: a process that was suspended has not for a while."""
+        before = self._system.monotonic()
+        if await self._store.heartbeat(self._worker_id):
+            self._renewed = before
+        else:
+            self._on_dead()
+
     async def _beat(self) -> None:
         share = INTERVAL_SHARE
         while not self._stalled():

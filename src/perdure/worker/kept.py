@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from perdure.core.errors import PerdureError
 from perdure.core.model import ClaimedRun, Message, Next, Release, Turn, Verdict
@@ -81,6 +82,10 @@ class Kept(ABC):
     @abstractmethod
     def landed(self, verdict: Verdict, moment: Moment) -> None:
         """See `Author`."""
+
+    def credentials(self) -> Mapping[str, Any]:
+        """See `Recipient`."""
+        return self._crew.credentials(self.run.id)
 
     def release(self) -> None:
         """Give the run back unfinished, as it is."""

@@ -48,6 +48,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_limit: float = 60.0
     #: How long runs are kept that are over.
     retention: Retention | None = None
+    #: Whether it looks for runs by itself; otherwise it takes only those that it is told to.
+    claims: bool = True
 
     @classmethod
     def of(
@@ -66,6 +68,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         open_children: int = 10_000,
         processes: int | None = None,
         retention: Retention | None = None,
+        claims: bool = True,
     ) -> WorkerOptions:
         """Validated settings, from what a user writes."""
         if slots < 1:
@@ -94,4 +97,5 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             open_children=open_children,
             processes=processes,
             retention=retention,
+            claims=claims,
         )

@@ -14,7 +14,7 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -188,7 +188,7 @@ class _Process:
 
 
 def _pickled(request: StepRequest, info: StepInfo) -> bytes:
-    told: tuple[Any, ...] = info.run_id, info.location, info.attempt, info.due
+    told: tuple[Any, ...] = dict(info.credentials()), info.run_id, info.location, info.attempt, info.due
     if isinstance(info, ActivityInfo):
         told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.last_heartbeat
     try:
@@ -205,6 +205,15 @@ class _Caller:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._credentials: Mapping[str, Any] = {}
+
+    def given(self, credentials: Mapping[str, Any]) -> None:
+        """What the next call may ask for."""
+        self._credentials = credentials
+
+    def credentials(self) -> Mapping[str, Any]:
+        """As they were when it was called."""
+        return self._credentials
 
     def is_over(self) -> bool:
         """Never: a process whose result is not wanted is killed."""
@@ -249,7 +258,8 @@ def _end_with_parent() -> None:
 
 def _answer(data: bytes, caller: _Caller) -> bytes:
     try:
-        function, args, kwargs, run_id, location, number, due, *more = pickle.loads(data)  # noqa: S301 - the worker wrote it
+        function, args, kwargs, given, run_id, location, number, due, *more = pickle.loads(data)  # noqa: S301 - the worker wrote it
+        caller.given(given)
         if more:
             type, max_attempts, parent_id, attempt_id, last = more
             current_step.set(

@@ -36,6 +36,7 @@ from perdure.worker.moment import Moment
 from perdure.worker.moving import move
 from perdure.worker.options import WorkerOptions
 from perdure.worker.performing import Performance
+from perdure.worker.pushing import Pushing
 from perdure.worker.recalling import recall
 from perdure.worker.residents import Residents
 from perdure.worker.scheduler import Scheduler
@@ -79,6 +80,7 @@ class Worker:
         witness = Witness(None if hooking is None else hooking.failed)
         self._journal = Journal(store, system, lambda: self.id, self._moment, witness)
         self._threads = StepThreads(options.abandoned_threads, options.processes)
+        self.pushing = Pushing(store, system, self)
         self._crew = Crew(
             system=system,
             store=store,
@@ -92,6 +94,7 @@ class Worker:
             errors=errors,
             options=options,
             owner=self,
+            credentials=self.pushing.credentials,
             logger=logging.getLogger("perdure.workflow"),
         )
         self._held: dict[str, Kept] = {}
@@ -188,6 +191,7 @@ class Worker:
             held.drop()
         self._held.clear()
         self._ending.clear()
+        self.pushing.let_go_of_all()
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
@@ -256,7 +260,7 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """How many more runs may be taken."""
-        if self._threads.clogged:
+        if self._threads.clogged or not self.options.claims:
             return 0
         # Nothing is worked on any more in a run that ends, so that the next one is claimed while the outcome is being written;
         # as many as there are slots, lest they pile up where nothing can be written.
@@ -269,7 +273,7 @@ class Worker:
 
     def knows(self, run_id: str) -> bool:
         """Whether it is aware of holding that run."""
-        return run_id in self._held
+        return run_id in self._held or self.pushing.expects(run_id)
 
     def resident(self, claimed: ClaimedRun) -> Held | None:
         """The run as it was left in memory, if it can go on from there."""
@@ -376,6 +380,7 @@ class Worker:
     def _let_go(self, held: Kept) -> None:
         if self._held.get(held.run.id) is held:
             del self._held[held.run.id]
+            self.pushing.let_go(held.run.id)
         self._ending.discard(held)
         self._claimer.slot_freed()
         if not self._held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ class Attempting(Protocol):
 
     def emit(self, stream: str, value: object) -> None:
         """Append to a stream of the run."""
+
+    def credentials(self) -> Mapping[str, Any]:
+        """What was given for the run, by the one who asked for it to be worked on."""
 
 
 class StepInfo(Struct, frozen=True):
@@ -48,6 +52,10 @@ class StepInfo(Struct, frozen=True):
         unwritten; in an async step, which cannot wait, that raises `StreamFull`.
         """
         self._made_by.emit(stream, value)
+
+    def credentials(self) -> Mapping[str, Any]:
+        """See `perdure.credentials`."""
+        return self._made_by.credentials()
 
     @property
     def deadline(self) -> datetime.datetime | None:
@@ -119,3 +127,14 @@ def activity_info() -> ActivityInfo:
     if not isinstance(info, ActivityInfo):
         raise UsageError("activity_info() was called outside of an activity")
     return info
+
+
+def credentials() -> Mapping[str, Any]:
+    """What the `credentials` hook of a queue handler gave for the run whose step or activity is calling this; empty if there is none.
+
+    They are in memory only, for as long as the run is worked on. Raises `UsageError` outside of a step.
+    """
+    try:
+        return current_step.get().credentials()
+    except LookupError:
+        raise UsageError("credentials() was called outside of a step") from None

@@ -23,6 +23,7 @@ from perdure.testing.conformance.schedules import Firing, Scheduling
 from perdure.testing.conformance.second import Families, Forking, Recovering, Reopening
 from perdure.testing.conformance.singletons import Debouncing, Singletons
 from perdure.testing.conformance.steering import Pauses, Steering
+from perdure.testing.conformance.taking import DueRuns, Taking
 from perdure.testing.conformance.topics import Broadcasting
 from perdure.testing.conformance.trail import Levels, Trail
 from perdure.testing.conformance.turns import Fencing, Turns
@@ -41,6 +42,7 @@ __all__ = [
     "Deadlines",
     "Debouncing",
     "Deleting",
+    "DueRuns",
     "Families",
     "Fencing",
     "Firing",
@@ -75,6 +77,7 @@ __all__ = [
     "Steering",
     "Suspects",
     "Sweeping",
+    "Taking",
     "Timers",
     "Trail",
     "Trimming",

@@ -36,6 +36,7 @@ from perdure.testing.conformance.locks import PREPARE as LOCKS
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.schedules import a_schedule
 from perdure.testing.conformance.second import a_fork
+from perdure.testing.conformance.taking import prepare_take
 
 Verb = Callable[[Store], Awaitable[object]]
 
@@ -201,6 +202,7 @@ async def _prepare_transact(store: Store) -> Verb:
 
 PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "claim": _prepare_claim,
+    "take": prepare_take,
     "create": _prepare_create,
     "send": _prepare_send,
     "broadcast": _prepare_broadcast,

@@ -1,0 +1,258 @@
+"""A queue on Redis Streams: a consumer group, and a sorted set for what is due later.
+
+At least once: a message is acknowledged, and what follows from it added, in one step on the server. What a consumer that died had
+is taken over by others when it has been idle for long enough. Delayed messages are kept by run, the earliest wins. A server that goes away
+is waited for; what it had not written to disk by then it has lost, so it needs `appendonly yes` and `appendfsync always`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, Protocol
+
+from perdure.core.duration import Duration, seconds
+from perdure.core.errors import UsageError
+from perdure.push.handler import QueueHandler
+from perdure.push.message import Answer, Fate, QueueMessage
+
+logger = logging.getLogger("perdure.push")
+
+_FIELD = "message"
+#: Delayed messages moved at once.
+_AT_ONCE = 100
+#: How long to wait for a message, and after an error, in seconds.
+_BLOCK = 2.0
+_PAUSE = 0.5
+
+#: Into the stream, or by its run into the set of what is due later: KEYS stream, later, bodies.
+_PUT = """
+local function put(body, run, delay)
+  if delay <= 0 then return redis.call('XADD', KEYS[1], '*', 'message', body) end
+  local time = redis.call('TIME')
+  local due = time[1] * 1000 + math.floor(time[2] / 1000) + delay
+  local there = redis.call('ZSCORE', KEYS[2], run)
+  if there and tonumber(there) <= due then return false end
+  redis.call('ZADD', KEYS[2], due, run)
+  redis.call('HSET', KEYS[3], run, body)
+end
+"""
+
+_ENQUEUE = f"{_PUT} put(ARGV[1], ARGV[2], tonumber(ARGV[3]))"
+
+#: ARGV: group, id, what becomes of it, body, run or reason, delay. KEYS has the stream of the dead as its fourth.
+_SETTLE = f"""{_PUT}
+if ARGV[3] == 'retry' then put(ARGV[4], ARGV[5], tonumber(ARGV[6])) end
+if ARGV[3] == 'dead' then redis.call('XADD', KEYS[4], '*', 'message', ARGV[4], 'reason', ARGV[5]) end
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
+redis.call('XDEL', KEYS[1], ARGV[2])
+"""
+
+#: Moves what is due into the stream; how many milliseconds until the next is, -1 for never.
+_PROMOTE = f"""
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, run in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, {_AT_ONCE})) do
+  local body = redis.call('HGET', KEYS[3], run)
+  if body then redis.call('XADD', KEYS[1], '*', 'message', body) end
+  redis.call('ZREM', KEYS[2], run)
+  redis.call('HDEL', KEYS[3], run)
+end
+local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+if first[2] then return math.max(0, first[2] - now) end
+return -1
+"""
+
+#: By way of scripts, because the client has its own ideas of what these answer.
+_KEEP = "redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, unpack(ARGV, 3))"
+_TAKE_OVER = "return redis.call('XAUTOCLAIM', KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], 'COUNT', ARGV[5])"
+
+
+class Commands(Protocol):
+    """What is needed of a `redis.asyncio.Redis`."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]:
+        """Send a command and wait for the answer."""
+
+    def aclose(self) -> Awaitable[object]:
+        """Let go of every connection."""
+
+
+class RedisQueue:
+    """A queue of messages on a Redis server, for `QueueHandler(enqueue=queue.enqueue)` and `queue.run(handler)`."""
+
+    def __init__(
+        self, client: Commands, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m"
+    ) -> None:
+        """`client` is a `redis.asyncio.Redis`. Several queues on a server differ by `name`.
+
+        What a consumer has not been heard of for `idle` is taken over by others.
+        """
+        self._client = client
+        self._stream = f"{{{name}}}"
+        self._keys = (self._stream, f"{self._stream}:later", f"{self._stream}:bodies", f"{self._stream}:dead")
+        self._group = group
+        self._idle = seconds(idle)
+
+    @classmethod
+    def at(cls, url: str, *, name: str = "perdure", group: str = "workers", idle: Duration = "1m") -> RedisQueue:
+        """The queue on the server that a URL such as `redis://localhost:6379` names. Raises `UsageError`."""
+        try:
+            from redis.asyncio import Redis
+        except ModuleNotFoundError as missing:
+            raise UsageError(
+                "a queue on Redis needs the package redis, which is not installed. Say: pip install 'perdure[redis]'"
+            ) from missing
+        client: Any = Redis.from_url(url)
+        return cls(client, name=name, group=group, idle=idle)
+
+    async def close(self) -> None:
+        """Let go of the server."""
+        await self._client.aclose()
+
+    async def enqueue(self, message: QueueMessage, delay: float = 0.0) -> None:
+        """Add a message, to be delivered now or after so many seconds."""
+        await self._eval(_ENQUEUE, 3, message.encode(), message.execution_id, round(delay * 1000))
+
+    async def run(self, handler: QueueHandler, *, concurrency: int = 16) -> None:
+        """Deliver messages to a handler until cancelled, so many at a time. What is under way then is finished first."""
+        await _Consumer(self, handler, concurrency).run()
+
+    async def settle(self, id: str, answer: Answer, body: bytes) -> None:
+        """Acknowledge a message, and put what follows from it in its place."""
+        if answer.fate is Fate.MALFORMED:
+            what: tuple[object, ...] = ("dead", body, answer.detail, 0)
+        elif answer.ack:
+            what = ("ack", b"", "", 0)
+        else:
+            what = ("retry", answer.body, answer.run_id, round(answer.delay * 1000))
+        await self._eval(_SETTLE, 4, self._group, id, *what)
+
+    async def _eval(self, script: str, keys: int, *arguments: object) -> Any:
+        return await self._client.execute_command("EVAL", script, keys, *self._keys[:keys], *arguments)
+
+
+class _Delivered:
+    """A message of the stream."""
+
+    def __init__(self, queue: RedisQueue, id: str, body: bytes) -> None:
+        self.body: bytes | str = body
+        self.id = id
+        self._queue = queue
+        self._bytes = body
+
+    async def ack(self, answer: Answer, /) -> None:
+        await self._queue.settle(self.id, answer, self._bytes)
+
+    async def retry(self, answer: Answer, /) -> None:
+        await self._queue.settle(self.id, answer, self._bytes)
+
+
+class _Consumer:
+    """One reader of the group."""
+
+    def __init__(self, queue: RedisQueue, handler: QueueHandler, concurrency: int) -> None:
+        self._queue = queue
+        self._handler = handler
+        self._concurrency = concurrency
+        self._system = handler.engine._system
+        # Anew each time: what an earlier life left is found by its idleness.
+        self._name = self._system.entropy(8).hex()
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
+        self._ready = False
+        self._look_at = 0.0
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._round()
+                except (OSError, _redis_error()) as error:
+                    logger.warning("the queue cannot be reached, trying again: %s", error)
+                    self._ready = False
+                    await self._system.sleep(_PAUSE * (0.5 + self._system.random()))
+        finally:
+            if self._under_way:
+                await asyncio.wait(self._under_way.values())
+
+    async def _round(self) -> None:
+        if not self._ready:
+            await self._make_group()
+        if len(self._under_way) >= self._concurrency:
+            await asyncio.wait(self._under_way.values(), timeout=_BLOCK, return_when=asyncio.FIRST_COMPLETED)
+        next_due = await self._queue._eval(_PROMOTE, 3)
+        if self._system.monotonic() >= self._look_at:
+            await self._keep_and_take_over()
+            self._look_at = self._system.monotonic() + self._queue._idle / 3
+        room = self._concurrency - len(self._under_way)
+        if room > 0:
+            wait = _BLOCK if next_due < 0 else min(_BLOCK, next_due / 1000)
+            self._deliver(await self._read(room, max(1, round(wait * 1000))))
+
+    async def _make_group(self) -> None:
+        try:
+            await self._command("XGROUP", "CREATE", self._queue._stream, self._queue._group, "0", "MKSTREAM")
+        except _redis_error() as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+        self._ready = True
+
+    async def _read(self, count: int, wait: int) -> Any:
+        answer = await self._command(
+            "XREADGROUP", "GROUP", self._queue._group, self._name, "COUNT", count, "BLOCK", wait,
+            "STREAMS", self._queue._stream, ">",
+        )  # fmt: skip
+        if not answer:
+            return ()
+        # One stream was asked for: as a pair or, in the newer protocol, as a mapping, whose entries are in a list of their own.
+        if isinstance(answer, dict):
+            [[entries]] = answer.values()
+            return entries
+        return answer[0][1]
+
+    async def _keep_and_take_over(self) -> None:
+        """Say that what is under way here is, and take over what nobody has been heard of for a while."""
+        who = self._queue._group, self._name
+        if self._under_way:
+            await self._queue._eval(_KEEP, 1, *who, *self._under_way, "JUSTID")
+        idle, start = round(self._queue._idle * 1000), "0-0"
+        while (room := self._concurrency - len(self._under_way)) > 0:
+            answer = await self._queue._eval(_TAKE_OVER, 1, *who, idle, start, room)
+            self._deliver(answer[1])
+            start = _text(answer[0])
+            if start == "0-0":
+                return
+
+    def _deliver(self, entries: Any) -> None:
+        for id, fields in entries:
+            known = _text(id)
+            # What was deleted meanwhile has no fields.
+            if fields and known not in self._under_way:
+                pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
+                body = next((_bytes(value) for name, value in pairs if _text(name) == _FIELD), b"")
+                delivered = _Delivered(self._queue, known, body)
+                task = self._system.spawn(self._handler.handle([delivered]), "perdure delivery")
+                self._under_way[known] = task
+                task.add_done_callback(partial(self._over, known))
+
+    def _over(self, id: str, _: object) -> None:
+        del self._under_way[id]
+
+    async def _command(self, *arguments: object) -> Any:
+        return await self._queue._client.execute_command(*arguments)
+
+
+def _redis_error() -> type[Exception]:
+    from redis.exceptions import RedisError
+
+    return RedisError
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,137 @@
+"""Taking one run by its id, for whoever is told which one to work on; and saying which are worth telling.
+
+Under the lock of the run's row: whether it is ready, due, and nobody else's. It counts as any claim does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from perdure.core.model import FINISHED, ClaimedRun, Reason, Run, Status
+from perdure.core.push import Refusal, Take, Taken
+from perdure.store.dialect import Transaction, placeholders
+from perdure.store.poison import poisoned
+from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.taking import take
+
+_RUN = f"""
+SELECT progress, {RUN}
+FROM perdure_runs
+WHERE id = :run_id
+{{for_update}}
+"""
+
+_ALIVE = """
+SELECT 1
+FROM perdure_workers
+WHERE id = :worker AND status = 'alive'
+"""
+
+_PAUSED = """
+SELECT 1
+FROM perdure_pauses
+WHERE (kind = 'type' AND name = :type) OR (kind = 'queue' AND name = :queue)
+"""
+
+_LAST = """
+SELECT MAX(seq)
+FROM perdure_history
+WHERE run_id = :run_id
+"""
+
+_SET_ASIDE = """
+UPDATE perdure_runs
+SET status = 'blocked', reason = 'poison', error = :error, wake_at = :now
+WHERE id = :run_id
+"""
+
+#: Said twice so that each half follows its index; `wake_at >= 0` names the one by age.
+_READY = """
+SELECT wake_at, id
+FROM perdure_runs
+WHERE status = 'pending' AND queue = :queue AND type = :type AND wake_at >= 0 AND wake_at <= :now
+ORDER BY wake_at, id
+LIMIT :limit
+"""
+
+_DUE = """
+SELECT wake_at, id
+FROM perdure_runs
+WHERE status = 'waiting' AND wake_at <= :now AND type IN ({}) AND queue IN ({})
+ORDER BY wake_at
+LIMIT :limit
+"""
+
+_PAUSES = """
+SELECT kind, name
+FROM perdure_pauses
+"""
+
+
+async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) -> Taken:
+    """Take a run, if it is ready and nobody else's."""
+    rows = await tx.fetch(_RUN, {"run_id": request.run_id})
+    if not rows:
+        return Taken(refused=Refusal.UNKNOWN, now=tx.now)
+    progress, run = rows[0][0], to_run(rows[0][1:])
+    if run.status is Status.RUNNING and (run.worker, run.nonce) == (request.worker, request.nonce):
+        # Asked before; the answer was lost.
+        return Taken(claimed=ClaimedRun(run, fresh=progress < 0), now=tx.now, progress=progress)
+    refused = await _refusal(tx, run, request)
+    if refused is not None:
+        return Taken(refused=refused, run=run, now=tx.now)
+    [(last,)] = await tx.fetch(_LAST, {"run_id": run.id})
+    last = -1 if last is None else last
+    if run.claims >= request.suspect_after and last <= progress:
+        if run.claims >= request.poison_after:
+            return await _set_aside(tx, run)
+        if not request.alone:
+            return Taken(refused=Refusal.SUSPECT, run=run, now=tx.now)
+    [claimed] = await take(tx, [(progress, run)], request.worker, request.nonce, entropy)
+    return Taken(claimed=claimed, now=tx.now, progress=last)
+
+
+async def _refusal(tx: Transaction, run: Run, request: Take) -> Refusal | None:
+    if run.status in FINISHED:
+        return Refusal.FINISHED
+    if run.status is Status.BLOCKED:
+        return Refusal.BLOCKED
+    if run.status is Status.RUNNING:
+        return Refusal.HELD
+    if run.wake_at > tx.now:
+        return Refusal.WAITING
+    if run.type not in request.types:
+        return Refusal.FOREIGN
+    if await tx.fetch(_PAUSED, {"type": run.type, "queue": run.queue}):
+        return Refusal.PAUSED
+    if not await tx.fetch(_ALIVE, {"worker": request.worker}):
+        return Refusal.DEAD
+    return None
+
+
+async def _set_aside(tx: Transaction, run: Run) -> Taken:
+    error = poisoned(run.id, run.claims)
+    await tx.execute(_SET_ASIDE, {"run_id": run.id, "error": error, "now": tx.now})
+    tx.note(run.id, "blocked", to_json({"reason": Reason.POISON.value}))
+    run = replace(run, status=Status.BLOCKED, reason=Reason.POISON, error=error, wake_at=tx.now)
+    return Taken(refused=Refusal.BLOCKED, run=run, now=tx.now)
+
+
+async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limit: int) -> list[str]:
+    """Runs that could be worked on now, those that have waited longest first."""
+    paused = {tuple(row) for row in await tx.fetch(_PAUSES, {})}
+    types = [name for name in types if ("type", name) not in paused]
+    queues = [name for name in queues if ("queue", name) not in paused]
+    if not types or not queues:
+        return []
+    some_types, of_types = placeholders("type", types)
+    some_queues, of_queues = placeholders("queue", queues)
+    params = {**of_types, **of_queues, "now": tx.now, "limit": limit}
+    found = [tuple(row) for row in await tx.fetch(_DUE.format(some_types, some_queues), params)]
+    for queue in queues:
+        for type in types:
+            pair = {"queue": queue, "type": type, "now": tx.now, "limit": limit}
+            found += [tuple(row) for row in await tx.fetch(_READY, pair)]
+    return [run_id for _, run_id in sorted(found)[:limit]]

@@ -1,0 +1,179 @@
+"""Taking one run by its id, and saying which are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from perdure.core.control import Order, Pause, PauseKind
+from perdure.core.model import FAR, Block, Finish, Kind, Reason, Status
+from perdure.core.push import Refusal, Take, Taken
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    LEASE,
+    OTHER_TYPE,
+    SECOND,
+    START,
+    TYPE,
+    Harness,
+    a_message,
+    a_park,
+    a_record,
+    a_run,
+    a_worker,
+    claim,
+    commit,
+    held,
+    snapshot,
+)
+
+
+def a_take(run_id: str = "r1", worker: str = "w1", **changes: Any) -> Take:
+    """A request to take a run."""
+    fields: dict[str, Any] = {"nonce": f"nonce-{worker}", "types": (TYPE,)}
+    return Take(run_id=run_id, worker=worker, **{**fields, **changes})
+
+
+async def take(store: Store, run_id: str = "r1", worker: str = "w1", **changes: Any) -> Taken:
+    """Take a run as a worker that is registered if need be."""
+    await store.register(a_worker(worker))
+    return await store.take(a_take(run_id, worker, **changes))
+
+
+async def prepare_take(store: Store) -> Callable[[Store], Awaitable[object]]:
+    """What there has to be for a run to be taken, and the request."""
+    await store.create([a_run("r1"), a_run("r2")], ACTOR)
+    await store.register(a_worker())
+    return lambda store: store.take(a_take())
+
+
+class Taking:
+    """A run is taken by its id as it would be claimed, or it is said why not."""
+
+    async def test_a_ready_run_is_taken_as_if_claimed(self, store: Store) -> None:
+        await store.create([a_run("r1"), a_run("r2", queue="elsewhere")], ACTOR)
+        taken = await take(store, "r2")
+        assert taken.refused is None
+        assert taken.claimed is not None
+        run = taken.claimed.run
+        assert (run.status, run.worker, run.token, run.claims) == (Status.RUNNING, "w1", 1, 1)
+        assert (run.started_at, bool(run.seed), taken.claimed.fresh) == (START, True, True)
+        assert await store.get("r2") == run
+        assert await store.holdings("w1") == [taken.claimed.lease]
+        assert [event.kind for event in await store.events("r2")] == ["created", "started"]
+        other = await store.get("r1")
+        assert other is not None
+        assert other.status is Status.PENDING
+
+    async def test_one_that_is_due_is_taken_and_one_that_is_not_is_left(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
+        early = await take(store)
+        assert (early.refused, early.run) == (Refusal.WAITING, await store.get("r1"))
+        harness.system.advance(1)
+        assert (await take(store)).claimed is not None
+
+    async def test_what_cannot_be_taken_is_left_and_said_why(self, store: Store) -> None:
+        await store.create([a_run("free", type=OTHER_TYPE)], ACTOR)
+        await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
+        await commit(store, await held(store, "parked"), next=a_park())
+        await commit(store, await held(store, "aside"), next=Block(Reason.DIVERGED, "{}"))
+        await held(store, "busy", worker="w2")
+        answers = {name: await take(store, name) for name in ("none", "free", "done", "parked", "aside", "busy")}
+        assert {name: answer.refused for name, answer in answers.items()} == {
+            "none": Refusal.UNKNOWN,
+            "free": Refusal.FOREIGN,
+            "done": Refusal.FINISHED,
+            "parked": Refusal.WAITING,
+            "aside": Refusal.BLOCKED,
+            "busy": Refusal.HELD,
+        }
+        assert all(answer.claimed is None for answer in answers.values())
+        assert answers["busy"].run == await store.get("busy")
+
+    async def test_a_pause_holds_it_back(self, store: Store) -> None:
+        await store.create([a_run("r1"), a_run("r2", queue="slow")], ACTOR)
+        await store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
+        assert (await take(store, "r2")).refused is Refusal.PAUSED
+        await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
+        assert (await take(store, "r1")).refused is Refusal.PAUSED
+        await store.resume(PauseKind.TYPE, TYPE, ACTOR)
+        await store.control(Order(run_id="r1", kind=Kind.PAUSE, key="p"), ACTOR)
+        assert (await take(store, "r1")).refused is Refusal.WAITING
+
+    async def test_a_worker_that_is_not_alive_gets_nothing(self, store: Store) -> None:
+        await store.create([a_run("r1")], ACTOR)
+        assert (await store.take(a_take())).refused is Refusal.DEAD
+        await store.register(a_worker("w1"))
+        await store.retire("w1")
+        assert (await store.take(a_take())).refused is Refusal.DEAD
+
+    async def test_the_same_nonce_gets_the_same_answer_and_another_one_none(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await store.create([a_run("r1")], ACTOR)
+        taken = await take(store)
+        before = await snapshot(harness)
+        assert await store.take(a_take()) == taken
+        assert (await store.take(a_take(nonce="other"))).refused is Refusal.HELD
+        assert await snapshot(harness) == before
+
+    async def test_what_is_unread_marks_it_and_what_is_recorded_is_known(self, store: Store) -> None:
+        await commit(store, await held(store), a_record(0), a_record(1), next=a_park())
+        await store.send([a_message("r1")], ACTOR)
+        taken = await take(store, nonce="next")
+        assert taken.claimed is not None
+        assert (taken.claimed.fresh, taken.progress) == (False, 1)
+        assert [message.key for message in await store.marked("w1")] == ["k1"]
+
+    async def test_a_suspect_is_for_who_is_alone_and_is_set_aside_in_the_end(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await store.create([a_run("r1")], ACTOR)
+        for crash in range(5):
+            refused = (await take(store, "r1", f"w{crash}")).refused
+            assert refused is (Refusal.SUSPECT if crash >= 2 else None)
+            if refused is not None:
+                assert (await take(store, "r1", f"w{crash}", alone=True)).claimed is not None
+            harness.system.advance(2 * LEASE / SECOND)
+            await store.sweep(10)
+        last = await take(store, "r1", "w9", alone=True)
+        assert (last.refused, last.run) == (Refusal.BLOCKED, await store.get("r1"))
+        assert last.run is not None
+        assert last.run.reason is Reason.POISON
+        assert (await store.events("r1"))[-1].kind == "blocked"
+
+    async def test_a_deadline_for_the_beginning_is_over_when_it_is_taken(self, store: Store) -> None:
+        await store.create([a_run("r1", deadline=START + SECOND, close_by=START + 9 * SECOND)], ACTOR)
+        taken = await take(store)
+        assert taken.claimed is not None
+        assert (taken.claimed.run.deadline, taken.claimed.run.close_by) == (START + 9 * SECOND, 0)
+        assert await store.get("r1") == taken.claimed.run
+
+
+class DueRuns:
+    """Whoever sends runs to be worked on can ask which are ready."""
+
+    async def test_the_longest_ready_come_first_and_others_are_left_out(self, store: Store, harness: Harness) -> None:
+        await store.create(
+            [a_run("timer", wake_at=START + 2 * SECOND), a_run("far", wake_at=START + SECOND * 99)], ACTOR
+        )
+        await held(store, "busy")
+        await commit(store, await held(store, "parked"), next=a_park(wake_at=FAR))
+        harness.system.advance(1)
+        await store.create([a_run("old"), a_run("foreign", type=OTHER_TYPE), a_run("slow", queue="slow")], ACTOR)
+        harness.system.advance(4)
+        await store.create([a_run("young", priority=1)], ACTOR)
+        assert await store.due([TYPE], ["default"], 10) == ["old", "timer", "young"]
+        assert await store.due([TYPE], ["default"], 2) == ["old", "timer"]
+        assert await store.due([TYPE, OTHER_TYPE], ["default", "slow"], 10) == [
+            "foreign", "old", "slow", "timer", "young",
+        ]  # fmt: skip
+        assert (await claim(store, nonce="claim", limit=1)).runs[0].run.id == "young"
+
+    async def test_what_is_paused_is_not_due(self, store: Store) -> None:
+        await store.create([a_run("r1"), a_run("r2", queue="slow")], ACTOR)
+        await store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
+        assert await store.due([TYPE], ["default", "slow"], 10) == ["r1"]
+        await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
+        assert await store.due([TYPE], ["default", "slow"], 10) == []

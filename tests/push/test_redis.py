@@ -1,0 +1,243 @@
+"""A real Redis server, killed and started again among other things."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Context, Engine, QueueHandler, QueueMessage, RedisQueue, Status, UsageError, activity, workflow
+from tests.engine.stage import Stage, set_up, until
+from tests.helpers import eventually
+from tests.servers.databases import Databases
+from tests.servers.private import Missing
+from tests.servers.redis import Redis
+from tests.servers.schemas import Schemas
+
+redis = pytest.importorskip("redis", reason="the package redis is not installed; `make .venv/.dev` does that")
+
+WHOLE = bool(os.environ.get("PERDURE_PROVE"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Redis]:
+    try:
+        server = Redis()
+    except Missing as missing:
+        if WHOLE:
+            raise
+        pytest.skip(f"NOTHING IS TESTED ON REDIS: {missing}")
+    server.create()
+    yield server
+    server.remove()
+
+
+class Broker:
+    """A client of the server, and a queue on it that no other test knows."""
+
+    def __init__(self, server: Redis, name: str) -> None:
+        self.server = server
+        self.name = name
+        self.client: Any = redis.asyncio.Redis.from_url(server.dsn)
+        self.queue = RedisQueue(self.client, name=name, idle=0.4)
+
+    async def length(self) -> int:
+        """Messages in the queue: to be read, unanswered, or due later."""
+        later = await self.client.zcard(f"{{{self.name}}}:later")
+        return int(await self.client.xlen(f"{{{self.name}}}") + later)
+
+    async def is_empty(self) -> bool:
+        try:
+            return await self.length() == 0
+        except redis.exceptions.RedisError:
+            return False
+
+    @asynccontextmanager
+    async def consuming(self, engine: Engine, **options: Any) -> AsyncIterator[QueueHandler]:
+        async with QueueHandler(engine, enqueue=self.queue.enqueue, contention=0.1, **options) as handler:
+            consuming = asyncio.ensure_future(self.queue.run(handler))
+            try:
+                yield handler
+            finally:
+                consuming.cancel()
+                with suppress(asyncio.CancelledError):
+                    await consuming
+
+
+@pytest.fixture
+async def broker(server: Redis, request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
+    broker = Broker(server, request.node.name)
+    yield broker
+    await broker.queue.close()
+
+
+@activity("redis.leaf.v1")
+async def leaf(number: int) -> int:
+    return number
+
+
+@workflow("redis.tree.v1")
+async def tree(ctx: Context, nap: float = 0.0) -> int:
+    await ctx.sleep(nap)
+    return sum([await ctx.call(leaf(number)) for number in range(3)])
+
+
+@workflow("redis.told.v1")
+async def told(ctx: Context) -> str:
+    return await ctx.receive("news", str)
+
+
+async def test_runs_children_timers_and_messages_go_through_the_queue(stage: Stage, broker: Broker) -> None:
+    engine = stage.engine(tree, leaf, told)
+    async with broker.consuming(engine):
+        runs = [await engine.start(tree(nap)) for nap in (0.0, 0.3, 0.3)]
+        listening = await engine.start(told())
+        assert [await run.result("20s") for run in runs] == [3, 3, 3]
+        await until(listening, Status.WAITING)
+        await listening.send("news", "good")
+        assert await listening.result("20s") == "good"
+        await eventually(broker.is_empty)
+
+
+async def test_what_is_no_message_is_put_aside_and_a_duplicate_is_done_once(on_disk: Stage, broker: Broker) -> None:
+    engine = on_disk.engine(leaf)
+    run = await engine.start(leaf(7))
+    for body in (b"poison", QueueMessage(execution_id=run.id, enqueued_at=1 << 50).encode()):
+        await broker.client.xadd(f"{{{broker.name}}}", {"message": body})
+    await broker.client.xadd(f"{{{broker.name}}}", {"something": "else"})
+    async with broker.consuming(engine) as handler:
+        await broker.queue.enqueue(handler.message(run.id))
+        assert await run.result("20s") == 7
+        await eventually(broker.is_empty)
+    dead = await broker.client.xrange(f"{{{broker.name}}}:dead")
+    assert [fields[b"message"] for _, fields in dead] == [b"poison", b""]
+    assert all(b"not a queue message" in fields[b"reason"] for _, fields in dead)
+    assert [event.kind for event in await run.events()] == ["created", "started", "completed"]
+
+
+async def test_a_run_is_asked_for_later_once_and_as_early_as_anybody_wants(on_disk: Stage, broker: Broker) -> None:
+    queue, handler = broker.queue, QueueHandler(on_disk.engine(leaf))
+    for delay in (30.0, 60.0, 20.0):
+        await queue.enqueue(handler.message("r1", delay=delay), delay)
+    [(run_id, due)] = await broker.client.zrange(f"{{{broker.name}}}:later", 0, -1, withscores=True)
+    seconds, microseconds = await broker.client.time()
+    assert run_id == b"r1"
+    assert due - (seconds * 1000 + microseconds / 1000) == pytest.approx(20_000, abs=5000)
+
+
+CONSUMER = """
+import asyncio, sys, pathlib
+from perdure import Context, Engine, QueueHandler, RedisQueue, workflow
+
+def note(path):
+    with pathlib.Path(path).open("a") as ledger:
+        ledger.write("begun\\n")
+    import time
+    while not pathlib.Path(path + ".go").exists():
+        time.sleep(0.01)  # the test makes a file
+
+@workflow("redis.slow.v1")
+async def slow(ctx: Context, path: str) -> str:
+    await ctx.step(note, path)
+    return "done"
+
+async def main():
+    url, dsn, name = sys.argv[1:]
+    engine = Engine(url, [slow])
+    queue = RedisQueue.at(dsn, name=name, idle=0.4)
+    async with engine, QueueHandler(engine, enqueue=queue.enqueue, contention=0.1, lease=1.0) as handler:
+        await queue.run(handler)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_consumer_had_that_was_killed_is_taken_over(
+    on_disk: Stage, broker: Broker, tmp_path: Path
+) -> None:
+    @workflow("redis.slow.v1")
+    async def slow(ctx: Context, path: str) -> str:
+        raise NotImplementedError("the processes have the code")
+
+    ledger = tmp_path / "ledger"
+    engine = on_disk.engine(slow)
+    run = await engine.start(slow(str(ledger)))
+    await broker.queue.enqueue(QueueMessage(execution_id=run.id, enqueued_at=1 << 50))
+    command = [sys.executable, "-c", CONSUMER, on_disk.url, broker.server.dsn, broker.name]
+    first = await asyncio.create_subprocess_exec(*command)
+    try:
+        await eventually(ledger.exists)
+        first.kill()
+        await first.wait()
+        second = await asyncio.create_subprocess_exec(*command)
+        try:
+            await eventually(lambda: ledger.read_text().count("begun") == 2)
+            (tmp_path / "ledger.go").touch()
+            assert await run.result("20s") == "done"
+            await eventually(broker.is_empty)
+        finally:
+            second.kill()
+            await second.wait()
+    finally:
+        if first.returncode is None:
+            first.kill()
+            await first.wait()
+
+
+@pytest.fixture(params=["file", "postgres", "mysql"] if WHOLE else ["file"])
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> AsyncIterator[Stage]:
+    async with set_up(request.param, tmp_path, schemas, databases) as stage:
+        yield stage
+
+
+async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
+    place: Stage, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every run is worked on to its end, whatever was under way when the server died."""
+    engine = place.engine(tree, leaf)
+    count = 100 if WHOLE else 20
+    runs = [await engine.start(tree(0.01 * number)) for number in range(count)]
+    for run in runs:
+        await broker.queue.enqueue(QueueMessage(execution_id=run.id, enqueued_at=1 << 50))
+    async with broker.consuming(engine):
+        for share in (0.2, 0.5, 0.8) if WHOLE else (0.3,):
+
+            async def has_come(share: float = share) -> bool:
+                return sum([(await run.status()).finished for run in runs]) >= share * count
+
+            await eventually(has_come)
+            broker.server.kill()
+            # Long enough for answers to get lost.
+            await asyncio.sleep(0.3)
+            broker.server.start()
+
+        async def finished() -> bool:
+            # What the broker did not take from the announcer while it was away is found by looking.
+            try:
+                await handler_due()
+            except redis.exceptions.RedisError:
+                return False
+            return all([(await run.status()).finished for run in runs])
+
+        async def handler_due() -> None:
+            for run_id in await engine.due():
+                await broker.queue.enqueue(QueueMessage(execution_id=run_id, enqueued_at=1 << 50))
+
+        await eventually(finished, within=60)
+        assert [await run.result() for run in runs] == [3] * count
+        await eventually(broker.is_empty)
+    assert "cannot be reached" in caplog.text
+
+
+async def test_a_queue_without_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(UsageError, match=r"pip install 'perdure\[redis\]'"):
+        RedisQueue.at("redis://localhost")
