@@ -180,6 +180,8 @@ class AdmitRequest(Struct, frozen=True, kw_only=True):
     #: Runs that this worker was let have and has no more, and the tokens that it had them under.
     released: tuple[tuple[str, int], ...] = ()
     alone: bool = False
+    #: Let only the arrivals pass, whoever stands in line: somebody has named them.
+    only: bool = False
     suspect_after: int = 2
     poison_after: int = 5
 

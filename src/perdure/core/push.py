@@ -16,8 +16,9 @@ class Take(Struct, frozen=True, kw_only=True):
     worker: str
     #: Random, new for every request. A repeated one gets the same answer.
     nonce: str
-    #: What the worker has code for.
+    #: What the worker has code for, and what of that has to pass gates.
     types: tuple[str, ...]
+    gated: frozenset[str] = frozenset()
     #: The worker holds nothing, so it may take a suspect.
     alone: bool = False
     #: Claims without progress after which a run is a suspect, and after which it is set aside.
@@ -41,6 +42,8 @@ class Refusal(StrEnum):
     SUSPECT = "suspect"
     #: The worker has no code for it.
     FOREIGN = "foreign"
+    #: It has to pass gates, which is not done here; one that stood in a line is as ready as before.
+    GATED = "gated"
     #: The worker has been declared dead.
     DEAD = "dead"
 
@@ -56,6 +59,8 @@ class Taken(Struct, frozen=True, kw_only=True):
     now: int
     #: The number of its last record when it was taken; -1 for none.
     progress: int = -1
+    #: Gates of types and queues that were set at run time.
+    limited: tuple[str, ...] = ()
 
 
 class Standing(StrEnum):

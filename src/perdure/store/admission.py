@@ -120,7 +120,7 @@ class _Admission:
         tx, request = self._tx, self._request
         freed = await self._release()
         wanted = {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
-        due = await due_gates(tx, request.types, GATES) if request.limit else []
+        due = await due_gates(tx, request.types, GATES) if request.limit and not request.only else []
         self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
         for gate in [self._gates[name] for name in freed]:
             # Whoever waits for room there may have it now, here or elsewhere.
@@ -159,7 +159,7 @@ class _Admission:
             [(kind, name) for kind, name in await self._tx.fetch(_PAUSES, {})],
         )
         due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
-        if not due or not request.limit or not served.types or not served.queues:
+        if not due or not request.limit or request.only or not served.types or not served.queues:
             return {}
         enough = request.limit if len(due) <= 2 else max(4, 2 * request.limit // len(due))
         return await heads(self._tx, due, served.types, served.queues, enough, enough // AGE_SHARE)
@@ -214,7 +214,7 @@ class _Admission:
             )  # fmt: skip
             place = self._placed.get(one.run_id)
             line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
-            if line is None:
+            if line is None or self._request.only:
                 direct.append((one, passes))
             elif place is not None and place[0] in self._gates:
                 one.gate, one.turn = place

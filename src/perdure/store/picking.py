@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from perdure.core.model import FINISHED, ClaimedRun, Reason, Run, Status
 from perdure.core.push import Refusal, Take, Taken
 from perdure.store.dialect import Transaction, placeholders
+from perdure.store.gates import limited
+from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.poison import poisoned
 from perdure.store.rows import RUN, to_json, to_run
 from perdure.store.taking import take
@@ -29,10 +31,10 @@ FROM perdure_workers
 WHERE id = :worker AND status = 'alive'
 """
 
-_PAUSED = """
-SELECT 1
-FROM perdure_pauses
-WHERE (kind = 'type' AND name = :type) OR (kind = 'queue' AND name = :queue)
+_READY_AGAIN = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, wake_at = :wake_at
+WHERE id = :run_id
 """
 
 _LAST = """
@@ -69,6 +71,19 @@ SELECT kind, name
 FROM perdure_pauses
 """
 
+#: In lines at gates that are worth looking at.
+_IN_LINES = """
+SELECT l.since, l.run_id
+FROM perdure_gates g
+JOIN perdure_lines l ON l.gate = g.name
+WHERE g.due_at <= :now AND l.location = '' AND l.type IN ({}) AND l.queue IN ({})
+ORDER BY l.turn
+LIMIT :limit
+"""
+
+#: What a run waits for that stands in a line.
+_IN_LINE = (Reason.LIMIT, Reason.BREAKER)
+
 
 async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) -> Taken:
     """Take a run, if it is ready and nobody else's."""
@@ -79,7 +94,10 @@ async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) 
     if run.status is Status.RUNNING and (run.worker, run.nonce) == (request.worker, request.nonce):
         # Asked before; the answer was lost.
         return Taken(claimed=ClaimedRun(run, fresh=progress < 0), now=tx.now, progress=progress)
-    refused = await _refusal(tx, run, request)
+    known = [(kind, name) for kind, name in await tx.fetch(_PAUSES, {})]
+    refused = await _refusal(tx, run, request, known)
+    if refused is Refusal.GATED:
+        return await _at_the_gates(tx, run, limited(known))
     if refused is not None:
         return Taken(refused=refused, run=run, now=tx.now)
     [(last,)] = await tx.fetch(_LAST, {"run_id": run.id})
@@ -93,22 +111,33 @@ async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) 
     return Taken(claimed=claimed, now=tx.now, progress=last)
 
 
-async def _refusal(tx: Transaction, run: Run, request: Take) -> Refusal | None:
+async def _refusal(tx: Transaction, run: Run, request: Take, known: Sequence[tuple[str, str]]) -> Refusal | None:
     if run.status in FINISHED:
         return Refusal.FINISHED
     if run.status is Status.BLOCKED:
         return Refusal.BLOCKED
     if run.status is Status.RUNNING:
         return Refusal.HELD
-    if run.wake_at > tx.now:
+    in_line = run.status is Status.WAITING and run.reason in _IN_LINE
+    if run.wake_at > tx.now and not in_line:
         return Refusal.WAITING
     if run.type not in request.types:
         return Refusal.FOREIGN
-    if await tx.fetch(_PAUSED, {"type": run.type, "queue": run.queue}):
+    if ("type", run.type) in known or ("queue", run.queue) in known:
         return Refusal.PAUSED
     if not await tx.fetch(_ALIVE, {"worker": request.worker}):
         return Refusal.DEAD
-    return None
+    guarded = (LIMITED_TYPE, run.type) in known or (LIMITED_QUEUE, run.queue) in known
+    return Refusal.GATED if in_line or guarded or run.type in request.gated else None
+
+
+async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> Taken:
+    """Have it ready for whoever looks after gates: one that is due, or stands in a line whose place it keeps."""
+    if run.status is Status.WAITING:
+        since = min(run.wake_at, tx.now)
+        await tx.execute(_READY_AGAIN, {"run_id": run.id, "wake_at": since})
+        run = replace(run, status=Status.PENDING, reason=None, wake_at=since)
+    return Taken(refused=Refusal.GATED, run=run, now=tx.now, limited=gates)
 
 
 async def _set_aside(tx: Transaction, run: Run) -> Taken:
@@ -130,6 +159,7 @@ async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limi
     some_queues, of_queues = placeholders("queue", queues)
     params = {**of_types, **of_queues, "now": tx.now, "limit": limit}
     found = [tuple(row) for row in await tx.fetch(_DUE.format(some_types, some_queues), params)]
+    found += [tuple(row) for row in await tx.fetch(_IN_LINES.format(some_types, some_queues), params)]
     for queue in queues:
         for type in types:
             pair = {"queue": queue, "type": type, "now": tx.now, "limit": limit}

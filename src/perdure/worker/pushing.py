@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from perdure.core.errors import EngineClosed
+from msgspec.structs import replace
+
+from perdure.core.errors import EngineClosed, StoreError
 from perdure.core.failure import Failure
-from perdure.core.model import FAR, Finish, Run, Status, Turn, Verdict
+from perdure.core.gates import Standing as Place
+from perdure.core.model import FAR, Finish, Reason, Run, Status, Turn, Verdict
 from perdure.core.push import Executed, Refusal, Standing, Take, Taken
 from perdure.core.system import System
 from perdure.store.protocol import Store
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 #: After how long to try again what another worker has, in microseconds.
 HELD_FOR = 2_000_000
+#: So many times that is the longest to wait for a place.
+_LINES = 8
 #: After how long to look again whether this worker lives, or holds nothing, in seconds.
 _MOMENT = 0.05
 
@@ -114,6 +119,8 @@ class Pushing:
                 [verdict] = await self._store.commit([turn], self._worker.id)
                 if verdict is not Verdict.BUSY:
                     self._taking.discard(run_id)
+                    self._worker.usher.ended(run_id, finish)
+                    await self._tell()
                     return None if verdict is Verdict.APPLIED else await self._store.get(run_id)
 
     @contextmanager
@@ -124,7 +131,6 @@ class Pushing:
         finally:
             del self._asked[run_id]
             self._taking.discard(run_id)
-            self._hands.pop(run_id, None)
             self._credentials.pop(run_id, None)
             asked.set_result(None)
 
@@ -133,15 +139,34 @@ class Pushing:
         while True:
             taken = await self._take(run_id)
             if taken.claimed is None:
-                assert taken.run is not None
-                return _executed(taken.run, _STANDS[taken.refused or Refusal.HELD], taken.now, worked, progressed)
+                return await self._left(taken, worked=worked, progressed=progressed)
             worked = True
             in_time = await self._until_let_go(taken, until)
+            await self._tell()
             progressed = progressed or in_time or await self._has_grown(run_id, taken.progress)
             run = await self._store.get(run_id)
             ready = run is not None and _is_ready(run, self._store.clock())
             if not in_time or not ready or self._worker.stopping:
                 return await self._look(run_id, worked=True, progressed=progressed)
+
+    async def _tell(self) -> None:
+        """Say what gates have room now. For speed only: others look by themselves in time."""
+        with suppress(StoreError):
+            await self._worker.usher.tell(self._worker.id)
+
+    async def _left(self, taken: Taken, *, worked: bool, progressed: bool) -> Executed:
+        """Where a run stands that was not to be had."""
+        run = taken.run
+        assert run is not None
+        stands = _STANDS.get(taken.refused or Refusal.HELD, Standing.HELD)
+        if taken.refused is Refusal.WAITING:
+            # It may have been taken by somebody else since, or been let pass.
+            stands = _stands(run, taken.now)
+        done = _executed(run, stands, taken.now, worked, progressed)
+        if run.reason not in (Reason.LIMIT, Reason.BREAKER) or stands is not Standing.WAITING:
+            return done
+        again_at = _turn_of(await self._store.standing(run.id), taken.now)
+        return replace(done, again_at=again_at, again_in=(again_at - taken.now) / 1e6)
 
     async def _take(self, run_id: str) -> Taken:
         """Take it, and hand it to the worker; or say why not. Raises `Unknown` and `Foreign`."""
@@ -196,9 +221,24 @@ class Pushing:
         alone = self._worker.holds_nothing and not self._taking
         self._taking.add(run_id)
         taken = await self._store.take(self._request(run_id, alone=alone))
+        if taken.refused is Refusal.GATED and taken.run is not None:
+            taken = await self._pass(taken, taken.run, alone=alone)
         if taken.claimed is None:
             self._taking.discard(run_id)
         return taken
+
+    async def _pass(self, taken: Taken, run: Run, *, alone: bool) -> Taken:
+        """Have a run pass its gates; one that may not waits in line."""
+        worker = self._worker
+        admitted = await worker.usher.admit_one(
+            worker.id, run, taken.limited, alone=alone, poison_after=worker.options.poison_after
+        )
+        if admitted.runs:
+            [claimed] = admitted.runs
+            progress = -1 if claimed.fresh else (await self._store.history(run.id))[-1].seq
+            return Taken(claimed=claimed, now=admitted.now, progress=progress)
+        refused = Refusal.SUSPECT if admitted.suspects else Refusal.WAITING
+        return Taken(refused=refused, run=await self._store.get(run.id), now=admitted.now)
 
     async def _wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
         """Wait for its end (True), or for so long (False)."""
@@ -219,6 +259,7 @@ class Pushing:
             worker=self._worker.id,
             nonce=self._system.entropy(16).hex(),
             types=tuple(self._worker._workflows),
+            gated=self._worker.usher.gated,
             alone=alone,
             poison_after=self._worker.options.poison_after,
         )
@@ -244,6 +285,7 @@ class Pushing:
             self._release(run_id)
             raise
         finally:
+            self._hands.pop(run_id, None)
             if timer is not None:
                 timer.cancel()
         return until is None or self._system.monotonic() < until
@@ -261,6 +303,15 @@ class Pushing:
         if run is None:
             raise Unknown(run_id)
         return _executed(run, _stands(run, self._store.clock()), self._store.clock(), worked, progressed)
+
+
+def _turn_of(place: Place | None, now: int) -> int:
+    """When to ask again for a run that stands in line: when it is its turn, by the pace of its gate, or after a while that grows with the line."""
+    if place is None:
+        return now + HELD_FOR
+    if place.gate.bounds.pace:
+        return max(now, place.gate.due_at) + place.ahead * place.gate.bounds.pace
+    return now + HELD_FOR * min(_LINES, 1 + place.ahead // max(1, place.gate.bounds.concurrency))
 
 
 def _is_ready(run: Run, now: int) -> bool:

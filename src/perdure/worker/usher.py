@@ -25,7 +25,7 @@ from perdure.core.gates import (
     of_queue,
     of_type,
 )
-from perdure.core.model import FAR, Finish, Next
+from perdure.core.model import FAR, Finish, Next, Run
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.workflow.activity import Activity
@@ -128,6 +128,38 @@ class Usher:
         """Whether others wait for what this worker has to tell."""
         return bool(self._released)
 
+    @property
+    def gated(self) -> frozenset[str]:
+        """Types of which each has to pass gates, as far as is known."""
+        return frozenset(type for type in self._definitions if type not in self.types)
+
+    async def admit_one(
+        self, worker: str, run: Run, limited: tuple[str, ...], *, alone: bool, poison_after: int
+    ) -> Admitted:
+        """Let a run pass that somebody has named, if its gates have room; if not, it stands in line."""
+        self.hear(limited)
+        waiting = Waiting(run.id, run.type, run.queue, run.token, run.input, run.options)
+        released, self._released = self._released, []
+        request = AdmitRequest(
+            worker=worker,
+            nonce=self._system.entropy(16).hex(),
+            limit=1,
+            types=(run.type,),
+            queues=(run.queue,),
+            arrivals=tuple(self._arrivals([waiting])),
+            released=tuple(released),
+            alone=alone,
+            only=True,
+            poison_after=poison_after,
+        )
+        try:
+            admitted = await self._store.admit(request)
+        except BaseException:
+            self._released += released
+            raise
+        self._note(admitted)
+        return admitted
+
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
         """What may be worked on."""
         look = await self._store.look(self._pairs, ARRIVALS)
@@ -158,12 +190,15 @@ class Usher:
         elif due:
             self._patience = min(_LONGEST, 2 * self._patience)
             self._patient_until = self._system.monotonic() + self._patience
-        for one in admitted.runs:
-            if one.run.id in admitted.counted:
-                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run.type)
+        self._note(admitted)
         more = len(look.arrived) >= ARRIVALS
         next_due = admitted.now if more else self._expect(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
+
+    def _note(self, admitted: Admitted) -> None:
+        for one in admitted.runs:
+            if one.run.id in admitted.counted:
+                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run.type)
 
     def _expect(self, due: int, now: int) -> int:
         """When to look, by when it is worth that: whoever serves a gate does so in time, and others stand by."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from perdure.core.control import Order, Pause, PauseKind
+from perdure.core.gates import AdmitRequest, Arrival, Bounds, Gating, Pass, of_type
 from perdure.core.model import FAR, Block, Finish, Kind, Reason, Status
 from perdure.core.push import Refusal, Take, Taken
 from perdure.store import Store
@@ -142,6 +143,53 @@ class Taking:
         assert last.run is not None
         assert last.run.reason is Reason.POISON
         assert (await store.events("r1"))[-1].kind == "blocked"
+
+    async def test_what_has_to_pass_gates_is_only_made_ready_for_that(self, store: Store, harness: Harness) -> None:
+        await store.create([a_run("r1"), a_run("r2", wake_at=START + SECOND), a_run("r3")], ACTOR)
+        harness.system.advance(1)
+        first = await take(store, "r1", gated=frozenset({TYPE}))
+        assert (first.refused, first.claimed, first.limited) == (Refusal.GATED, None, ())
+        assert first.run == await store.get("r1")
+        due = await take(store, "r2", gated=frozenset({TYPE}))
+        assert due.run == await store.get("r2")
+        assert due.run is not None
+        assert (due.run.status, due.run.wake_at) == (Status.PENDING, START + SECOND)
+        await store.set_bounds(of_type(TYPE), Bounds(1), ACTOR)
+        told = await take(store, "r3")
+        assert (told.refused, told.limited) == (Refusal.GATED, (of_type(TYPE),))
+
+    async def test_only_what_was_named_passes_whoever_stands_in_line(self, store: Store) -> None:
+        await store.create([a_run("r1"), a_run("r2"), a_run("r3")], ACTOR)
+        gating = Gating((Pass("g", Bounds(1)),))
+        await store.register(a_worker("w1"))
+
+        async def admitted(nonce: str, *names: str, only: bool = True) -> list[str]:
+            arrivals = [Arrival(run.id, run.token, gating) for run in await store.get_many(names)]
+            request = AdmitRequest(
+                worker="w1",
+                nonce=nonce,
+                limit=1,
+                types=(TYPE,),
+                queues=("default",),
+                arrivals=tuple(arrivals),
+                only=only,
+            )
+            return [one.run.id for one in (await store.admit(request)).runs]
+
+        assert await admitted("n1", "r1") == ["r1"]
+        assert await admitted("n2", "r2") == []
+        assert await admitted("n3", "r3") == []
+        standing = await take(store, "r3", nonce="t")
+        assert standing.refused is Refusal.GATED
+        assert standing.run is not None
+        assert standing.run.status is Status.PENDING
+        assert await store.due([TYPE], ["default"], 10) == ["r3"]
+        [lease] = await store.holdings("w1")
+        await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
+        assert await admitted("n4", "r3") == ["r3"]
+        waiting = await store.get("r2")
+        assert waiting is not None
+        assert waiting.reason is Reason.LIMIT
 
     async def test_a_deadline_for_the_beginning_is_over_when_it_is_taken(self, store: Store) -> None:
         await store.create([a_run("r1", deadline=START + SECOND, close_by=START + 9 * SECOND)], ACTOR)

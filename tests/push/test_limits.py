@@ -1,0 +1,90 @@
+"""Limits hold for what is pushed as they do for what workers look for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure import Context, Limit, QueueHandler, Reason, Standing, Status, activity, workflow
+from tests.engine.stage import Stage
+from tests.helpers import eventually
+
+
+class Crowd:
+    """Counts who is inside."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = self.done = 0
+        self.go_on = asyncio.Event()
+
+    async def visit(self) -> None:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.go_on.wait()
+        self.inside -= 1
+        self.done += 1
+
+
+async def test_what_is_pushed_passes_its_gates_or_stands_in_line(stage: Stage) -> None:
+    crowd = Crowd()
+
+    @activity("push.limited.v1", limit=Limit("external:push", concurrency=2))
+    async def limited() -> None:
+        await crowd.visit()
+
+    engine = stage.engine(limited)
+    runs = [await engine.start(limited()) for _ in range(4)]
+    executing = [asyncio.ensure_future(engine.execute(run.id)) for run in runs[:2]]
+    await eventually(lambda: crowd.inside == 2)
+    refused = await engine.execute(runs[2].id)
+    assert (refused.stands, refused.status, refused.reason) == (Standing.WAITING, Status.WAITING, Reason.LIMIT)
+    assert refused.worked is False
+    assert refused.again_in is not None
+    assert 0 < refused.again_in <= 16
+    again = await engine.execute(runs[2].id)
+    assert (again.reason, again.worked) == (Reason.LIMIT, False)
+    crowd.go_on.set()
+    assert {done.stands for done in await asyncio.gather(*executing)} == {Standing.FINISHED}
+    # There is room now, and what stands in line is found by looking.
+    await eventually(lambda: _is_due(engine, runs[2].id))
+    for run in runs[2:]:
+        assert (await engine.execute(run.id)).stands is Standing.FINISHED
+    assert (crowd.most, crowd.done) == (2, 4)
+    assert await stage.rows("SELECT * FROM perdure_lines") == []
+
+
+async def _is_due(engine: object, run_id: str) -> bool:
+    return run_id in await engine.due()  # type: ignore[attr-defined]  # an Engine
+
+
+async def test_a_limit_that_is_set_at_run_time_holds_too(on_disk: Stage) -> None:
+    crowd = Crowd()
+
+    @workflow("push.open.v1")
+    async def open_(ctx: Context) -> None:
+        await ctx.step(crowd.visit)
+
+    engine = on_disk.engine(open_)
+    await engine.limits.set("type:push.open.v1", concurrency=1)
+    one, two = await engine.start(open_()), await engine.start(open_())
+    first = asyncio.ensure_future(engine.execute(one.id))
+    await eventually(lambda: crowd.inside == 1)
+    assert (await engine.execute(two.id)).reason is Reason.LIMIT
+    crowd.go_on.set()
+    await first
+    assert (await engine.execute(two.id)).stands is Standing.FINISHED
+    assert crowd.most == 1
+
+
+async def test_a_rate_says_when_to_come_again_and_is_not_counted_against_the_message(on_disk: Stage) -> None:
+    @activity("push.slowly.v1", limit=Limit(rate="1/m"))
+    async def slowly() -> None:
+        return None
+
+    engine = on_disk.engine(slowly)
+    runs = [await engine.start(slowly()) for _ in range(3)]
+    async with QueueHandler(engine) as handler:
+        answers = [await handler.answer(handler.message(run.id).encode()) for run in runs]
+    assert [answer.ack for answer in answers] == [True, False, False]
+    assert 50 < answers[1].delay <= 60
+    assert 110 < answers[2].delay <= 120
+    assert b'"retryCount":0' in answers[2].body
