@@ -39,3 +39,5 @@ class Swept(Struct, frozen=True, kw_only=True):
     expired: int
     #: There was more than one batch's worth; sweep again soon.
     more: bool
+    #: Singletons whose next run may begin, and which nobody has looked after yet.
+    successions: tuple[str, ...] = ()

@@ -48,12 +48,12 @@ WHERE id = :run_id AND status = 'blocked'
 
 async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool = False) -> list[Created]:
     """Create what is not there yet; report what is there for the rest."""
+    await _lock_heads(tx, runs)
     there = await _taken(tx, runs)
     if all_or_none and (taken := [found for new in runs if (found := there.of(new)) and not found.created]):
         return taken
     fresh: dict[str, NewRun] = {}
     answers: list[Created] = []
-    await _lock_heads(tx, runs)
     for new in runs:
         found = there.of(new)
         if found is None:
@@ -92,11 +92,13 @@ def is_single(new: NewRun) -> bool:
 
 
 async def _lock_heads(tx: Transaction, runs: Sequence[NewRun]) -> None:
-    """Lock what several such runs are about in everybody's order: no two who start several may wait for each other."""
+    """Lock what singletons are about, in everybody's order, before anything is looked at.
+
+    No two who start several may wait for each other; and a request that comes twice at once is to find what it did itself.
+    """
     names = {single.name for new in runs if new.options != "{}" and (single := single_of(new.options)) is not None}
-    if len(names) > 1:
-        for name in sorted(names):
-            await head(tx, name)
+    for name in sorted(names):
+        await head(tx, name)
 
 
 async def _arranged(tx: Transaction, new: NewRun) -> Created:

@@ -141,12 +141,9 @@ async def succeed(tx: Transaction, names: Sequence[str]) -> int:
     return begun
 
 
-async def look_after_all(tx: Transaction, limit: int) -> int:
-    """Do so for every name that needs it; how many of them, at most `limit`, there were."""
-    names = [row[0] for row in await tx.fetch(_OVERDUE, {"limit": limit})]
-    if names:
-        await succeed(tx, names)
-    return len(names)
+async def overdue(tx: Transaction, limit: int) -> tuple[str, ...]:
+    """Names that nobody has looked after; looked for without a lock, as somebody's transaction may hold one for long."""
+    return tuple(row[0] for row in await tx.fetch(_OVERDUE, {"limit": limit}))
 
 
 async def arrange(tx: Transaction, new: NewRun, single: Single) -> NewRun | Created:

@@ -19,7 +19,7 @@ from perdure.store.outcome import finish
 from perdure.store.poison import poisoned
 from perdure.store.protocol import Change
 from perdure.store.rows import WORKER, failure, to_json, to_worker, values
-from perdure.store.singletons import look_after_all
+from perdure.store.singletons import overdue
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
 REMEMBERED = 24 * 3600 * 1_000_000
@@ -139,7 +139,7 @@ async def retire(tx: Transaction, worker_id: str) -> None:
 
 
 async def sweep(tx: Transaction, limit: int) -> Swept:
-    """Bury the dead, give back what they held, fail what is too late, let those begin that wait for nobody any more."""
+    """Bury the dead, give back what they held, fail what is too late."""
     dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
     await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
@@ -156,12 +156,12 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
             error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         passed = "schedule_to_start" if close_by else "schedule_to_close"
         await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
-    successions = await look_after_all(tx, limit)
     return Swept(
         dead_workers=dead,
         released=len(orphans),
         expired=len(late),
-        more=len(orphans) + len(poison) >= limit or len(late) >= limit or successions >= limit,
+        more=len(orphans) + len(poison) >= limit or len(late) >= limit,
+        successions=await overdue(tx, limit),
     )
 
 

@@ -147,7 +147,8 @@ class Environment:
                 await self.settle()
             self._clock.move_to(until)
             # The worker's own sweep comes round once in a lease; what nobody serves is to expire in time all the same.
-            await self._store.sweep(_SWEEP)
+            for name in (await self._store.sweep(_SWEEP)).successions:
+                await self._store.succeed([name], "sweep")
             await self.settle()
         finally:
             self._advancing -= 1

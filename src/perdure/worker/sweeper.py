@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perdure.core.errors import StoreError
 from perdure.core.retention import Retention
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.aging import Aging
+from perdure.worker.succession import succeed
 
 logger = logging.getLogger("perdure.worker")
 
@@ -35,6 +36,7 @@ class Sweeper:
         self._beside = beside
         self._aging = None if retention is None else Aging(store, system, retention)
         self._tasks: list[asyncio.Task[None]] = []
+        self._succession: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to sweep."""
@@ -45,6 +47,8 @@ class Sweeper:
     async def stop(self) -> None:
         """Stop sweeping."""
         tasks, self._tasks = self._tasks, []
+        if self._succession is not None:
+            tasks.append(self._succession)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -61,11 +65,21 @@ class Sweeper:
                     logger.warning("worker %s is dead; its runs are given to others", worker)
                 if swept.released or swept.expired:
                     await self._make_room()
+                self._look_after(swept.successions)
                 if swept.more:
                     await self._system.sleep(0)
                     continue
             self._beside()
             await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))
+
+    def _look_after(self, names: Sequence[str]) -> None:
+        """Let the next ones begin. Beside the sweep: somebody's transaction may have one locked, and for long."""
+        if names and (self._succession is None or self._succession.done()):
+            self._succession = self._system.spawn(self._succeed(names), "perdure successions")
+
+    async def _succeed(self, names: Sequence[str]) -> None:
+        for name in names:
+            await succeed([name], self._store, "sweep")
 
     async def _make_room(self) -> None:
         """What is not worked on any more may have kept others from passing their gates."""
