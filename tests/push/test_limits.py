@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure import Context, Limit, QueueHandler, Reason, Standing, Status, activity, workflow
+from perdure import Context, Engine, Limit, QueueHandler, Reason, Singleton, Standing, Status, activity, workflow
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 
@@ -52,8 +52,8 @@ async def test_what_is_pushed_passes_its_gates_or_stands_in_line(stage: Stage) -
     assert await stage.rows("SELECT * FROM perdure_lines") == []
 
 
-async def _is_due(engine: object, run_id: str) -> bool:
-    return run_id in await engine.due()  # type: ignore[attr-defined]  # an Engine
+async def _is_due(engine: Engine, run_id: str) -> bool:
+    return run_id in await engine.due()
 
 
 async def test_a_limit_that_is_set_at_run_time_holds_too(on_disk: Stage) -> None:
@@ -88,3 +88,23 @@ async def test_a_rate_says_when_to_come_again_and_is_not_counted_against_the_mes
     assert 50 < answers[1].delay <= 60
     assert 110 < answers[2].delay <= 120
     assert b'"retryCount":0' in answers[2].body
+
+
+async def test_a_singleton_that_waits_for_its_turn_is_not_pushed_past_the_others(stage: Stage) -> None:
+    @workflow("push.single.v1")
+    async def single(ctx: Context) -> str:
+        return await ctx.receive("go", str)
+
+    engine = stage.engine(single)
+    first, second = [await engine.start(single(), singleton=Singleton("one", "queue")) for _ in range(2)]
+    assert (await engine.execute(first.id)).stands is Standing.WAITING
+    waits = await engine.execute(second.id)
+    assert (waits.stands, waits.reason, waits.worked) == (Standing.WAITING, Reason.LIMIT, False)
+    assert await engine.due() == []
+    await first.send("go", "now")
+    assert (await engine.execute(first.id)).stands is Standing.FINISHED
+
+    async def begun() -> bool:
+        return (await engine.execute(second.id)).worked
+
+    await eventually(begun)

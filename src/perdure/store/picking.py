@@ -81,6 +81,12 @@ ORDER BY l.turn
 LIMIT :limit
 """
 
+_PLACE = """
+SELECT 1
+FROM perdure_lines
+WHERE run_id = :run_id AND location = ''
+"""
+
 #: What a run waits for that stands in a line.
 _IN_LINE = (Reason.LIMIT, Reason.BREAKER)
 
@@ -118,7 +124,9 @@ async def _refusal(tx: Transaction, run: Run, request: Take, known: Sequence[tup
         return Refusal.BLOCKED
     if run.status is Status.RUNNING:
         return Refusal.HELD
-    in_line = run.status is Status.WAITING and run.reason in _IN_LINE
+    # Others wait for a limit that stand in no line: those whose turn comes after another run of the same singleton.
+    kept = run.status is Status.WAITING and run.reason in _IN_LINE
+    in_line = kept and bool(await tx.fetch(_PLACE, {"run_id": run.id}))
     if run.wake_at > tx.now and not in_line:
         return Refusal.WAITING
     if run.type not in request.types:

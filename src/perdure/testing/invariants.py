@@ -140,6 +140,7 @@ HISTORY = (
           UNION SELECT run_id, 'message' FROM perdure_messages
           UNION SELECT run_id, 'event' FROM perdure_events WHERE kind NOT LIKE 'schedule!_%' ESCAPE '!'
             AND kind NOT LIKE 'lock!_%' ESCAPE '!' AND kind NOT LIKE 'watermark!_%' ESCAPE '!'
+            AND kind NOT LIKE 'limit!_%' ESCAPE '!'
           UNION SELECT run_id, 'output' FROM perdure_outputs
           UNION SELECT run_id, 'topic' FROM perdure_topics
         ) AS t LEFT JOIN perdure_runs r ON r.id = t.run_id WHERE r.id IS NULL

@@ -84,8 +84,7 @@ async def _prepare_resume(store: Store) -> Verb:
 
 
 async def _prepare_unblock(store: Store) -> Verb:
-    lease = await held(store)
-    await commit(store, lease, next=Block(Reason.DIVERGED, "{}"))
+    await commit(store, await held(store), next=Block(Reason.DIVERGED, "{}"))
     return lambda store: store.unblock(["r1"], (), ("diverged",), ACTOR)
 
 
