@@ -357,7 +357,7 @@ async def test_due_gives_back_what_the_dead_held_fails_the_late_and_fires_schedu
 
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, sys, threading, time
 from perdure import Context, Engine, workflow
 
 @workflow("push.serverless.v1")
@@ -374,11 +374,22 @@ async def invoked(run_id):
 async def start():
     return (await engine.start(counting())).id
 
+async def fleet():
+    return sorted(str(worker.status) for worker in await engine.workers())
+
+async def short():
+    await engine.pusher(lease=0.3).start()
+
 run_id = asyncio.run(start())
 for number in range(3):
     print(asyncio.run(invoked(run_id)))
     asyncio.run(engine.send(run_id, "more"))
 print(asyncio.run(invoked(run_id)))
+print(*asyncio.run(fleet()))
+asyncio.run(short())
+while len([thread for thread in threading.enumerate() if thread.name == "perdure heartbeat"]) > 4:
+    time.sleep(0.01)  # its heart stops by itself
+print("quiet")
 """
 
 
@@ -390,7 +401,8 @@ def test_each_invocation_may_have_an_event_loop_of_its_own(tmp_path: Path) -> No
         timeout=60,
         check=False,
     )
-    assert (ran.stdout.split(), ran.stderr, ran.returncode) == (["waiting"] * 3 + ["finished"], "", 0)
+    assert (ran.stderr, ran.returncode) == ("", 0)
+    assert ran.stdout.split() == [*["waiting"] * 3, "finished", "alive", *["stopped"] * 3, "quiet"]
 
 
 def test_code_that_is_not_async_executes_too(tmp_path: Path) -> None:

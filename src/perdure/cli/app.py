@@ -48,6 +48,8 @@ COMMANDS = MappingProxyType(
         "recover": "perdure.cli.recover",
         "fork": "perdure.cli.fork",
         "schedule": "perdure.cli.schedule",
+        "due": "perdure.cli.due",
+        "execute": "perdure.cli.execute",
         "locks": "perdure.cli.locks",
         "dead": "perdure.cli.dead",
         "delete": "perdure.cli.delete",

@@ -37,6 +37,7 @@ class Pushing(ABC):
     workflows: dict[str, Definition[Any, Any]]
     _actor: str
     _retention: Retention | None
+    _workers: set[Worker]
     #: One for each event loop that has asked for it.
     _pushers: dict[asyncio.AbstractEventLoop, Pusher]
 
@@ -77,7 +78,7 @@ class Pushing(ABC):
         pusher = self._pushers.get(loop)
         if pusher is None:
             for gone in [known for known in self._pushers if known.is_closed()]:
-                self._pushers.pop(gone).abandon()
+                await self._pushers.pop(gone).abandon()
             pusher = self._pushers[loop] = self.pusher()
         return await pusher.execute(run_id, timeout=timeout, credentials=credentials)
 
@@ -128,10 +129,12 @@ class Pusher:
         if self._worker is not None:
             await self._worker.stop(None if grace is None else seconds(grace))
 
-    def abandon(self) -> None:
-        """Forget it: its event loop is gone, and others find its lease run out."""
+    async def abandon(self) -> None:
+        """Sign off for a worker whose event loop is gone, and with it whatever it did."""
         if self._worker is not None:
+            self._engine._workers.discard(self._worker)
             self._worker.abandon()
+            await (await self._engine._opened()).retire(self._worker.id)
 
     async def execute(
         self, run_id: str, *, timeout: Duration | None = None, credentials: Mapping[str, Any] | None = None

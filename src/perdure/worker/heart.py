@@ -77,7 +77,8 @@ class Heart:
         while not self._stalled():
             if self._asked is None:
                 self._asked = self._system.monotonic()
-                self._loop.call_soon_threadsafe(self._answer)
+                if not self._tell(self._answer):
+                    return
             await self._system.sleep(self._lease * share * (0.9 + 0.2 * self._system.random()))
             share = INTERVAL_SHARE
             before = self._system.monotonic()
@@ -93,7 +94,15 @@ class Heart:
                 break
             self._renewed = before
         # A loop that is blocked hears of it when it is free again; by then others have its runs.
-        self._loop.call_soon_threadsafe(self._on_dead)
+        self._tell(self._on_dead)
+
+    def _tell(self, callback: Callable[[], object]) -> bool:
+        """Call back on the main loop; False if that is gone, and with it everybody who would work."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return False
+        return True
 
     def _answer(self) -> None:
         self._asked = None
