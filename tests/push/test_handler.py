@@ -257,7 +257,7 @@ async def test_a_run_that_waits_for_a_time_is_asked_for_then(stage: Stage) -> No
         message = QueueMessage.decode(answer.body)
         # A message of its own, which begins to age when it is due.
         assert (message.execution_id, message.retry_count, message.authorization) == (run.id, 0, "ref")
-        await asyncio.sleep(answer.delay)
+        await eventually(engine.due)
         assert (await handler.answer(answer.body)).fate is Fate.FINISHED
     far = await engine.start(later(10**6))
     queue = Memory()
@@ -422,7 +422,7 @@ async def test_a_step_that_fails_is_tried_again_by_its_own_policy(on_disk: Stage
         answer = await handler.answer(body(run.id))
         while not answer.ack:
             assert (answer.fate, QueueMessage.decode(answer.body).retry_count) == (Fate.WAITING, 0)
-            await asyncio.sleep(answer.delay)
+            await eventually(engine.due)
             answer = await handler.answer(answer.body)
     assert await run.result() == "at last"
 

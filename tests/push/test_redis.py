@@ -214,9 +214,9 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
                 return sum([(await run.status()).finished for run in runs]) >= share * count
 
             await eventually(has_come)
+            noticed = caplog.text.count("cannot be reached")
             broker.server.kill()
-            # Long enough for answers to get lost.
-            await asyncio.sleep(0.3)
+            await eventually(lambda before=noticed: caplog.text.count("cannot be reached") > before)
             broker.server.start()
 
         async def finished() -> bool:
