@@ -18,6 +18,7 @@ from perdure import (
     Actions,
     Activity,
     Context,
+    Limit,
     Retry,
     StateMachine,
     StepTimeout,
@@ -161,7 +162,13 @@ async def idle_child(ctx: Context, ledger: str) -> str:
         await ctx.step(effect, ledger, "clean up in the child")
 
 
-@activity("faults.errand.v1", retry=Retry.fixed(0.02, attempts=4), heartbeat=30, schedule_to_start=300)
+@activity(
+    "faults.errand.v1",
+    retry=Retry.fixed(0.02, attempts=4),
+    heartbeat=30,
+    schedule_to_start=300,
+    limit=Limit("errands", concurrency=1, rate="1000/s"),
+)
 def errand(ledger: str, what: str) -> str:
     value = begin(ledger, what)
     info = activity_info()

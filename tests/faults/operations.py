@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.dead import Requeue
 from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
+from perdure.core.gates import Bounds
 from perdure.core.model import (
     FAR,
     Again,
@@ -34,6 +35,7 @@ from perdure.core.schedule import Overlap
 from perdure.core.singleton import Policy
 from perdure.core.watermark import Watermark
 from perdure.store import Store
+from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     LEASE,
@@ -420,6 +422,31 @@ async def take_and_set_aside(store: Store, system: ManualSystem) -> Ask:
         return answer.refused
 
     return ask
+
+
+@operation
+async def claim_at_a_gate(store: Store, system: ManualSystem) -> Ask:
+    await ready(store, *(f"r{number}" for number in range(6)))
+    request = await asks(store, a_gating(Bounds(concurrency=4, pace=SECOND, burst=3)), limit=4)
+
+    async def ask(store: Store) -> list[Lease]:
+        return [one.lease for one in (await store.admit(request)).runs]
+
+    return ask
+
+
+@operation
+async def set_bounds(store: Store, system: ManualSystem) -> Ask:
+    await ready(store, "r1", "r2")
+    await store.admit(await asks(store))
+    return lambda store: store.set_bounds(GATE, Bounds(concurrency=2), ACTOR)
+
+
+@operation
+async def stir_gates(store: Store, system: ManualSystem) -> Ask:
+    await ready(store, "r1", "r2")
+    await store.admit(await asks(store))
+    return lambda store: store.stir_gates(ACTOR)
 
 
 # turns

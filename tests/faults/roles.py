@@ -152,6 +152,10 @@ class Client:
         await self._engine.resume(queue="elsewhere")
         await handle.pause("for a moment")
         await handle.resume()
+        await self._engine.limits.set("errands", concurrency=2)
+        await self._engine.limits.clear("errands")
+        # As whoever finds a dead worker does.
+        await (await self._engine._opened()).stir_gates("client")
 
     async def keep_time(self) -> None:
         async def has_fired() -> bool:

@@ -54,6 +54,10 @@ LOOKING = {
     "unread",
     "recorded",
     "due",
+    "look",
+    "standing",
+    "lined",
+    "gates",
 }
 READING = LOOKING | {"open", "close", "changed", "now"}
 POINTS = [f"{verb}.{point}" for verb in MUTATING_VERBS for point in ("enter", "begun", "written", "committed")] + [
@@ -63,7 +67,9 @@ POINTS = [f"{verb}.{point}" for verb in MUTATING_VERBS for point in ("enter", "b
 ]
 
 #: Those that runs pass all the time, each time in another state.
-BUSY = [point for point in POINTS if point.startswith(("claim", "commit", "create", "send", "transact", "step"))]
+BUSY = [
+    point for point in POINTS if point.startswith(("admit", "claim", "commit", "create", "send", "transact", "step"))
+]
 
 
 class Cases:

@@ -59,6 +59,10 @@ LEFT_BEHIND = {
     "watermarks": "SELECT * FROM perdure_watermarks ORDER BY kind, name",
     "workers": "SELECT * FROM perdure_workers ORDER BY id",
     "registry": "SELECT * FROM perdure_registry ORDER BY type",
+    "gates": "SELECT * FROM perdure_gates ORDER BY name",
+    "lines": "SELECT * FROM perdure_lines ORDER BY run_id",
+    "permits": "SELECT * FROM perdure_permits ORDER BY gate, run_id",
+    "shares": "SELECT * FROM perdure_shares ORDER BY gate, fair_key",
 }
 
 

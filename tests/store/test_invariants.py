@@ -9,7 +9,8 @@ import pytest
 
 from perdure.core.model import FAR
 from perdure.store import migration_script
-from perdure.testing.invariants import RULES, Known, scan
+from perdure.testing.invariants import Known, scan
+from perdure.testing.rules import RULES
 
 ERROR = '{"type": "x"}'
 SOUND = f"""
@@ -38,6 +39,11 @@ INSERT INTO perdure_outputs (run_id, kind, name, position, payload, at, output_k
   ('anew', 'state', 'phase', 0, '1', 1, NULL), ('anew', 'stream', 'tokens', 0, '1', 1, 'a'),
   ('anew', 'stream', 'tokens', 1, '1', 1, 'b'), ('anew', 'reply', 'k2', 0, '1', 1, 'c');
 INSERT INTO perdure_topics (topic, run_id) VALUES ('news@1', 'loop'), ('news@1', 'done');
+INSERT INTO perdure_events (run_id, at, kind) VALUES ('gate:g', 4, 'limit_set');
+INSERT INTO perdure_runs (id, type, status, reason, wake_at) VALUES ('lined', 't', 'waiting', 'limit', {FAR});
+INSERT INTO perdure_gates (name, concurrency, due_at, waits_for) VALUES ('g', 1, 9, 'room');
+INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since) VALUES ('lined', 'g', 'q', 't', 0, 1, '{{}}', 1);
+INSERT INTO perdure_permits (gate, run_id, token, granted_at) VALUES ('g', 'live', 1, 1);
 INSERT INTO perdure_events (run_id, at, kind) VALUES ('done', 4, 'started'), ('done', 5, 'completed'), ('failed', 5, 'expired'), ('live', 1, 'created');
 """
 
@@ -92,6 +98,12 @@ DAMAGE = {
        UPDATE perdure_history SET inbox_seq = 2 WHERE seq = 0""": "in the order",
     "UPDATE perdure_runs SET parent_id = 'unknown' WHERE id = 'child'": "has a parent",
     """UPDATE perdure_runs SET status = 'completed', output = '1', finished_at = 1 WHERE id = 'child'""": "been told",
+    "UPDATE perdure_lines SET location = 'x', run_id = 'asleep'": "stands in a line",
+    "UPDATE perdure_lines SET run_id = 'live'": "being worked on",
+    f"UPDATE perdure_gates SET due_at = {FAR}": "looked at some day",
+    "DELETE FROM perdure_gates": "looked at some day",
+    "UPDATE perdure_permits SET token = 2": "a token that its run never had",
+    "UPDATE perdure_permits SET run_id = 'ghost'": "belong to a run",
 }
 
 
@@ -112,8 +124,8 @@ def test_a_sound_database_breaks_no_promise(database: sqlite3.Connection) -> Non
         repeats=1,
         results={("done", "a"): None, ("loop", "loop/~1/x"): "1"},
         planned={"done": 1, "asleep": 1, "child": 9},
-        settled=frozenset({"live", "asleep", "child", "aside", "loop", "anew"}),
-        counted={"completed": 1, "failed": 1, "running": 1, "waiting": 2, "pending": 2, "blocked": 1, "cancelled": 0},
+        settled=frozenset({"live", "asleep", "child", "aside", "loop", "anew", "lined"}),
+        counted={"completed": 1, "failed": 1, "running": 1, "waiting": 3, "pending": 2, "blocked": 1, "cancelled": 0},
     )
     assert scan(database.execute, known) == []
 
@@ -137,7 +149,7 @@ def test_every_rule_is_broken_by_some_damage() -> None:
         (Known(planned={"done": 2}), "begun at 1, although not before 2"),
         (Known(planned={"lost": 2}), "start was acknowledged"),
         (
-            Known(settled=frozenset({"live", "asleep", "aside", "loop", "anew"})),
+            Known(settled=frozenset({"live", "asleep", "aside", "loop", "anew", "lined"})),
             "'child': nothing holds it up, and it is pending",
         ),
         (Known(counted={"completed": 2, "failed": 1}), "2 completed runs were counted, and there are 1"),

@@ -238,15 +238,16 @@ async def stir_gates(tx: Transaction) -> None:
 
 async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:
     """Override what the code says about a gate, or no longer."""
-    await lock_gates(tx, {name: Bounds()})
+    gate = (await lock_gates(tx, {name: Bounds()}))[name]
     override = "" if bounds is None else msgspec.json.encode(bounds).decode()
-    await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "far": FAR})
+    if gate.override != bounds:
+        await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "far": FAR})
+        tx.note(f"gate:{name}", "limit_set" if bounds else "limit_cleared", override or "{}")
     row = _limited_row(name)
     if row is not None and bounds is not None and not await tx.fetch(_PAUSED, row):
         await tx.execute(_PAUSE, {**row, "actor": tx.actor, "now": tx.now})
     if row is not None and bounds is None and not await tx.fetch(ANYBODY, {"gate": name}):
         await tx.execute(_FORGET_PAUSE, row)
-    tx.note(f"gate:{name}", "limit_set" if bounds else "limit_cleared", override or "{}")
     tx.stir(Change.READY)
 
 

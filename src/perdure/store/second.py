@@ -119,6 +119,8 @@ VALUES (:run_id, :seq, :kind, :name, NULL, :failed, :key, :now, 1)
 """
 
 #: Inbox entries that the history records; others are only taken note of.
+_UNCOUNT = "DELETE FROM perdure_permits WHERE run_id = :run_id"
+
 _RECORDED = (Kind.MESSAGE, Kind.CHILD, Kind.CANCEL)
 
 
@@ -189,7 +191,9 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
 
 
 async def remember(tx: Transaction, run: Run, key: str) -> None:
-    """Keep what a run, whose row is locked, had ended with, before it goes on."""
+    """Keep what a run, whose row is locked, had ended with, before it goes on; the gates that it had passed it passes again."""
+    if run.finished_at:
+        await tx.execute(_UNCOUNT, {"run_id": run.id})
     payload = Requeueing(
         at=tx.now,
         by=tx.actor,

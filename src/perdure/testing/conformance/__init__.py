@@ -10,6 +10,7 @@ from perdure.testing.conformance.children import Children
 from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Order, Suspects, Timers
 from perdure.testing.conformance.dead import DeadLetters, Requeueing
 from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
+from perdure.testing.conformance.gates import Looking, Passing, Setting, TakingTurns
 from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
 from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
 from perdure.testing.conformance.locks import Locks
@@ -54,6 +55,7 @@ __all__ = [
     "Listing",
     "Loading",
     "Locks",
+    "Looking",
     "LostClaims",
     "LostVerdicts",
     "ManualSystem",
@@ -61,6 +63,7 @@ __all__ = [
     "Order",
     "Outputs",
     "Parking",
+    "Passing",
     "Pauses",
     "PlainSql",
     "Points",
@@ -73,11 +76,13 @@ __all__ = [
     "Requeueing",
     "Runs",
     "Scheduling",
+    "Setting",
     "Singletons",
     "Steering",
     "Suspects",
     "Sweeping",
     "Taking",
+    "TakingTurns",
     "Timers",
     "Trail",
     "Trimming",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
-from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.dead import Requeue
 from perdure.core.errors import EngineClosed, StoreUnavailable
 from perdure.core.listing import RunFilter
-from perdure.core.model import FAR, Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
-from perdure.core.retention import Prune
+from perdure.core.model import Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
 from perdure.store import MUTATING_VERBS, Retrying, Store
-from perdure.store.borrowed.deed import Deed
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -26,210 +22,12 @@ from perdure.testing.conformance.harness import (
     a_park,
     a_record,
     a_run,
-    a_worker,
     claim,
     commit,
     held,
     snapshot,
 )
-from perdure.testing.conformance.locks import PREPARE as LOCKS
-from perdure.testing.conformance.registry import MAIL, SHOP
-from perdure.testing.conformance.schedules import a_schedule
-from perdure.testing.conformance.second import a_fork
-from perdure.testing.conformance.taking import prepare_take
-
-Verb = Callable[[Store], Awaitable[object]]
-
-
-async def _prepare_claim(store: Store) -> Verb:
-    await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    await store.register(a_worker())
-    return claim
-
-
-async def _prepare_create(store: Store) -> Verb:
-    return lambda store: store.create([a_run("r1", idempotency_key="k"), a_run("r2")], ACTOR)
-
-
-async def _prepare_send(store: Store) -> Verb:
-    await held(store)
-    await store.create([a_run("r2")], ACTOR)
-    return lambda store: store.send([a_message("r1"), a_message("r2"), a_message("unknown")], ACTOR)
-
-
-async def _prepare_broadcast(store: Store) -> Verb:
-    for name in ("r1", "r2", "r3"):
-        await commit(store, await held(store, name), subscribes=("news@1",))
-    return lambda store: store.broadcast("news@1", "1", "b1", None, 2, ACTOR)
-
-
-async def _prepare_cancel(store: Store) -> Verb:
-    await store.create([a_run("r1")], ACTOR)
-    return lambda store: store.cancel("r1", "enough", "c1", ACTOR)
-
-
-async def _prepare_control(store: Store) -> Verb:
-    await commit(store, await held(store), next=a_park())
-    order = Order(run_id="r1", kind=Kind.PAUSE, key="p1", reason="lunch")
-    return lambda store: store.control(order, ACTOR)
-
-
-async def _prepare_pause(store: Store) -> Verb:
-    return lambda store: store.pause(Pause(kind=PauseKind.TYPE, name="t", reason="lunch"), ACTOR)
-
-
-async def _prepare_resume(store: Store) -> Verb:
-    await store.pause(Pause(kind=PauseKind.QUEUE, name="q"), ACTOR)
-    return lambda store: store.resume(PauseKind.QUEUE, "q", ACTOR)
-
-
-async def _prepare_unblock(store: Store) -> Verb:
-    await commit(store, await held(store), next=Block(Reason.DIVERGED, "{}"))
-    return lambda store: store.unblock(["r1"], (), ("diverged",), ACTOR)
-
-
-async def _prepare_reopen(store: Store) -> Verb:
-    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
-    return lambda store: store.reopen("r1", 1, None, ACTOR)
-
-
-async def _prepare_recover(store: Store) -> Verb:
-    stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
-    await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
-    return lambda store: store.recover("r1", 1, ACTOR)
-
-
-async def _prepare_fork(store: Store) -> Verb:
-    return lambda store: store.fork(a_fork(), ACTOR)
-
-
-async def _prepare_forget_events(store: Store) -> Verb:
-    await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    return lambda store: store.forget_events(1, START + 1, ACTOR)
-
-
-async def _prepare_save_schedule(store: Store) -> Verb:
-    return lambda store: store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
-
-
-async def _prepare_delete_schedule(store: Store) -> Verb:
-    await store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
-    return lambda store: store.delete_schedule("s1", ACTOR)
-
-
-async def _prepare_trigger(store: Store) -> Verb:
-    await store.save_schedule(a_schedule(), 0, "w", "schedule_created", ACTOR)
-    return lambda store: store.trigger("s1", (), "now", ACTOR)
-
-
-async def _prepare_fire(store: Store) -> Verb:
-    await store.save_schedule(a_schedule(next_slot=START, due_at=START), 0, "w", "schedule_created", ACTOR)
-    return lambda store: store.fire(10, ACTOR)
-
-
-async def _prepare_requeue(store: Store) -> Verb:
-    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
-    return lambda store: store.requeue(Requeue(run_id="r1", token=1, input="[2]"), ACTOR)
-
-
-async def _prepare_delete(store: Store) -> Verb:
-    await commit(store, await held(store), next=Block(Reason.POISON, "{}"))
-    return lambda store: store.delete("r1", "enough", ACTOR, discard=True)
-
-
-async def _prepare_undelete(store: Store) -> Verb:
-    await commit(store, await held(store), next=Finish(Status.FAILED, "{}"))
-    await store.delete("r1", "", ACTOR)
-    return lambda store: store.undelete("r1", ACTOR)
-
-
-async def _prepare_prune(store: Store) -> Verb:
-    for name in ("r1", "r2"):
-        await commit(store, await held(store, name), a_record(0), next=Finish(Status.COMPLETED, "1"))
-    return lambda store: store.prune(Prune(before=FAR), 10, None, ACTOR)
-
-
-async def _prepare_register(store: Store) -> Verb:
-    return lambda store: store.register(a_worker(), [MAIL, SHOP])
-
-
-async def _prepare_heartbeat(store: Store) -> Verb:
-    await store.register(a_worker())
-    return lambda store: store.heartbeat("w1")
-
-
-async def _prepare_retire(store: Store) -> Verb:
-    await held(store)
-    return lambda store: store.retire("w1")
-
-
-async def _prepare_sweep(store: Store) -> Verb:
-    await held(store)
-    await store.create([a_run("late", deadline=START)], ACTOR)
-    return lambda store: store.sweep(10)
-
-
-async def _prepare_commit(store: Store) -> Verb:
-    await store.create([a_run("other")], ACTOR)
-    lease = await held(store)
-    turn = Turn(
-        lease=lease,
-        records=(a_record(0), a_record(1)),
-        children=(a_child("child", "r1"),),
-        sends=(a_message("other"),),
-        next=Finish(Status.COMPLETED, "1"),
-    )
-    return lambda store: store.commit([turn], ACTOR)
-
-
-async def _prepare_transact(store: Store) -> Verb:
-    turn = Turn(lease=await held(store), records=(a_record(0),))
-
-    async def work(connection: object) -> int:
-        return 1
-
-    async def seal(result: object) -> Turn:
-        return turn
-
-    async def ask(store: Store) -> None:
-        # The function is somebody's own, so that whoever asks again has to look first.
-        if await store.recorded(turn, ACTOR) is Verdict.BUSY:
-            assert await store.transact(Deed(work=work, waits=True, seal=seal)) is Verdict.APPLIED
-
-    return ask
-
-
-PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
-    "claim": _prepare_claim,
-    "take": prepare_take,
-    "create": _prepare_create,
-    "send": _prepare_send,
-    "broadcast": _prepare_broadcast,
-    "cancel": _prepare_cancel,
-    "control": _prepare_control,
-    "pause": _prepare_pause,
-    "resume": _prepare_resume,
-    "unblock": _prepare_unblock,
-    "reopen": _prepare_reopen,
-    "recover": _prepare_recover,
-    "fork": _prepare_fork,
-    "forget_events": _prepare_forget_events,
-    "save_schedule": _prepare_save_schedule,
-    "delete_schedule": _prepare_delete_schedule,
-    "trigger": _prepare_trigger,
-    "fire": _prepare_fire,
-    "requeue": _prepare_requeue,
-    "delete": _prepare_delete,
-    "undelete": _prepare_undelete,
-    "prune": _prepare_prune,
-    "register": _prepare_register,
-    "heartbeat": _prepare_heartbeat,
-    "retire": _prepare_retire,
-    "sweep": _prepare_sweep,
-    "commit": _prepare_commit,
-    "transact": _prepare_transact,
-    **LOCKS,
-}
+from perdure.testing.conformance.prepared import PREPARE
 
 
 def once(point: str) -> Callable[[str], None]:

@@ -137,6 +137,13 @@ class FaultStore:
         chunk = await self._call("broadcast", topic, payload, key, after, min(limit, 1), actor)
         return cast("Broadcasted", chunk)
 
+    async def lined(self, types: Sequence[str]) -> set[str]:
+        """None: nothing here has limits."""
+        return set()
+
+    async def stir_gates(self, actor: str) -> None:
+        """There are none."""
+
     def __getattr__(self, name: str) -> Any:
         if name not in _VERBS:
             raise AttributeError(name)

@@ -1,0 +1,374 @@
+"""Gates: who passes, who waits in line and when it is looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure.core.control import Pause, PauseKind
+from perdure.core.gates import STRIDE, AdmitRequest, Admitted, Arrival, Bounds, Gating, Hold, Pass
+from perdure.core.model import FAR, Finish, Reason, Release, Run, Status
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    OTHER_TYPE,
+    SECOND,
+    START,
+    TYPE,
+    Harness,
+    Unshared,
+    a_message,
+    a_park,
+    a_run,
+    a_worker,
+    claim,
+    claim_ids,
+    commit,
+    held,
+    snapshot,
+)
+
+GATE = "external"
+ONE = Bounds(concurrency=1)
+#: Two at once, and then one a second.
+SLOWLY = Bounds(pace=SECOND, burst=2)
+DONE = Finish(Status.COMPLETED, "1")
+
+
+def a_gating(bounds: Bounds = ONE, *, gate: str = GATE, hold: Hold = Hold.LEASE, **changes: Any) -> Gating:
+    """What a run has to pass: one gate."""
+    return Gating((Pass(gate, bounds, hold),), **changes)
+
+
+async def ready(store: Store, *ids: str, **changes: Any) -> None:
+    """Runs that may begin, each a little later than the one before."""
+    for id in ids:
+        await store.create([a_run(id, **changes)], ACTOR)
+
+
+async def asks(
+    store: Store,
+    gating: Gating | dict[str, Gating] | None = None,
+    *,
+    worker: str = "w1",
+    nonce: str = "",
+    types: tuple[str, ...] = (TYPE,),
+    queues: tuple[str, ...] = ("default",),
+    **changes: Any,
+) -> AdmitRequest:
+    """What a worker asks for that has looked at what has arrived; the same `gating` for all, or one for each."""
+    await store.register(a_worker(worker))
+    arrived = (await store.look([(queue, type) for queue in queues for type in types], 100)).arrived
+    arrivals = tuple(
+        Arrival(one.run_id, one.token, (gating or {})[one.run_id] if isinstance(gating, dict) else gating or a_gating())
+        for one in arrived
+    )
+    fields: dict[str, Any] = {"limit": 10, "types": types, "queues": queues, "arrivals": arrivals} | changes
+    return AdmitRequest(worker=worker, nonce=nonce or f"admits-{worker}-{len(arrivals)}", **fields)
+
+
+async def admit(store: Store, gating: Gating | dict[str, Gating] | None = None, **changes: Any) -> Admitted:
+    """Look, and have pass what may."""
+    return await store.admit(await asks(store, gating, **changes))
+
+
+async def admit_ids(store: Store, gating: Gating | dict[str, Gating] | None = None, **changes: Any) -> list[str]:
+    """The ids of those who passed."""
+    return [one.run.id for one in (await admit(store, gating, **changes)).runs]
+
+
+async def there(store: Store, id: str) -> Run:
+    """A run that is there."""
+    run = await store.get(id)
+    assert run is not None
+    return run
+
+
+class Looking:
+    """What has arrived is looked at without being touched."""
+
+    async def test_what_is_ready_is_seen_as_it_is(self, store: Store, harness: Harness) -> None:
+        await ready(store, "r1", "r2", input="[1]")
+        await ready(store, "elsewhere", queue="q")
+        await ready(store, "other", type=OTHER_TYPE)
+        await ready(store, "later", wake_at=START + SECOND)
+        await ready(store, "first", priority=-1)
+        before = await snapshot(harness)
+        look = await store.look([("default", TYPE)], 10)
+        assert [one.run_id for one in look.arrived] == ["first", "r1", "r2"]
+        assert (look.arrived[1].input, look.arrived[1].token, look.next_due, look.now) == ("[1]", 0, FAR, START)
+        assert len((await store.look([("default", TYPE), ("q", TYPE), ("default", OTHER_TYPE)], 2)).arrived) == 4
+        assert await snapshot(harness) == before
+
+    async def test_what_is_paused_is_not_seen(self, store: Store) -> None:
+        await ready(store, "r1")
+        await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
+        assert (await store.look([("default", TYPE)], 10)).arrived == ()
+
+    async def test_a_run_that_stands_in_line_is_seen_no_more_and_says_where_it_stands(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3")
+        assert await store.lined([TYPE, OTHER_TYPE]) == set()
+        await admit(store)
+        look = await store.look([("default", TYPE)], 10)
+        assert look.arrived == ()
+        assert look.next_due > START
+        assert await store.lined([TYPE, OTHER_TYPE]) == {TYPE}
+        run = await there(store, "r3")
+        assert (run.status, run.reason) == (Status.WAITING, Reason.LIMIT)
+        standing = await store.standing("r3")
+        assert standing is not None
+        assert (standing.gate.name, standing.ahead, standing.since) == (GATE, 1, START)
+        assert await store.standing("r1") is None
+
+    async def test_gates_are_listed_in_the_order_of_their_names(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3")
+        await admit(store, {"r1": a_gating(gate="b"), "r2": a_gating(gate="a"), "r3": a_gating(gate="a")})
+        first, second = await store.gates("", 10)
+        assert (first.name, first.bounds, first.held, first.waiting) == ("a", ONE, 1, 1)
+        assert (second.name, second.held, second.waiting, second.due_at) == ("b", 1, 0, 0)
+        assert [gate.name for gate in await store.gates("a", 10)] == ["b"]
+        assert [gate.name for gate in await store.gates("", 1)] == ["a"]
+
+
+class Passing:
+    """So many at once, in so much time, and no more."""
+
+    async def test_what_passes_is_held_by_the_worker(self, store: Store) -> None:
+        await ready(store, "r1")
+        admitted = await admit(store, nonce="n")
+        [one] = admitted.runs
+        assert (one.run.status, one.run.worker, one.run.token, one.fresh) == (Status.RUNNING, "w1", 1, True)
+        assert (one.lease.nonce, admitted.counted) == ("n", frozenset({"r1"}))
+        run = await there(store, "r1")
+        assert (run.status, run.started_at, run.wake_at) == (Status.RUNNING, START, START)
+        assert [event.kind for event in await store.events("r1")] == ["created", "started"]
+        assert await commit(store, one.lease, next=DONE)
+
+    async def test_the_next_passes_when_there_is_room_and_no_sooner(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3")
+        [first] = (await admit(store)).runs
+        assert await admit_ids(store, worker="w2") == []
+        await commit(store, first.lease, next=DONE)
+        released = (first.run.id, first.run.token)
+        assert await admit_ids(store, nonce="then", released=(released,)) == ["r2"]
+        assert await admit_ids(store, nonce="not yet", released=(released,)) == []
+
+    async def test_what_is_not_held_any_more_does_not_count_whoever_forgot_to_say_so(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await ready(store, "r1", "r2")
+        [first] = (await admit(store)).runs
+        await commit(store, first.lease, next=a_park())
+        assert await admit_ids(store, worker="w2") == [], "nobody has been told to look"
+        await store.stir_gates(ACTOR)
+        assert await admit_ids(store, worker="w2") == ["r2"]
+        assert len(await harness.query("SELECT * FROM perdure_permits")) == 1
+
+    async def test_a_run_that_was_taken_away_makes_room(self, store: Store, harness: Harness) -> None:
+        await ready(store, "r1", "r2")
+        await admit(store)
+        harness.system.advance(60)
+        await store.register(a_worker("w2"))
+        await store.sweep(10)
+        await store.stir_gates(ACTOR)
+        assert await admit_ids(store, worker="w2") == ["r2"]
+        assert await admit_ids(store, worker="w3") == []
+
+    async def test_what_counts_to_its_end_counts_while_it_waits(self, store: Store) -> None:
+        whole = a_gating(hold=Hold.RUN)
+        await ready(store, "r1", "r2")
+        [first] = (await admit(store, whole)).runs
+        await commit(store, first.lease, next=a_park())
+        await store.stir_gates(ACTOR)
+        assert await admit_ids(store, whole, nonce="next") == []
+        await store.send([a_message("r1")], ACTOR)
+        [again] = (await admit(store, whole, nonce="again")).runs
+        assert again.run.id == "r1", "it has its permit"
+        await commit(store, again.lease, next=DONE)
+        released = (("r1", again.run.token),)
+        assert await admit_ids(store, whole, nonce="then", released=released) == ["r2"]
+
+    async def test_a_run_that_is_opened_again_has_to_pass_again(self, store: Store) -> None:
+        whole = a_gating(hold=Hold.RUN)
+        await ready(store, "r1", "r2")
+        [first] = (await admit(store, whole)).runs
+        await commit(store, first.lease, next=Finish(Status.FAILED, "{}"))
+        await store.reopen("r1", first.run.token, None, ACTOR)
+        await store.stir_gates(ACTOR)
+        assert await admit_ids(store, whole, nonce="next") == ["r2"], (
+            "it was there first, and r1 has no permit any more"
+        )
+
+    async def test_a_rate_lets_a_burst_pass_and_then_one_at_a_time(self, store: Store, harness: Harness) -> None:
+        await ready(store, "r1", "r2", "r3", "r4")
+        admitted = await admit(store, a_gating(SLOWLY))
+        assert [one.run.id for one in admitted.runs] == ["r1", "r2"]
+        assert (admitted.next_due, admitted.counted) == (START + SECOND, frozenset())
+        harness.system.advance(0.999999)
+        assert await admit_ids(store, nonce="early") == []
+        harness.system.advance(0.000001)
+        assert await admit_ids(store, nonce="in time") == ["r3"]
+        harness.system.advance(10)
+        await ready(store, "r5", "r6", "r7")
+        assert await admit_ids(store, a_gating(SLOWLY), nonce="after a pause") == ["r4", "r5"]
+
+    async def test_a_lost_answer_is_given_again_and_uses_nothing_up(self, store: Store, harness: Harness) -> None:
+        await ready(store, "r1", "r2", "r3", "r4")
+        request = await asks(store, a_gating(Bounds(concurrency=3, pace=SECOND, burst=2)))
+        first = await store.admit(request)
+        before = await snapshot(harness)
+        harness.system.advance(5)
+        again = await store.admit(request)
+        assert [one.lease for one in again.runs] == [one.lease for one in first.runs]
+        assert again.counted == first.counted
+        assert await snapshot(harness) == before
+
+    async def test_a_worker_that_is_not_alive_gets_nothing(self, store: Store) -> None:
+        await ready(store, "r1")
+        request = await asks(store)
+        await store.retire("w1")
+        assert (await store.admit(request)).runs == ()
+
+    async def test_what_has_changed_since_it_was_looked_at_is_left(self, store: Store) -> None:
+        await ready(store, "r1", "r2")
+        request = await asks(store, a_gating(Bounds(concurrency=5)))
+        await commit(store, (await claim(store, "w2", limit=1)).runs[0].lease, next=Release())
+        assert [one.run.id for one in (await store.admit(request)).runs] == ["r2"]
+
+    async def test_no_more_pass_at_once_however_many_ask(self, store: Store, harness: Harness) -> None:
+        try:
+            others = [await harness.open() for _ in range(2)]
+        except Unshared:
+            pytest.skip("there can be only one")
+        await ready(store, *(f"r{number}" for number in range(12)))
+        gating = a_gating(Bounds(concurrency=3))
+        requests = [await asks(store, gating, worker=f"w{number}", limit=2) for number in range(6)]
+        stores = [store, *others] * 2
+        answers = await asyncio.gather(*(one.admit(request) for one, request in zip(stores, requests, strict=True)))
+        passed = [one.run.id for answer in answers for one in answer.runs]
+        assert len(passed) == len(set(passed)) == 3
+        waiting = await harness.query("SELECT COUNT(*) FROM perdure_runs WHERE status = 'waiting'")
+        assert waiting == [(9,)]
+
+    async def test_all_gates_have_to_let_it_pass(self, store: Store) -> None:
+        both = Gating((Pass("a", Bounds(concurrency=2)), Pass("b", ONE)))
+        await ready(store, "r1", "r2", "r3")
+        assert await admit_ids(store, {"r1": both, "r2": both, "r3": a_gating(Bounds(concurrency=2), gate="a")}) == [
+            "r1",
+            "r3",
+        ]
+        standing = await store.standing("r2")
+        assert standing is not None
+        assert standing.gate.name == "b"
+
+    async def test_one_that_is_to_be_cancelled_does_not_wait_for_that(self, store: Store) -> None:
+        await ready(store, "r1", "r2")
+        await admit(store)
+        await commit(store, await held(store, "parked"), next=a_park())
+        await store.send([a_message("parked")], ACTOR)
+        await admit(store, nonce="lined up")
+        await store.cancel("parked", "enough", "c1", ACTOR)
+        assert await admit_ids(store, nonce="to its end") == ["parked"]
+
+
+class TakingTurns:
+    """Who is next."""
+
+    async def test_keys_take_turns_by_their_weights(self, store: Store) -> None:
+        big = a_gating(fair_key="big", stride=STRIDE // 2)
+        small = a_gating(fair_key="small")
+        names = [*(f"big{number}" for number in range(6)), *(f"small{number}" for number in range(3))]
+        await ready(store, *names)
+        gatings = {name: big if name.startswith("big") else small for name in names}
+        order = []
+        released: tuple[tuple[str, int], ...] = ()
+        for number in range(len(names)):
+            [one] = (await admit(store, gatings, nonce=f"n{number}", released=released)).runs
+            await commit(store, one.lease, next=DONE)
+            released = ((one.run.id, one.run.token),)
+            order.append(one.run.id.rstrip("0123456789"))
+        assert order[1:7].count("small") == 2
+        assert order[:4].count("small") == 1
+
+    async def test_the_more_urgent_come_first_and_nobody_waits_for_ever(self, store: Store) -> None:
+        await ready(store, "held")
+        await admit(store)
+        await ready(store, "usual")
+        await admit(store, nonce="n1")
+        await ready(store, "urgent", priority=-5)
+        await admit(store, nonce="n2")
+        await commit(store, (await claim_of(store, "held")), next=DONE)
+        assert await admit_ids(store, nonce="n3", released=(("held", 1),)) == ["urgent"]
+
+    async def test_those_of_other_types_and_queues_are_left_to_their_workers(self, store: Store) -> None:
+        await ready(store, "r1", "r2")
+        await ready(store, "other", type=OTHER_TYPE)
+        both = (TYPE, OTHER_TYPE)
+        await admit(store, a_gating(Bounds(concurrency=1)), types=both)
+        await store.set_bounds(GATE, Bounds(concurrency=9), ACTOR)
+        assert await admit_ids(store, nonce="n1", types=(OTHER_TYPE,)) == ["other"]
+        assert await admit_ids(store, nonce="n2", queues=("elsewhere",)) == []
+        assert await admit_ids(store, nonce="n3") == ["r2"]
+
+    async def test_what_is_paused_keeps_its_place(self, store: Store) -> None:
+        await ready(store, "r1", "r2")
+        await admit(store)
+        await store.set_bounds(GATE, Bounds(concurrency=2), ACTOR)
+        await store.pause(Pause(kind=PauseKind.QUEUE, name="default"), ACTOR)
+        assert await admit_ids(store, nonce="n1") == []
+        await store.resume(PauseKind.QUEUE, "default", ACTOR)
+        assert await admit_ids(store, nonce="n2") == ["r2"]
+
+
+class Setting:
+    """What is set at run time holds."""
+
+    async def test_what_was_set_holds_until_it_is_cleared(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3", "r4")
+        await store.set_bounds(GATE, Bounds(concurrency=3), "boss")
+        assert len(await admit_ids(store)) == 3
+        [gate] = await store.gates("", 10)
+        assert (gate.bounds.concurrency, gate.override, gate.held, gate.waiting) == (3, Bounds(concurrency=3), 3, 1)
+        await store.set_bounds(GATE, None, "boss")
+        [gate] = await store.gates("", 10)
+        assert (gate.bounds, gate.override) == (ONE, None)
+        told = await store.events(f"gate:{GATE}")
+        assert [(event.kind, event.actor) for event in told] == [("limit_set", "boss"), ("limit_cleared", "boss")]
+
+    async def test_what_is_set_for_a_limit_holds_for_its_keys_but_for_those_that_have_their_own(
+        self, store: Store
+    ) -> None:
+        names = [f"{key}{number}" for key in "ab" for number in range(4)]
+        await ready(store, *names)
+        await store.set_bounds("tenant", Bounds(concurrency=2), ACTOR)
+        await store.set_bounds("tenant/b", Bounds(concurrency=3), ACTOR)
+        passed = await admit_ids(store, {name: a_gating(gate=f"tenant/{name[0]}") for name in names})
+        assert sorted(passed) == ["a0", "a1", "b0", "b1", "b2"]
+
+    @pytest.mark.parametrize("gate", [f"type:{TYPE}", "queue:default"])
+    async def test_claims_leave_a_limited_type_or_queue_to_whoever_guards_it(self, store: Store, gate: str) -> None:
+        await ready(store, "r1", "r2")
+        await store.set_bounds(gate, ONE, ACTOR)
+        claimed = await claim(store, nonce="n1")
+        assert (claimed.runs, claimed.limited) == ((), (gate,))
+        assert await store.pauses() == []
+        assert await admit_ids(store, a_gating(Bounds(), gate=gate)) == ["r1"]
+        await store.set_bounds(gate, None, ACTOR)
+        assert (await claim(store, nonce="n2")).limited == (gate,), "somebody stands in line there"
+        assert await admit_ids(store, nonce="n3") == ["r2"]
+        assert (await claim(store, nonce="n4")).limited == ()
+        await ready(store, "r3")
+        assert await claim_ids(store, nonce="n5") == ["r3"]
+
+    async def test_a_claim_that_waits_for_nothing_takes_what_has_no_limit(self, store: Store) -> None:
+        await ready(store, "r1")
+        await ready(store, "other", type=OTHER_TYPE)
+        await store.set_bounds(f"type:{TYPE}", ONE, ACTOR)
+        assert await claim_ids(store, types=(TYPE, OTHER_TYPE)) == ["other"]
+
+
+async def claim_of(store: Store, run_id: str) -> Any:
+    """The lease under which a worker holds a run."""
+    return next(lease for lease in await store.holdings("w1") if lease.run_id == run_id)

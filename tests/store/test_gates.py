@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from perdure.testing import conformance
+
+
+class TestLooking(conformance.Looking): ...
+
+
+class TestPassing(conformance.Passing): ...
+
+
+class TestSetting(conformance.Setting): ...
+
+
+class TestTakingTurns(conformance.TakingTurns): ...
