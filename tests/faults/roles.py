@@ -33,7 +33,7 @@ from perdure import (
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
-from tests.faults import app, errands, labour
+from tests.faults import app, errands, labour, siege
 from tests.faults.deeds import deeds, echo
 from tests.faults.prepared import pass_after_preparing
 from tests.faults.watched import watch
@@ -321,6 +321,13 @@ async def work(directory: Path, world: World, *, url: str = "", **options: Any) 
         await engine.worker(**({"lease": LEASE, "grace": 0.02} | options)).run()
 
 
+async def serve(directory: Path, world: World, *, lease: float) -> None:
+    """Work on what has limits, until killed."""
+    async with Engine(url_in(directory), siege.ACTIVITIES, system=world) as engine:
+        # However often it was killed with its worker: none of them is to blame.
+        await engine.worker(lease=lease, grace=0.02, slots=siege.SLOTS, poison_after=1000).run()
+
+
 async def transact(directory: Path, world: World, *, url: str, table: str) -> None:
     """Start the run that writes rows in transactions, and work on it to its end."""
     # A server is asked over the network by many processes at once, which on a busy machine takes a while.
@@ -354,4 +361,4 @@ def _in_the_child(engine: Engine) -> int:
     return asyncio.run(use())
 
 
-ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, transact, fork)}
+ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, serve, transact, fork)}

@@ -72,7 +72,7 @@ class ActivityAttempt(Attempt):
         max_attempts, last_heartbeat = self._info_fields
         return ActivityInfo(
             run.id, run.type, self.number, due, self, run.type, max_attempts, run.parent_id,
-            f"{run.id}:{run.generation}.{run.attempt}.{run.token}", last_heartbeat, self,
+            f"{run.id}:{run.generation}.{run.attempt}.{run.token}", run.wake_at, last_heartbeat, self,
         )  # fmt: skip
 
     def _time_out(self, timeout: float) -> None:

@@ -190,7 +190,7 @@ class _Process:
 def _pickled(request: StepRequest, info: StepInfo) -> bytes:
     told: tuple[Any, ...] = dict(info.credentials()), info.run_id, info.location, info.attempt, info.due
     if isinstance(info, ActivityInfo):
-        told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.last_heartbeat
+        told += info.type, info.max_attempts, info.parent_id, info.attempt_id, info.ready_at, info.last_heartbeat
     try:
         return pickle.dumps((request.spec.function, request.args, request.kwargs, *told))
     except Exception as error:
@@ -261,10 +261,10 @@ def _answer(data: bytes, caller: _Caller) -> bytes:
         function, args, kwargs, given, run_id, location, number, due, *more = pickle.loads(data)  # noqa: S301 - the worker wrote it
         caller.given(given)
         if more:
-            type, max_attempts, parent_id, attempt_id, last = more
+            type, max_attempts, parent_id, attempt_id, ready_at, last = more
             current_step.set(
                 ActivityInfo(
-                    run_id, location, number, due, caller, type, max_attempts, parent_id, attempt_id, last, caller
+                    run_id, location, number, due, caller, type, max_attempts, parent_id, attempt_id, ready_at, last, caller
                 )
             )
         else:

@@ -63,7 +63,8 @@ class Sweeper:
             else:
                 for worker in swept.dead_workers:
                     logger.warning("worker %s is dead; its runs are given to others", worker)
-                if swept.released or swept.expired:
+                # One that died with nothing in its hands may have died before it could say what it had let go of.
+                if swept.released or swept.expired or swept.dead_workers:
                     await self._make_room()
                 self._look_after(swept.successions)
                 if swept.more:

@@ -86,6 +86,9 @@ class ActivityInfo(StepInfo, frozen=True):
     parent_id: str | None
     #: Different for each execution, also of the same attempt after a crash.
     attempt_id: str
+    #: Since when it was ready to be worked on, in microseconds since the epoch, by the database's clock. One that had to wait for a
+    #: limit is ready when that lets it pass: this is the time that a rate counts.
+    ready_at: int
     #: What the last heartbeat before this attempt said; None if there was none.
     last_heartbeat: Any
     _by: Performing
