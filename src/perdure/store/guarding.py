@@ -29,9 +29,9 @@ class Guarding(ABC):
     async def _read(self, verb: str, body: Body[T]) -> T:
         """Run a verb that only reads."""
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
         """Runs that are ready and have yet to pass gates."""
-        return await self._read("look", lambda tx: lines.look(tx, pairs, limit))
+        return await self._read("look", lambda tx: lines.look(tx, pairs, limit, newest=newest))
 
     async def admit(self, request: AdmitRequest) -> Admitted:
         """Let runs pass gates, and claim them."""

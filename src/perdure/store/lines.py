@@ -36,6 +36,8 @@ SELECT * FROM (
 ) part#
 """
 
+_FIRST, _LAST = "r.priority, r.wake_at, r.id", "r.priority DESC, r.wake_at DESC, r.id DESC"
+
 _HEADS = """
 SELECT * FROM (
   SELECT gate, priority, turn, run_id, location, gating, queue
@@ -90,7 +92,7 @@ _LINED = "SELECT DISTINCT type FROM perdure_lines WHERE type IN ({names})"
 _STAND = f"""
 UPDATE perdure_runs
 SET status = 'waiting', reason = :reason, wake_at = {FAR}
-WHERE id = :run_id AND status = 'pending'
+WHERE id IN ({{names}}) AND status = 'pending'
 """
 
 
@@ -111,7 +113,7 @@ class InLine(Struct):
         return self.priority, self.turn, self.run_id
 
 
-async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool) -> Look:
     """Runs of these queues and types that are ready, and when somebody who stands in a line may pass."""
     rows: list[Row] = []
     for start in range(0, len(pairs), _PARTS):
@@ -119,7 +121,8 @@ async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int) ->
         params: dict[str, object] = {"limit": limit}
         for number, (queue, type) in enumerate(part):
             params |= {f"queue{number}": queue, f"type{number}": type}
-        sql = " UNION ALL ".join(_ARRIVED.replace("#", str(number)) for number in range(len(part)))
+        arrived_by = _ARRIVED.replace(_FIRST, _LAST) if newest else _ARRIVED
+        sql = " UNION ALL ".join(arrived_by.replace("#", str(number)) for number in range(len(part)))
         rows += await tx.fetch(sql, params)
     arrived = tuple(Waiting(*row) for row in rows)
     types = list(dict.fromkeys(type for _, type in pairs))
@@ -232,7 +235,11 @@ async def join(
         if one.run_id in there
     ]
     await tx.execute_many(_MOVE, moved)
-    await tx.execute_many(_STAND, [{"run_id": one.run_id, "reason": reason[one.gate]} for one in given])
+    for why in sorted(set(reason.values())):
+        standing = [one.run_id for one in given if reason[one.gate] == why]
+        for start in range(0, len(standing), 400):
+            chosen, params = placeholders("name", standing[start : start + 400])
+            await tx.execute(_STAND.replace("{names}", chosen), {**params, "reason": why})
 
 
 async def leave(tx: Transaction, run_ids: Sequence[str]) -> None:

@@ -228,8 +228,11 @@ class Store(Protocol):
 
     # gates
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
-        """Runs of these queues and types that are ready and have yet to pass gates, and when somebody in a line may pass."""
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
+        """Runs of these queues and types that are ready and have yet to pass gates, and when somebody in a line may pass.
+
+        Of each queue and type `limit`: the first, or the `newest`.
+        """
 
     async def admit(self, request: AdmitRequest) -> Admitted:
         """Let runs pass gates, and claim those that do; the others stand in line."""

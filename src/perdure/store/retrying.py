@@ -224,9 +224,9 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.fire(limit, actor))
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int) -> Look:
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
         """As the store."""
-        return await self._again(lambda: self._store.look(pairs, limit))
+        return await self._again(lambda: self._store.look(pairs, limit, newest=newest))
 
     async def admit(self, request: AdmitRequest) -> Admitted:
         """As the store."""

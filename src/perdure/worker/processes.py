@@ -264,7 +264,18 @@ def _answer(data: bytes, caller: _Caller) -> bytes:
             type, max_attempts, parent_id, attempt_id, ready_at, last = more
             current_step.set(
                 ActivityInfo(
-                    run_id, location, number, due, caller, type, max_attempts, parent_id, attempt_id, ready_at, last, caller
+                    run_id,
+                    location,
+                    number,
+                    due,
+                    caller,
+                    type,
+                    max_attempts,
+                    parent_id,
+                    attempt_id,
+                    ready_at,
+                    last,
+                    caller,
                 )
             )
         else:

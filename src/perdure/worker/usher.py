@@ -8,6 +8,7 @@ truth: a permit counts by its run alone, and a worker that dies takes nothing wi
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from perdure.core.gates import (
     Arrival,
     Gating,
     Hold,
+    Look,
     Waiting,
     gating,
     of_queue,
@@ -33,8 +35,9 @@ from perdure.workflow.definition import Definition
 
 logger = logging.getLogger("perdure.worker")
 
-#: So many of each queue and type are looked at together.
+#: So many of each queue and type are looked at together; fewer while others pass, who need not wait until these stand in line.
 ARRIVALS = 200
+FEW = 20
 #: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.
 _SHORTEST, _LONGEST = 0.05, 2.0
 #: Where another worker serves a gate, this one looks so much later than it could.
@@ -69,6 +72,8 @@ class Usher:
         self._patience = _SHORTEST
         self._patient_until = 0.0
         self._serves = False
+        #: Whether the last admission let somebody pass.
+        self._busy = False
         self._arrange()
 
     @property
@@ -162,7 +167,9 @@ class Usher:
 
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
         """What may be worked on."""
-        look = await self._store.look(self._pairs, ARRIVALS)
+        page = FEW if self._busy else ARRIVALS
+        look = await self._store.look(self._pairs, page)
+        arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
         due = look.next_due <= look.now and self._system.monotonic() >= self._patient_until
         if not (look.arrived or due or self._released):
             return Admitted(next_due=self._expect(look.next_due, look.now), now=look.now)
@@ -173,7 +180,7 @@ class Usher:
             limit=room,
             types=tuple(dict.fromkeys(type for _, type in self._pairs)),
             queues=tuple(dict.fromkeys(queue for queue, _ in self._pairs)),
-            arrivals=tuple(self._arrivals(look.arrived)),
+            arrivals=tuple(arrivals),
             released=tuple(released),
             alone=alone,
             poison_after=poison_after,
@@ -191,9 +198,24 @@ class Usher:
             self._patience = min(_LONGEST, 2 * self._patience)
             self._patient_until = self._system.monotonic() + self._patience
         self._note(admitted)
-        more = len(look.arrived) >= ARRIVALS
+        self._busy = bool(admitted.runs)
+        more = len(look.arrived) >= page
         next_due = admitted.now if more else self._expect(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
+
+    async def _overtaking(self, look: Look, page: int) -> list[Arrival]:
+        """Of types that take turns, who has come last of those whose keys have nobody among the first.
+
+        So whoever has more runs ready than can be looked at together holds up nobody who comes later, and those of one key stay in their order.
+        """
+        full = {type for type, count in Counter(one.type for one in look.arrived).items() if count >= page}
+        fair = [(queue, type) for queue, type in self._pairs if type in full and self._definitions[type].fair]
+        if not fair:
+            return []
+        known = {(one.type, self._gating(one).fair_key) for one in look.arrived if one.type in full}
+        last = (await self._store.look(fair, 4 * page, newest=True)).arrived
+        found = [(one, self._gating(one)) for one in reversed(last)]
+        return [Arrival(one.run_id, one.token, own) for one, own in found if (one.type, own.fair_key) not in known]
 
     def _note(self, admitted: Admitted) -> None:
         for one in admitted.runs:

@@ -100,6 +100,8 @@ class Looking:
         assert [one.run_id for one in look.arrived] == ["first", "r1", "r2"]
         assert (look.arrived[1].input, look.arrived[1].token, look.next_due, look.now) == ("[1]", 0, FAR, START)
         assert len((await store.look([("default", TYPE), ("q", TYPE), ("default", OTHER_TYPE)], 2)).arrived) == 4
+        last = await store.look([("default", TYPE)], 2, newest=True)
+        assert [one.run_id for one in last.arrived] == ["r2", "r1"]
         assert await snapshot(harness) == before
 
     async def test_what_is_paused_is_not_seen(self, store: Store) -> None:
