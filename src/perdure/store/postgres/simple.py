@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from perdure.core.model import Finish, Kind, Next, Park, Record, Turn
+from perdure.core.model import Finish, Kind, Next, Park, Record, Status, Turn
 from perdure.store.extras import has_extras
 from perdure.store.postgres.history import HISTORY
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts
@@ -21,8 +21,8 @@ from perdure.store.protocol import Change
 from perdure.store.said import of_finish, of_park
 from perdure.store.turns import record_row
 
-# A member of an enum is slow to find by its class; this one is looked at for every step.
-_STEP = Kind.STEP
+# A member of an enum is slow to find by its class; these are looked at for every step or run.
+_STEP, _COMPLETED = Kind.STEP, Status.COMPLETED
 
 _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
 #: `becomes` is the status of the run afterwards, if all goes well.
@@ -52,13 +52,14 @@ class Shape(NamedTuple):
     succeeds: bool
     #: Each has one record.
     single: bool
-    #: There is something for the audit trail.
+    #: There is something for the audit trail, and it is more than what became of them.
     noted: bool
+    said: bool
 
     @property
     def turn(self) -> Mapping[str, str]:
         """The columns of a turn."""
-        state = {} if self.goes_on else _STATE | _SAID if self.noted else _STATE
+        state = {} if self.goes_on else _STATE | _SAID if self.said else _STATE
         return {**_LEASE, **state, **(self.record if self.single else {})}
 
     @property
@@ -126,14 +127,15 @@ def _states(shape: Shape) -> str:
     noted = f"""
 ), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
-  SELECT run_id, {now}, CASE WHEN parks THEN 'parked' ELSE becomes END, {actor}, said FROM changing WHERE said IS NOT NULL"""
+  SELECT run_id, {now}, CASE WHEN parks THEN 'parked' ELSE becomes END, {actor}, {"said" if shape.said else "'{}'"}
+  FROM changing WHERE {"said IS NOT NULL" if shape.said else "ends"}"""
     return f""", taken_in AS (
   UPDATE perdure_messages m
   SET consumed = 1, payload = NULL
   FROM live
   WHERE live.read > 0 AND m.run_id = live.run_id AND m.seq <= live.read AND m.consumed = 0
 ), changing AS MATERIALIZED (
-  SELECT run_id, becomes, outcome, reason, read{", said" if shape.noted else ""}, LEAST(wake_at, deadline) AS due,
+  SELECT run_id, becomes, outcome, reason, read{", said" if shape.said else ""}, LEAST(wake_at, deadline) AS due,
     becomes = 'running' AS stays, becomes = 'waiting' AS parks, becomes NOT IN ('running', 'waiting') AS ends
   FROM live
   WHERE becomes <> 'running' OR read > 0
@@ -156,8 +158,8 @@ def _states(shape: Shape) -> str:
 
 STATEMENTS = {
     shape: _statement(shape)
-    for shape in (Shape(*flags) for flags in product((False, True), repeat=4))
-    if not (shape.goes_on and shape.noted)
+    for shape in (Shape(*flags) for flags in product((False, True), repeat=5))
+    if shape.noted >= shape.said and not (shape.goes_on and shape.noted)
 }
 
 
@@ -186,7 +188,8 @@ async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[s
         written = await tx.count(ONE_RECORD, *record_row(turn, turn.records[0]), turn.lease.nonce)
         return set() if written else {turn.lease.run_id}
     try:
-        shape, columns = _columns_of(turns, [] if goes_on else _said(tx, turns), goes_on=goes_on)
+        said = None if goes_on else _said(tx, turns)
+        shape, columns = _columns_of(turns, said, goes_on=goes_on)
     except Unjoinable:
         return {turn.lease.run_id for turn in turns}
     if not goes_on:
@@ -210,11 +213,13 @@ def _left_out(turns: Sequence[Turn], places: str | None) -> set[str]:
     return {turn.lease.run_id for place, turn in enumerate(turns, 1) if place not in written}
 
 
-def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None]:
-    """What the audit trail is told of each, empty if of none."""
+def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None] | None:
+    """What the audit trail is told of each, besides what became of it; empty if nothing, None if it is told of none."""
     # All outcomes, or all waits: a batch has one or the other.
     first = next((turn.next for turn in turns if turn.next is not None), None)
     if first is None or not tx.audit.writes(_line(first)[0]):
+        return None
+    if all(turn.next is None or (type(turn.next) is Finish and turn.next.status is _COMPLETED) for turn in turns):
         return []
     return [None if turn.next is None else _line(turn.next)[1] for turn in turns]
 
@@ -226,7 +231,9 @@ def _line(after: Next) -> tuple[str, str]:
     return of_finish(after)
 
 
-def _columns_of(turns: Sequence[Turn], said: Sequence[str | None], *, goes_on: bool) -> tuple[Shape, list[object]]:
+def _columns_of(
+    turns: Sequence[Turn], said: Sequence[str | None] | None, *, goes_on: bool
+) -> tuple[Shape, list[object]]:
     """The shape of a batch and its parameters but for the first and the last."""
     leases = [turn.lease for turn in turns]
     records = [record for turn in turns for record in turn.records]
@@ -246,7 +253,7 @@ def _columns_of(turns: Sequence[Turn], said: Sequence[str | None], *, goes_on: b
     if not single:
         columns.append(numbers([place for place, turn in enumerate(turns, 1) for _ in turn.records]))
     columns += _columns_of_records(records, succeeds=succeeds)
-    return Shape(goes_on, succeeds, single, bool(said)), columns
+    return Shape(goes_on, succeeds, single, said is not None, bool(said)), columns
 
 
 def _columns_of_records(records: Sequence[Record], *, succeeds: bool) -> list[object]:
