@@ -34,6 +34,8 @@ FOUND_BEFORE = {
     "transaction_with_a_turn_of_its_own": 502,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
+#: Of the worlds with activities.
+ACTIVE_SEEDS = 10_000 if PROVE else 50
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -82,8 +84,24 @@ RARE = frozenset(
 )
 
 
-def live(seed: int) -> Report:
-    report = simulate(seed)
+#: The same, with activities, and clients who see to what is over.
+RARE_WITH_ACTIVITIES = frozenset(
+    {
+        "a child was requeued",
+        "a run was brought back",
+        "a run was deleted",
+        "a run was pruned",
+        "a run was spared because of its family",
+        "a workflow was requeued",
+        "an activity failed and was tried again",
+        "an activity was requeued",
+        "an attempt knew how far the one before had got",
+    }
+)
+
+
+def live(seed: int, *, activities: bool = False) -> Report:
+    report = simulate(seed, activities=activities)
     gc.collect(0)
     return report
 
@@ -92,6 +110,23 @@ def live(seed: int) -> Report:
 def test_every_promise_holds_whatever_goes_wrong(first: int) -> None:
     findings = {seed: found for seed in range(first, first + BATCH) if (found := live(seed).findings)}
     assert not findings, "see them with: python -m perdure.testing.simulation --trace --seed N"
+
+
+@pytest.mark.parametrize("first", range(0, ACTIVE_SEEDS, BATCH))
+def test_every_promise_holds_for_activities_and_for_what_is_over(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, activities=True).findings)}
+    assert not findings, "see them with: python -m perdure.testing.simulation --activities --trace --seed N"
+
+
+def test_what_is_rare_for_activities_does_happen() -> None:
+    sometimes: Counter[str] = Counter()
+    for seed in range(1_000_000, 1_000_000 + RARE_WITHIN):
+        report = live(seed, activities=True)
+        assert not report.findings, f"seed {seed}"
+        sometimes += report.sometimes
+        if sometimes.keys() >= RARE_WITH_ACTIVITIES:
+            break
+    assert not RARE_WITH_ACTIVITIES - sometimes.keys()
 
 
 def test_what_is_rare_does_happen() -> None:
@@ -121,7 +156,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
 TRACES = """
 from perdure.testing.simulation import simulate
 for seed in range(500, 508):
-    print(simulate(seed).digest)
+    print(simulate(seed, activities=seed % 2 == 1).digest)
 """
 
 

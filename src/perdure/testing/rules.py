@@ -15,6 +15,9 @@ _FINISHED = str(FINISHED)
 #: A run that may have less than everything: one that marked a scope, or began anew.
 TRIMMED = "(r.generation > 1 OR EXISTS (SELECT 1 FROM perdure_history s WHERE s.run_id = r.id AND s.kind = 'scope'))"
 
+#: Types whose runs have no history but their failures.
+_ACTIVITIES = "(SELECT a.type FROM perdure_registry a WHERE a.kind = 'activity')"
+
 
 class Rule(Struct, frozen=True):
     """A promise, as a query for the rows that break it; the first column names the run."""
@@ -217,13 +220,13 @@ INBOXES = (
         """,
     ),
     Rule(
-        "what was consumed is in the history once, as what it was, unless that was trimmed (I5)",
+        "what was consumed is in the history once, as what it was, unless that was trimmed or it is an activity's (I5)",
         f"""
         SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
         JOIN perdure_runs r ON r.id = m.run_id
         LEFT JOIN perdure_history h ON h.run_id = m.run_id AND h.inbox_seq = m.seq
-        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake') GROUP BY m.run_id, m.seq, m.kind, r.id, r.generation
-        HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED})
+        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake') GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
+        HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED} AND r.type NOT IN {_ACTIVITIES})
         """,
     ),
     # A later attempt takes in again what an earlier one did, a call that cannot be written fails where it was made, and a run that

@@ -32,10 +32,10 @@ class Report(Struct, frozen=True, kw_only=True):
     trace: tuple[str, ...]
 
 
-def simulate(seed: int, *, keep_trace: bool = False) -> Report:
-    """Live through the world of a seed."""
+def simulate(seed: int, *, keep_trace: bool = False, activities: bool = False) -> Report:
+    """Live through the world of a seed; with activities, and with clients who see to what is over, it is another one."""
     with _undisturbed():
-        world = World(seed, keep_trace=keep_trace)
+        world = World(seed, keep_trace=keep_trace, activities=activities)
         try:
             findings = world.run()
         except Violation as violation:

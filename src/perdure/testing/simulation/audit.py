@@ -18,7 +18,7 @@ from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
 from perdure.replay.scoping import is_left, to_mark
 from perdure.testing.invariants import Known, scan
-from perdure.testing.simulation.interpreter import Interpreter, Steps
+from perdure.testing.simulation.interpreter import ACT, Interpreter, Steps
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.mail import Mail
 from perdure.testing.simulation.programs import DEEDS
@@ -28,6 +28,8 @@ from perdure.workflow.definition import Workflow
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
 
 _TOKENS = "SELECT run_id, kind, data FROM perdure_events WHERE kind IN ('started', 'claimed', 'released', 'reclaimed') ORDER BY run_id, id"
+_ENDS = "SELECT parent_id, COALESCE(output, error) FROM temp.ends WHERE finished_at > 0 AND parent_id IS NOT NULL"
+_REQUEUED = "SELECT run_id FROM perdure_outputs WHERE kind = 'requeue'"
 _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 
 
@@ -39,6 +41,9 @@ class Audit:
         self._runs = {run.id: run for run in runs}
         self._histories = histories
         self._ledger = ledger
+        #: Runs that were deleted for good, which only a run that is over may be.
+        self._pruned = {run_id for (run_id,) in query("SELECT id FROM temp.pruned")}
+        self._requeued = {run_id for (run_id,) in query(_REQUEUED)}
 
     def findings(self) -> list[str]:
         """As sentences; none is what is wanted."""
@@ -50,6 +55,7 @@ class Audit:
             *self._lost_results(),
             *self._deeds(),
             *self._children(),
+            *self._performances(),
             *self._clients(),
             *self._cancellations(),
             *self._tokens(),
@@ -75,8 +81,8 @@ class Audit:
     def _scan(self) -> list[str]:
         effects = tuple((effect.run_id, effect.location) for effect in self._ledger.effects)
         known = Known(
-            starts=frozenset(self._ledger.started),
-            sends=frozenset(self._ledger.received),
+            starts=frozenset(self._ledger.started - self._pruned),
+            sends=frozenset(sent for sent in self._ledger.received if sent[0] not in self._pruned),
             effects=effects,
             repeats=len(effects),
             settled=frozenset(),
@@ -106,17 +112,18 @@ class Audit:
         states: dict[str, str] = defaultdict(str)
         for run_id, history in self._everything():
             for record in history:
-                if record.kind in (Kind.STEP, Kind.MESSAGE) and record.payload and not record.failed:
+                if record.kind in (Kind.STEP, Kind.MESSAGE, Kind.CHILD) and record.payload and not record.failed:
                     recorded[run_id].add(str(msgspec.json.decode(record.payload)))
                 elif record.kind is Kind.SCOPE:
                     states[run_id] += record.payload or ""
         for effect in self._ledger.effects:
             if effect.ephemeral:
                 continue
+            told = effect.asked_by or effect.run_id
             for seen in effect.seen:
-                if not seen.startswith(("result", "message")) or seen in recorded[effect.run_id]:
+                if not seen.startswith(("result", "message")) or seen in recorded[told]:
                     continue
-                if f'"{seen}"' not in states[effect.run_id]:
+                if f'"{seen}"' not in states[told]:
                     yield f"{effect.location} of run {effect.run_id} was executed with {seen!r}, which is not in the history"
 
     def _everything(self) -> Iterator[tuple[str, Iterable[Record]]]:
@@ -142,41 +149,52 @@ class Audit:
 
     def _is_let_go(self, row: tuple[Any, ...]) -> bool:
         """Whether it was done in a part of the workflow that is over, and so may have no record any more."""
-        marks = {one.location: to_mark(one) for one in self._histories[row[0]] if one.kind is Kind.SCOPE}
+        marks = {one.location: to_mark(one) for one in self._histories.get(row[0], ()) if one.kind is Kind.SCOPE}
         *scopes, _ = row[1].split("/")
         found = ((scopes[depth], marks.get("/".join(scopes[:depth]))) for depth in range(1, len(scopes)))
         return any(mark is not None and is_left(part, mark) for part, mark in found)
 
     def _children(self) -> Iterator[str]:
+        # Each time that one ended: it may have been requeued since, or pruned.
+        ended: dict[str, set[str | None]] = defaultdict(set)
+        for parent_id, payload in self._query(_ENDS):
+            ended[parent_id].add(payload)
         for parent_id, history in self._histories.items():
-            outcomes = {
-                (run.output if run.status is Status.COMPLETED else run.error)
-                for run in self._runs.values()
-                if run.parent_id == parent_id
-            }
             for record in history:
-                if record.kind is Kind.CHILD and record.payload not in outcomes:
+                if record.kind is Kind.CHILD and record.payload not in ended[parent_id]:
                     yield f"{record.location} of run {parent_id} has an outcome that no child had: {record.payload}"
+
+    def _performances(self) -> Iterator[str]:
+        """The result of an activity is that of an execution of its own."""
+        for run in self._runs.values():
+            if run.type == ACT and run.status is Status.COMPLETED:
+                result = msgspec.json.decode(run.output or "", type=str)
+                effect = self._ledger.effects[int(result.rpartition(" ")[2]) - 1]
+                if (effect.run_id, effect.attempt) != (run.id, run.attempt):
+                    yield f"attempt {run.attempt} of run {run.id} has the {result}, which is one of {effect}"
 
     def _clients(self) -> Iterator[str]:
         for run_id, result in self._ledger.results.items():
-            run = self._runs[run_id]
-            if run.status is Status.COMPLETED:
-                stored = " ".join(msgspec.json.decode(run.output or "[]", type=list[str]))
+            run = self._runs.get(run_id)
+            if run is not None and run.status is Status.COMPLETED:
+                stored = " ".join(msgspec.json.decode(run.output or "[]", type=list[str] | str))
                 if stored != result:
                     yield f"a client was given {result!r} as the result of run {run_id}, which is {stored!r}"
 
     def _cancellations(self) -> Iterator[str]:
         """No program of a simulation goes on after it was told to stop."""
         for run in self._runs.values():
+            if run.status is not Status.COMPLETED or run.id in self._requeued:
+                continue
             told = [r.seq for r in self._histories[run.id] if r.kind is Kind.CANCEL and r.run_attempt == run.attempt]
             # One that waits for its children has its outcome already, and stops only those.
-            if told and run.status is Status.COMPLETED and '"wait"' not in run.input.replace("\\", ""):
+            if told and '"wait"' not in run.input.replace("\\", ""):
                 yield f"run {run.id} was told to stop by record {told[0]}, and completed"
 
     def _mail(self) -> Iterator[str]:
         for run in self._runs.values():
-            if run.generation > 1:
+            # What lies unread in the inbox of one that is requeued is part of what failed.
+            if run.generation > 1 and run.id not in self._requeued:
                 yield from Mail(self._query, run, self._histories[run.id], self._ledger.inputs[run.id]).findings()
 
     def _tokens(self) -> Iterator[str]:
@@ -192,7 +210,7 @@ class Audit:
 
     def _replays(self) -> Iterator[str]:
         for run in self._runs.values():
-            if run.status.finished and run.started_at:
+            if run.status.finished and run.started_at and run.type != ACT:
                 yield from self._replay(run, self._histories[run.id])
 
     def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
@@ -258,7 +276,7 @@ async def read_all(store: Any) -> tuple[list[Run], dict[str, list[Record]]]:
     runs: list[Run] = []
     cursor: str | None = None
     while True:
-        page = await store.list(RunFilter(), 500, cursor)
+        page = await store.list(RunFilter(deleted=None), 500, cursor)
         runs += page.runs
         cursor = page.cursor
         if cursor is None:

@@ -21,6 +21,8 @@ from perdure.workflow.channels import topic
 
 T = TypeVar("T")
 
+Action = Callable[[str], Awaitable[None]]
+
 #: Seconds between two looks of the operator, and how long a run may wait for a message before it is sent one.
 LOOK = 2.0
 PATIENCE = 10.0
@@ -35,6 +37,9 @@ _HAS = "SELECT 1 FROM perdure_messages WHERE run_id = ? AND message_key = ?"
 class Client:
     """One of them, on the event loop of a process of its own."""
 
+    #: How many things it does, at least and at most.
+    actions = (4, 10)
+
     def __init__(
         self, engine: Engine, store: SqliteStore, ledger: Ledger, author: Author, rng: Random, name: str
     ) -> None:
@@ -45,15 +50,21 @@ class Client:
         self._author = author
         self._rng = rng
         self._name = name
-        self._runs: list[Handle[list[str]]] = []
+        self._runs: list[Handle[Any]] = []
 
     async def act(self) -> None:
         """Do a few things, one after the other, without hurry."""
-        for number in range(self._rng.randint(4, 10)):
+        for number in range(self._rng.randint(*self.actions)):
             await asyncio.sleep(self._rng.choice((0.0, 0.1, 1.0, 3.0)) * self._rng.random())
-            kinds = (self._start, self._send, self._cancel, self._steer, self._ask, self._broadcast)
-            weights = (5, 6, 2, 3, 2, 2) if self._runs else (1, 0, 0, 0, 0, 0)
-            await self._rng.choices(kinds, weights)[0](f"{self._name}.{number}")
+            kinds, weights = zip(*(self._kinds() if self._runs else ((self._start, 1),)), strict=True)
+            kind: Action = self._rng.choices(kinds, weights)[0]
+            await kind(f"{self._name}.{number}")
+
+    def _kinds(self) -> tuple[tuple[Action, int], ...]:
+        """What it does, and how often."""
+        return (
+            (self._start, 5), (self._send, 6), (self._cancel, 2), (self._steer, 3), (self._ask, 2), (self._broadcast, 2),
+        )  # fmt: skip
 
     async def compare(self) -> None:
         """Wait for the outcome of every run, and see that it is what the database has."""
@@ -63,6 +74,9 @@ class Client:
                 result = " ".join(await self._persist(lambda run=run: run.result(timeout=30)))  # type: ignore[misc]
             except (RunFailed, RunCancelled) as error:
                 result = str(error)
+            except RunNotFound:
+                # Whether it may be gone, the audit knows.
+                continue
             self._ledger.results[run.id] = result
 
     async def _start(self, name: str) -> None:

@@ -22,6 +22,7 @@ from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.programs import (
     NEWS,
     QUESTION,
+    Act,
     Anew,
     Answer,
     Child,
@@ -51,13 +52,16 @@ from perdure.testing.simulation.programs import (
     Try,
     Version,
 )
+from perdure.workflow.activity import Activity
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
-from perdure.workflow.current import step_info
+from perdure.workflow.current import activity_info, step_info
 from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.placing import NO_SETTINGS
 
 PLAIN = "sim.plain"
 STUBBORN = "sim.stubborn"
+ACT = "sim.act"
 
 #: How much of what it has seen a step is told.
 _MEMORY = 8
@@ -85,6 +89,25 @@ class Steps:
             raise Fatal(f"execution {number} says that it is of no use")
         if info.attempt <= failures:
             self.ledger.sometimes["a step failed and was tried again"] += 1
+            raise RuntimeError(f"execution {number} failed")
+        return f"result {number}"
+
+    async def perform(self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool) -> str:
+        """The same as an activity, with signs of life."""
+        info = activity_info()
+        if info.max_attempts is not None and info.attempt > info.max_attempts:
+            self.ledger.violated(f"attempt {info.attempt} of {info.max_attempts} was made at run {info.run_id}")
+        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), False, self._worker, info.parent_id)
+        number = self.ledger.effect(effect)
+        self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
+        for beat in range(beats):
+            await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))
+            info.heartbeat(beat)
+        await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))
+        if fatal:
+            raise Fatal(f"execution {number} says that it is of no use")
+        if info.attempt <= failures:
+            self.ledger.sometimes["an activity failed and was tried again"] += 1
             raise RuntimeError(f"execution {number} failed")
         return f"result {number}"
 
@@ -119,6 +142,7 @@ class Interpreter:
         self._work, self._write, self._undo = steps.work, steps.write, steps.undo
         self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
+        self.activity: Activity[Any, str] = Activity(ACT, steps.perform, settings=NO_SETTINGS)
         self._language = Language(self._run, self._child_of, self._next_of)
         self.workflows = (
             Workflow(PLAIN, self.main, retry=None),
@@ -141,6 +165,11 @@ class Interpreter:
         await self._run(ctx, programs.decode(program), log)
         return list(log)
 
+    @property
+    def definitions(self) -> tuple[Workflow[Any, Any] | Activity[Any, Any], ...]:
+        """All that a worker serves."""
+        return *self.workflows, self.activity
+
     def _child_of(self, body: Program) -> Call[list[str]]:
         return self.workflows[0](programs.encode(body))
 
@@ -156,6 +185,8 @@ class Interpreter:
         match op:
             case Step():
                 log.append(await self._step(ctx, op, log))
+            case Act():
+                log.append(await ctx.call(call_of(self.activity, op, log)))
             case Show() | Tell() | ReceiveAny() | Version() | Answer() | Listen():
                 await self._effect(ctx, op, log)
             case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn() | Anew():
@@ -166,7 +197,7 @@ class Interpreter:
             case Sleep(seconds=seconds, plain=plain):
                 until = ctx.now() + timedelta(seconds=seconds)
                 await (asyncio.sleep(seconds) if plain else ctx.sleep(seconds))
-                if ctx.now() < until and not log.slept and ctx.run_id not in self._ledger.woken:
+                if ctx.now() < until and not log.slept and not self._ledger.may_sleep_less(ctx.run_id):
                     self._ledger.violated(f"run {ctx.run_id} slept until {ctx.now()} instead of {until}")
             case Receive(name=name, timeout=timeout):
                 await self._receive(ctx, name, timeout, log)
@@ -271,3 +302,15 @@ class Interpreter:
         for task in pending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def call_of(activity: Activity[Any, str], act: Act, seen: Sequence[str] = ()) -> Call[str]:
+    """An activity, as it is to be called after a workflow has seen that."""
+    call: Call[str] = activity(list(seen[-_MEMORY:]), act.seconds, act.beats, act.failures, act.fatal)
+    return call.options(
+        retry=Retry(attempts=act.attempts, initial=0.3, factor=3.0, jitter=0.2),
+        schedule_to_start=act.start,
+        start_to_close=act.close,
+        schedule_to_close=act.total,
+        heartbeat=act.heartbeat,
+    )

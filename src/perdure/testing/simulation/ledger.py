@@ -25,6 +25,8 @@ class Effect(Struct, frozen=True):
     seen: tuple[str, ...]
     ephemeral: bool
     worker: str
+    #: Whose results and messages it was told of, if not its own run's.
+    asked_by: str | None = None
 
 
 class Ledger:
@@ -56,14 +58,16 @@ class Ledger:
         self._holders: dict[str, str] = {}
         #: Steps with a durable result, of runs that were never tried again as a whole.
         self._done: set[tuple[str, str]] = set()
-        self._tried_again: set[str] = set()
+        #: Runs that were tried again as a whole.
+        self.tried_again: set[str] = set()
         self._orphaned: Counter[str] = Counter()
         #: Which generation a lease is of, and which each run is in.
         self._leases: dict[Lease, int] = {}
         self._generations: dict[str, int] = {}
         #: By run, generation and number.
         self._records: dict[tuple[str, int, int], Record] = {}
-        self._outcomes: dict[str, Finish] = {}
+        #: By run and generation.
+        self._outcomes: dict[tuple[str, int], Finish] = {}
 
     def note(self, *what: object) -> None:
         """Add a line to the trace."""
@@ -99,7 +103,7 @@ class Ledger:
         renewed = self._generations.get(run_id, 1) < run.generation
         self._generations[run_id] = run.generation
         if run.attempt > 1:
-            self._tried_again.add(run_id)
+            self.tried_again.add(run_id)
         if run.attempt > 1 or renewed:
             self._done = {where for where in self._done if where[0] != run_id}
         if self._holders.get(run_id, process) != process:
@@ -112,7 +116,11 @@ class Ledger:
 
     def is_first_try(self, run_id: str, process: str) -> bool:
         """Whether a worker holds a run, as far as is known, and nothing of it may be done twice."""
-        return self._holders.get(run_id) == process and run_id not in self._tried_again
+        return self._holders.get(run_id) == process and run_id not in self.tried_again
+
+    def may_sleep_less(self, run_id: str) -> bool:
+        """Whether somebody may have moved its sleeps, or slept them in an earlier attempt."""
+        return run_id in self.woken or run_id in self.tried_again
 
     def died(self, process: str) -> None:
         """A worker is no more, with whatever it held."""
@@ -128,7 +136,7 @@ class Ledger:
             run_id = turn.lease.run_id
             if verdict is Verdict.LOST:
                 self.sometimes["a write of a former owner was refused"] += 1
-                if run_id in self._outcomes:
+                if (run_id, self._leases[turn.lease]) in self._outcomes:
                     self.sometimes["a former owner came back after the end of the run"] += 1
             elif verdict is not Verdict.BUSY:
                 self._written(run_id, turn, verdict)
@@ -145,7 +153,7 @@ class Ledger:
         elif turn.next is not None:
             self._holders.pop(run_id, None)
         if isinstance(turn.next, Finish):
-            before = self._outcomes.setdefault(run_id, turn.next)
+            before = self._outcomes.setdefault((run_id, self._leases[turn.lease]), turn.next)
             if before != turn.next:
                 self.violated(f"run {run_id} had the outcome {before} and got another: {turn.next}")
 
@@ -156,7 +164,7 @@ class Ledger:
 
     def _seen(self, run_id: str, generation: int, records: Sequence[Record]) -> None:
         """These records are durable; they stay what they are."""
-        again = run_id in self._tried_again or generation < self._generations.get(run_id, 1)
+        again = run_id in self.tried_again or generation < self._generations.get(run_id, 1)
         for record in records:
             before = self._records.setdefault((run_id, generation, record.seq), record)
             if before != record:

@@ -33,6 +33,20 @@ class Step(Struct, frozen=True, tag="step"):
     undo: bool = False
 
 
+class Act(Struct, frozen=True, tag="act"):
+    """An activity that takes a while, gives signs of life, fails some times, and may miss any of its limits."""
+
+    seconds: float = 0.0
+    beats: int = 0
+    failures: int = 0
+    attempts: int = 3
+    fatal: bool = False
+    start: float | None = None
+    close: float | None = None
+    total: float | None = None
+    heartbeat: float | None = None
+
+
 class Deed(Struct, frozen=True, tag="deed"):
     """A transaction that writes a row of its own, and fails some times."""
 
@@ -201,7 +215,7 @@ class Anew(Struct, frozen=True, tag="anew"):
 
 
 Op = (
-    Step | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Answer
+    Step | Act | Deed | Sleep | Receive | Gather | Group | Race | Limit | Try | Cleanup | Child | Show | Tell | ReceiveAny | Answer
     | Listen | Version
     | Join | Contest | Map | Loop | Saga | Outcome | Shield | Spawn | Anew
 )  # fmt: skip
@@ -221,9 +235,9 @@ def decode(text: str) -> Program:
 
 
 class Author:
-    """Writes programs."""
+    """Writes programs; with activities in them, if that is wanted."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, *, activities: bool = False) -> None:
         self._rng = rng
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
         leaves: list[tuple[Callable[[], Op], int]] = [
@@ -233,7 +247,7 @@ class Author:
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
             (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4), (self._anew, 6),
         ]  # fmt: skip
-        self._leaves = leaves
+        self._leaves = [*leaves, (self.act, 12)] if activities else leaves
         self._nests = [each for each in nests if rng.random() < 0.7] or nests
 
     def program(self, depth: int = 2) -> Program:
@@ -259,6 +273,21 @@ class Author:
             timeout=rng.choice((None, None, 0.5, 3.0)),
             ephemeral=rng.random() < 0.15,
             undo=rng.random() < 0.2,
+        )
+
+    def act(self) -> Act:
+        """An activity."""
+        rng = self._rng
+        return Act(
+            seconds=rng.choice((0.0, 0.0, 0.1, 1.0, 5.0)),
+            beats=rng.choice((0, 0, 1, 4)),
+            failures=rng.choice((0, 0, 0, 1, 2, 3)),
+            attempts=rng.choice((1, 2, 3)),
+            fatal=rng.random() < 0.05,
+            start=rng.choice((None, None, None, 0.5, 5.0)),
+            close=rng.choice((None, None, 0.5, 3.0)),
+            total=rng.choice((None, None, None, 2.0, 10.0)),
+            heartbeat=rng.choice((None, None, 1.0)),
         )
 
     def _deed(self) -> Op:

@@ -22,6 +22,7 @@ from perdure.testing.simulation.audit import Audit, read_all
 from perdure.testing.simulation.client import Client, Operator
 from perdure.testing.simulation.faults import Database, FaultStore, Odds
 from perdure.testing.simulation.interpreter import Interpreter, Steps
+from perdure.testing.simulation.keeper import Keeper
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Process, SimLoop
 from perdure.testing.simulation.nemesis import Nemesis
@@ -42,6 +43,17 @@ AND NOT EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.gener
 """
 
 
+#: An outcome stays what it is until the run is opened again; it may be hidden, and shown again.
+_NOT_HIDDEN = """
+WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation AND (OLD.deleted_at = NEW.deleted_at
+  OR (OLD.status, OLD.finished_at, OLD.token, COALESCE(OLD.output, OLD.error))
+  <> (NEW.status, NEW.finished_at, NEW.token, COALESCE(NEW.output, NEW.error)))
+"""
+#: Where runs are pruned, they are over by then.
+_NOT_OVER = "WHEN OLD.finished_at = 0"
+_NOT_PRUNED = "AND EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.finished_at = 0)"
+
+
 class Life:
     """A worker in a process of its own."""
 
@@ -56,8 +68,9 @@ class Life:
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
+    def __init__(self, seed: int, *, keep_trace: bool = False, activities: bool = False) -> None:
         self.seed = seed
+        self._activities = activities
         self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
         self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
@@ -99,7 +112,7 @@ class World:
         await self._watch_for_overwriting()
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
-        author = Author(self._fork("author"))
+        author = Author(self._fork("author"), activities=self._activities)
         clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"), LEASE)
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
@@ -134,6 +147,8 @@ class World:
         for kept, columns, event, table, which in (
             ("gone", ("run_id", "kind", "location", "payload", "failed"), "DELETE", "history", "OLD"),
             ("letters", ("run_id", "seq", "name", "payload", "kind"), "INSERT", "messages", "NEW"),
+            ("ends", ("id", "parent_id", "output", "error", "finished_at"), "UPDATE", "runs", "NEW"),
+            ("pruned", ("id", "status"), "DELETE", "runs", "OLD"),
         ):
             raw.execute(f"CREATE TEMP TABLE {kept} ({', '.join(columns)})")
             raw.execute(
@@ -141,10 +156,10 @@ class World:
                 f"BEGIN INSERT INTO {kept} VALUES ({', '.join(f'{which}.{column}' for column in columns)}); END"
             )
         for name, table, event, condition in (
-            ("outcome", "runs", "UPDATE", "WHEN OLD.finished_at > 0 AND OLD.generation = NEW.generation"),
-            ("run", "runs", "DELETE", ""),
+            ("outcome", "runs", "UPDATE", _NOT_HIDDEN),
+            ("run", "runs", "DELETE", _NOT_OVER if self._activities else ""),
             ("record_changed", "history", "UPDATE", ""),
-            ("record_removed", "history", "DELETE", _NOT_TRIMMED),
+            ("record_removed", "history", "DELETE", _NOT_TRIMMED + (_NOT_PRUNED if self._activities else "")),
         ):
             old = "OLD.id" if table == "runs" else "OLD.run_id"
             raw.execute(
@@ -176,7 +191,7 @@ class World:
         interpreter = Interpreter(Steps(name, self._fork(f"{name} steps"), self.ledger))
         worker = Worker(
             cast("Store", Retrying(cast("Store", store), system, self._retrying_bound)),
-            {workflow.type: workflow for workflow in interpreter.workflows},
+            {definition.type: definition for definition in interpreter.definitions},
             system=system,
             codec=Codec(),
             errors=ErrorTypes((), ()),
@@ -212,13 +227,14 @@ class World:
         process, system, store = self._process(name)
         interpreter = Interpreter(Steps(name, self._fork(f"{name} steps"), self.ledger))
         reliable = Retrying(cast("Store", store), system, self._retrying_bound)
-        engine = Engine("sqlite://", interpreter.workflows, system=system, store=cast("Store", reliable))
+        engine = Engine("sqlite://", interpreter.definitions, system=system, store=cast("Store", reliable))
         self.ledger.note(process.name, "connects")
         return engine, process.context()
 
     def _client(self, number: int, author: Author) -> Client:
         engine, context = self.client_engine(f"client{number}")
-        client = Client(engine, self.store, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
+        kind = Keeper if self._activities else Client
+        client = kind(engine, self.store, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
         client.task = self.loop.create_task(client.act(), name=f"perdure client{number}", context=context)
         return client
 
