@@ -3,9 +3,11 @@
 from perdure.client.afterlife import Decided, Deleted
 from perdure.client.backpressure import Watermarks
 from perdure.client.blocking import Blocking, BlockingHandle
+from perdure.client.blocking_breakers import BlockingBreakers
 from perdure.client.blocking_locks import BlockingLock, BlockingLocks
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.blocking_watermarks import BlockingWatermarks
+from perdure.client.breakers import Breakers
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.limits import Limits
@@ -16,6 +18,7 @@ from perdure.client.schedules import Schedules
 from perdure.client.working import EngineWorker
 from perdure.core.account import Mishap, RunReport, StepReport
 from perdure.core.audit import Audit, EventPage
+from perdure.core.breakers import Breaker, BreakerRule, BreakerView, Circuit
 from perdure.core.classify import Category, Classified, classify
 from perdure.core.control import Pause, PauseKind
 from perdure.core.dead import DeadLetter, DeadPage, DeadReason, Fault
@@ -23,6 +26,7 @@ from perdure.core.duration import Duration
 from perdure.core.errors import (
     ActivityTimeout,
     BadArguments,
+    BreakerOpen,
     ChildLimit,
     DecodeError,
     Diverged,
@@ -123,6 +127,7 @@ __all__ = [
     "Audit",
     "BadArguments",
     "Blocking",
+    "BlockingBreakers",
     "BlockingHandle",
     "BlockingLock",
     "BlockingLocks",
@@ -131,11 +136,17 @@ __all__ = [
     "Bounds",
     "Branch",
     "Break",
+    "Breaker",
+    "BreakerOpen",
+    "BreakerRule",
+    "BreakerView",
+    "Breakers",
     "Call",
     "Category",
     "Channel",
     "Child",
     "ChildLimit",
+    "Circuit",
     "Classified",
     "Context",
     "Continue",

@@ -51,6 +51,7 @@ COMMANDS = MappingProxyType(
         "due": "perdure.cli.due",
         "execute": "perdure.cli.execute",
         "locks": "perdure.cli.locks",
+        "breakers": "perdure.cli.breakers",
         "dead": "perdure.cli.dead",
         "delete": "perdure.cli.delete",
         "undelete": "perdure.cli.undelete",

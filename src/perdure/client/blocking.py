@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from perdure.client.blocking_breakers import BlockingBreakers
 from perdure.client.blocking_flow import BlockingFlow
 from perdure.client.blocking_pushing import BlockingPushing
 from perdure.client.blocking_schedules import BlockingSchedules
@@ -160,6 +161,11 @@ class Blocking(BlockingFlow, BlockingPushing):
     def why(self, run_id: str) -> str:
         """See `Engine.why`."""
         return self._wait(self._engine.why(run_id))
+
+    @property
+    def breakers(self) -> BlockingBreakers:
+        """See `Engine.breakers`."""
+        return BlockingBreakers(self)
 
     @property
     def schedules(self) -> BlockingSchedules:

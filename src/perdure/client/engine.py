@@ -15,6 +15,7 @@ from perdure.client.afterlife import Afterlife
 from perdure.client.auditing import Auditing
 from perdure.client.backpressure import Backpressure, OnConnection, Watermarks
 from perdure.client.blocking import Blocking
+from perdure.client.breakers import Breakers
 from perdure.client.checking import Checking
 from perdure.client.handle import Handle
 from perdure.client.limits import Limits
@@ -136,6 +137,11 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
             await watch.close()
         if was_open:
             await self._store.close()
+
+    @property
+    def breakers(self) -> Breakers:
+        """The circuit breakers of its database."""
+        return Breakers(self)
 
     @property
     def limits(self) -> Limits:

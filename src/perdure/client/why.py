@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from perdure.core.breakers import BreakerView, Circuit
 from perdure.core.control import Pause, PauseKind
 from perdure.core.effects import Output, OutputKind
 from perdure.core.failure import Failure
@@ -51,7 +52,7 @@ async def explain(store: Store, run: Run) -> str:
         inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
         elsewhere=served_elsewhere(await store.types()),
         beat=await _beat(store, run) if run.status is Status.RUNNING else None,
-        standing=await store.standing(run.id) if run.reason is Reason.LIMIT else None,
+        standing=await store.standing(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
     )
     if run.reason is not Reason.CHILD:
         return _explained(run, facts)
@@ -137,11 +138,28 @@ def _paused(inbox: Sequence[Message], now: int) -> str:
 
 def _limited(standing: Standing, now: int) -> str:
     gate = standing.gate
+    if gate.breaker is not None:
+        return _broken(gate.breaker, standing, now)
     held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""
     return (
         f"It has waited for {_span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
         f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} wait there in all."
     )
+
+
+def _broken(breaker: BreakerView, standing: Standing, now: int) -> str:
+    waited = f"It has waited for {_span(now - standing.since)}: the breaker {breaker.name!r}"
+    since = _ago(breaker.since, now)
+    if breaker.circuit is Circuit.OPEN and breaker.by_hand:
+        return f"{waited} was opened by hand {since} and stays open until it is closed or reset."
+    if breaker.circuit is Circuit.OPEN:
+        return (
+            f"{waited} opened {since} because too much failed; the next call is tried in {_span(breaker.until - now)}."
+        )
+    if breaker.circuit is Circuit.HALF_OPEN:
+        needed = breaker.rule.successes - breaker.successes
+        return f"{waited} is half open and lets {breaker.rule.probes} call(s) pass at a time; {needed} more have to succeed."
+    return f"{waited} is closed again; it passes when a worker has a free slot."
 
 
 def _waiting(run: Run, facts: Facts) -> str:
@@ -153,7 +171,7 @@ def _waiting(run: Run, facts: Facts) -> str:
             return f"It waits for a message{limit}."
         case Reason.PAUSED:
             return _paused(facts.inbox, now)
-        case Reason.LIMIT if facts.standing is not None:
+        case Reason.LIMIT | Reason.BREAKER if facts.standing is not None:
             return _limited(facts.standing, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."

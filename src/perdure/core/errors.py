@@ -249,6 +249,16 @@ class ActivityTimeout(StepTimeout):
         self.kind = kind
 
 
+class BreakerOpen(PerdureError):
+    """What was called depends on something that is failing, and is left alone until a breaker closes."""
+
+    def __init__(self, message: str, *, name: str = "", until: int = 0) -> None:
+        super().__init__(message)
+        self.name = name
+        #: When the next call may be let pass, in microseconds since the epoch; 0: when somebody says so.
+        self.until = until
+
+
 class BranchesFailed(ExceptionGroup[Exception], PerdureError):
     """Branches of a workflow failed; a group of their errors."""
 

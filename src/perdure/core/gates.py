@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from perdure.core.breakers import Breaker, BreakerRule, BreakerView, Report
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import FAR, ClaimedRun
@@ -119,6 +120,8 @@ class Pass(Struct, frozen=True):
     gate: str
     bounds: Bounds = Bounds()
     hold: Hold = Hold.LEASE
+    #: Of a breaker.
+    rule: BreakerRule | None = None
 
 
 class Gating(Struct, frozen=True):
@@ -167,6 +170,38 @@ class Arrival(Struct, frozen=True):
     gating: Gating
 
 
+class StepArrival(Struct, frozen=True):
+    """A step that wants to pass, of a run that is held."""
+
+    run_id: str
+    token: int
+    #: See `place_of`.
+    place: str
+    priority: int
+    gating: Gating
+
+
+class StepLeft(Struct, frozen=True):
+    """A step that has ended, or that nobody wants any more."""
+
+    run_id: str
+    token: int
+    place: str
+    #: When it was known to stand in a line; 0: it does not.
+    stood_at: int = 0
+
+
+class StepVerdict(Struct, frozen=True):
+    """What became of a step."""
+
+    run_id: str
+    place: str
+    #: The gate that does not let it pass; empty if it may begin.
+    gate: str = ""
+    #: It is to fail, because a breaker is open until then.
+    barred_until: int = 0
+
+
 class AdmitRequest(Struct, frozen=True, kw_only=True):
     """What a worker with room wants from the gates."""
 
@@ -179,6 +214,13 @@ class AdmitRequest(Struct, frozen=True, kw_only=True):
     arrivals: tuple[Arrival, ...] = ()
     #: Runs that this worker was let have and has no more, and the tokens that it had them under.
     released: tuple[tuple[str, int], ...] = ()
+    #: How attempts behind breakers ended.
+    reports: tuple[Report, ...] = ()
+    #: Types whose runs fail if their breaker does not let them pass, and its gate.
+    failing: tuple[tuple[str, str], ...] = ()
+    #: Steps of runs that this worker holds, which want to pass, and those that have no need to any more.
+    steps: tuple[StepArrival, ...] = ()
+    left: tuple[StepLeft, ...] = ()
     alone: bool = False
     #: Let only the arrivals pass, whoever stands in line: somebody has named them.
     only: bool = False
@@ -192,6 +234,12 @@ class Admitted(Struct, frozen=True, kw_only=True):
     runs: tuple[ClaimedRun, ...] = ()
     #: Those of them that count somewhere, until they are released.
     counted: frozenset[str] = frozenset()
+    #: Those that are to fail because a breaker does not let them pass, and until when.
+    barred: tuple[tuple[str, int], ...] = ()
+    #: What became of the steps.
+    steps: tuple[StepVerdict, ...] = ()
+    #: Steps in lines whose turn has come.
+    called: int = 0
     next_due: int = FAR
     #: A suspect was passed over because this worker was not alone.
     suspects: bool = False
@@ -211,6 +259,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     waiting: int = 0
     #: When the next one may pass; 0 if none waits.
     due_at: int = 0
+    breaker: BreakerView | None = None
 
 
 class Standing(Struct, frozen=True):
@@ -280,6 +329,13 @@ def of_type(type: str) -> str:
     return f"type:{type}"
 
 
+def place_of(location: str) -> str:
+    """A step's location, as lines and permits have it; one that is too long is told from others by a digest."""
+    if len(location) <= 100:
+        return location
+    return f"{location[:60]}~{blake2b(location.encode(), digest_size=16).hexdigest()}"
+
+
 def check_limits(limit: Limit | Sequence[Limit] | None) -> tuple[Limit, ...]:
     """Validated, from what a user writes. Raises `UsageError`."""
     given = () if limit is None else (limit,) if isinstance(limit, Limit) else tuple(limit)
@@ -297,15 +353,19 @@ def gating(
     *,
     hold: Hold,
     also: Sequence[str] = (),
+    breaker: Breaker | None = None,
+    own: str = "",
 ) -> Gating:
-    """What a run of a type with these arguments has to pass; `also` are gates without bounds in the code.
+    """What a run of a type with these arguments has to pass.
 
-    Raises whatever the functions of the user raise.
+    `also` are gates without bounds in the code; `own` is what a limit without a name is called, if not after the type. Raises whatever the functions of the user raise.
     """
     args, kwargs = arguments
     passes: dict[str, Pass] = {}
+    if breaker is not None:
+        passes[breaker.gate] = Pass(breaker.gate, rule=breaker.rule)
     for limit in limits:
-        name = limit.name or of_type(type)
+        name = limit.name or own or of_type(type)
         gate = name if limit.key is None else keyed(name, limit.key(*args, **kwargs))
         passes[gate] = Pass(gate, limit.bounds, limit.hold or hold)
     for gate in also:

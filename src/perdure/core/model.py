@@ -79,6 +79,8 @@ class Kind(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     EVICT = "evict"
+    #: A step of the run may pass its gates.
+    CALL = "call"
 
 
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):

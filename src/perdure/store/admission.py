@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
+from perdure.core.breakers import Circuit
 from perdure.core.gates import AdmitRequest, Admitted, Bounds, Hold, Pass
 from perdure.core.model import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
-from perdure.store.dialect import Transaction, placeholders
+from perdure.store.breakers import attend, barred, half_open
+from perdure.store.dialect import Transaction
 from perdure.store.gates import (
     ANYBODY,
     GateState,
@@ -25,7 +29,9 @@ from perdure.store.gates import (
     save_gates,
 )
 from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places
+from perdure.store.passage import STEPS, Passage, release_steps, steps_before
 from perdure.store.pauses import unpaused
+from perdure.store.permits import grant, release
 from perdure.store.poison import poisoned
 from perdure.store.protocol import Change
 from perdure.store.rows import RUN, to_json, to_run
@@ -45,18 +51,6 @@ ORDER BY priority, wake_at, id
 _ALIVE = "SELECT 1 FROM perdure_workers WHERE id = :worker AND status = 'alive'"
 _PAUSES = "SELECT kind, name FROM perdure_pauses WHERE kind IN ('type', 'queue')"
 
-#: Permits of runs that are let go of: those for the time of a lease, and those of runs that have ended.
-_FREED = """
-SELECT p.run_id, p.gate, p.token
-FROM perdure_permits p
-JOIN perdure_runs r ON r.id = p.run_id
-WHERE p.run_id IN ({names}) AND p.location = '' AND (p.hold = 'lease' OR r.status IN ('completed', 'failed', 'cancelled'))
-"""
-_RELEASE = """
-DELETE FROM perdure_permits
-WHERE gate = :gate AND run_id = :run_id AND location = '' AND token = :token
-"""
-
 _RUNS = f"SELECT progress, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
 _KEPT = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'run'"
 _CANCELLED = f"""
@@ -74,13 +68,6 @@ WHERE id = :run_id
 
 _LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id = :run_id AND status = 'pending'"
 
-_STALE = "DELETE FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'lease'"
-
-_PERMIT = """
-INSERT INTO perdure_permits (gate, run_id, token, hold, granted_at)
-VALUES (:gate, :run_id, :token, :hold, :now)
-"""
-
 
 async def admit(tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]) -> Admitted:
     """Let runs pass, and claim them."""
@@ -88,7 +75,15 @@ async def admit(tx: Transaction, request: AdmitRequest, entropy: Callable[[int],
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
         counted = frozenset(one.run.id for one in runs)
-        return Admitted(runs=runs, counted=counted, next_due=await next_due(tx, request.types), now=tx.now)
+        kept_out = tuple(await barred(tx, [one.run for one in runs], request.failing))
+        return Admitted(
+            runs=runs,
+            counted=counted,
+            barred=kept_out,
+            steps=await steps_before(tx, request.steps),
+            next_due=await next_due(tx, request.types),
+            now=tx.now,
+        )
     return await _Admission(tx, request, entropy).run()
 
 
@@ -112,50 +107,71 @@ class _Admission:
         self._counted: frozenset[str] = frozenset()
         #: Arrivals that were let in before, until their end.
         self._kept: set[str] = set()
+        #: Who passes only to be told that a breaker is open, and until when.
+        self._barred: dict[str, int] = {}
+        #: Gates that steps passed or stand at.
+        self._passed_by_steps: set[str] = set()
         self._suspects = False
         self._alone = False
 
     async def run(self) -> Admitted:
         """Lock, look, let pass, write."""
         tx, request = self._tx, self._request
-        freed = await self._release()
-        wanted = {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
-        due = await due_gates(tx, request.types, GATES) if request.limit and not request.only else []
+        freed = await release(tx, request.released) | await release_steps(tx, request.left)
+        wanted = {report.gate: Bounds() for report in request.reports}
+        wanted |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
+        wanted |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
+        # A step passes without a slot.
+        types = (
+            request.types
+            if request.limit and not request.only
+            else tuple(type for type in request.types if type == STEPS)
+        )
+        due = await due_gates(tx, types, GATES)
         self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
         for gate in [self._gates[name] for name in freed]:
             # Whoever waits for room there may have it now, here or elsewhere.
             if gate.waits_for == "room":
                 gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
                 tx.stir(Change.READY)
+        attend(tx, self._gates, (*request.arrivals, *request.steps), request.reports, request.worker)
         lines = await self._heads()
         arrived = [InLine(one.run_id, one.gating) for one in request.arrivals]
         await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
-        await self._lock_more(lines)
+        passage = Passage(tx, self._gates)
+        await passage.look(
+            [name for name, gate in self._gates.items() if gate.due_at <= tx.now and STEPS in request.types]
+        )
+        await self._lock_more([*(one for line in lines.values() for one in line), *passage.standing])
         await count_held(tx, self._gates.values())
         self._turns = Turns(tx, self._gates)
+        self._passed_by_steps = await passage.run(request.steps, self._turns)
         direct = await self._line_up(arrived, lines)
         await self._let_pass(lines, direct)
         runs = await self._write(lines)
         due_at = await next_due(tx, request.types)
-        return Admitted(runs=runs, counted=self._counted, next_due=due_at, suspects=self._suspects, now=tx.now)
-
-    async def _release(self) -> set[str]:
-        """Give back what is no longer needed; the gates that have room by that."""
-        tokens = dict(self._request.released)
-        rows = [
-            {"gate": gate, "run_id": run_id, "token": token}
-            for run_id, gate, token in await in_chunks(self._tx, _FREED, sorted(tokens))
-            # Another one may have it by now, under a permit of its own.
-            if token <= tokens[run_id]
-        ]
-        await self._tx.execute_many(_RELEASE, rows)
-        return {str(row["gate"]) for row in rows}
+        return Admitted(
+            runs=runs,
+            counted=self._counted,
+            barred=tuple(self._barred.items()),
+            steps=tuple(passage.verdicts),
+            called=passage.called,
+            next_due=due_at,
+            suspects=self._suspects,
+            now=tx.now,
+        )
 
     async def _heads(self) -> dict[str, list[InLine]]:
         """Those who may be next, at gates that are due."""
         request, now = self._request, self._tx.now
         served = unpaused(
-            ClaimRequest(worker="", nonce="", limit=0, types=request.types, queues=request.queues),
+            ClaimRequest(
+                worker="",
+                nonce="",
+                limit=0,
+                types=tuple(type for type in request.types if type != STEPS),
+                queues=request.queues,
+            ),
             [(kind, name) for kind, name in await self._tx.fetch(_PAUSES, {})],
         )
         due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
@@ -171,17 +187,15 @@ class _Admission:
         self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
         self._placed = await places(self._tx, [one.run_id for one in self._request.arrivals])
 
-    async def _lock_more(self, lines: dict[str, list[InLine]]) -> None:
+    async def _lock_more(self, those: Sequence[InLine]) -> None:
         """Other gates that those in lines have to pass; whatever is busy is tried another time."""
         wanted = {
-            one.gate: one.bounds
-            for line in lines.values()
-            for standing in line
-            for one in standing.gating.passes
-            if one.gate not in self._gates
+            one.gate: one.bounds for standing in those for one in standing.gating.passes if one.gate not in self._gates
         }
         if wanted:
-            self._gates |= await lock_gates(self._tx, wanted, waiting=False)
+            more = await lock_gates(self._tx, wanted, waiting=False)
+            half_open(self._tx, more.values())
+            self._gates |= more
 
     async def _line_up(
         self, arrived: list[InLine], lines: dict[str, list[InLine]]
@@ -214,7 +228,9 @@ class _Admission:
             )  # fmt: skip
             place = self._placed.get(one.run_id)
             line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
-            if line is None or self._request.only:
+            if self._bars(one, passes):
+                direct.append((one, ()))
+            elif line is None or self._request.only:
                 direct.append((one, passes))
             elif place is not None and place[0] in self._gates:
                 one.gate, one.turn = place
@@ -239,9 +255,9 @@ class _Admission:
             if coming:
                 one, passes = coming.popleft()
                 refused = self._refused_by(passes)
-                if refused is not None:
+                if refused is not None and not self._bars(one, passes):
                     await self._stand(refused, [one])
-                elif not self._judge(one, passes):
+                elif not self._judge(one, () if refused else passes):
                     await self._keep_waiting(one)
             if taking and self._has_room:
                 line = taking.popleft()
@@ -266,6 +282,8 @@ class _Admission:
             return False
         run = self._runs.get(one.run_id)
         refused = self._refused_by(one.gating.passes)
+        if refused is not None and self._bars(one, one.gating.passes):
+            one.gating, refused = replace(one.gating, passes=()), None
         if refused == line.gate:
             return False
         line.pop()
@@ -276,7 +294,8 @@ class _Admission:
             self._gone.append(one.run_id)
         elif refused is None:
             if self._judge(one, one.gating.passes):
-                self._gates[line.gate].turn = max(self._gates[line.gate].turn, one.turn)
+                gate = self._gates[line.gate]
+                gate.turn, gate.changed = max(gate.turn, one.turn), True
         elif refused in self._gates:
             if one.run_id not in self._joining:
                 self._placed[one.run_id] = line.gate, one.turn
@@ -293,6 +312,17 @@ class _Admission:
             if gate is None or not gate.has_room(self._tx.now):
                 return wanted.gate
         return None
+
+    def _bars(self, one: InLine, passes: Sequence[Pass]) -> bool:
+        """Whether it is to fail because a breaker does not let it pass."""
+        for wanted in passes:
+            breaker = self._gates[wanted.gate].breaker if wanted.gate in self._gates else None
+            if breaker is not None and wanted.rule is not None and wanted.rule.fails:
+                gate = self._gates[wanted.gate]
+                if breaker.lacks(gate.held) or (gate.waited_at and breaker.circuit is not Circuit.CLOSED):
+                    self._barred[one.run_id] = breaker.until
+                    return True
+        return False
 
     def _judge(self, one: InLine, passes: tuple[Pass, ...]) -> bool:
         """Let it pass, unless it may have killed its workers: that one is taken alone, or set aside."""
@@ -321,7 +351,9 @@ class _Admission:
         claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy)
         await self._permit(passing, {one.run.id: one.run.token for one in claimed})
         joined = {one.gate for one in joining}
-        for name in joined | lines.keys():
+        # Whoever was forgotten as counting no more has made room that nobody will tell of.
+        roomy = {gate.name for gate in self._gates.values() if gate.waits_for == "room" and gate.has_room(tx.now)}
+        for name in joined | lines.keys() | self._passed_by_steps | roomy:
             waited_at = name in joined or bool(await tx.fetch(ANYBODY, {"gate": name}))
             self._gates[name].settle(tx.now, waited_at=waited_at)
             if not waited_at:
@@ -331,7 +363,8 @@ class _Admission:
         return tuple(claimed)
 
     def _reasons(self, joining: Sequence[InLine]) -> dict[str, str]:
-        return {one.gate: Reason.LIMIT.value for one in joining}
+        kinds = {True: Reason.BREAKER.value, False: Reason.LIMIT.value}
+        return {one.gate: kinds[self._gates[one.gate].breaker is not None] for one in joining}
 
     def _is_poison(self, one: InLine) -> bool:
         progress, run = self._runs[one.run_id]
@@ -344,10 +377,6 @@ class _Admission:
         self._tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
 
     async def _permit(self, passing: Sequence[tuple[InLine, tuple[Pass, ...]]], tokens: dict[str, int]) -> None:
-        ids = [one.run_id for one, _ in passing]
-        for start in range(0, len(ids), 400):
-            chosen, params = placeholders("name", ids[start : start + 400])
-            await self._tx.execute(_STALE.replace("{names}", chosen), params)
         rows = [
             {
                 "gate": wanted.gate,
@@ -358,7 +387,7 @@ class _Admission:
             }
             for one, passes in passing
             for wanted in passes
-            if wanted.hold is Hold.RUN or self._gates[wanted.gate].bounds.concurrency
+            if wanted.hold is Hold.RUN or self._gates[wanted.gate].counts
         ]
-        await self._tx.execute_many(_PERMIT, rows)
+        await grant(self._tx, [one.run_id for one, _ in passing], rows)
         self._counted = frozenset(str(row["run_id"]) for row in rows) | (self._kept & tokens.keys())

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from perdure.core.breakers import BreakerRule, BreakerState, Circuit, view
 from perdure.core.gates import Bounds, Gate, base_of, of_queue, of_type
 from perdure.core.model import FAR
 from perdure.store.dialect import Row, Transaction, placeholders
@@ -22,7 +23,10 @@ _STIRRED = 5000
 #: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
 BACKSTOP = 15_000_000
 
-_COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for"
+#: For so long a step's turn is kept for a run that was woken for it, in microseconds.
+RESERVED = 30_000_000
+
+_COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
 
 _LOCKED = f"SELECT {_COLUMNS} FROM perdure_gates WHERE name IN ({{names}}) ORDER BY name {{lock}}"
 
@@ -39,13 +43,14 @@ _OVERRIDES = "SELECT name, override FROM perdure_gates WHERE name IN ({names}) A
 _SAVE = """
 UPDATE perdure_gates
 SET concurrency = :concurrency, pace = :pace, burst = :burst, arrival = :arrival, turn = :turn, due_at = :due_at,
-    waits_for = :waits_for
+    waits_for = :waits_for, breaker = :breaker
 WHERE name = :name
 """
 
 #: Whether a permit `p` of a run `r` counts.
 VALID = """((p.hold = 'lease' AND r.status = 'running' AND r.token = p.token)
-    OR (p.hold = 'run' AND r.status IN ('pending', 'running', 'waiting', 'blocked')))"""
+    OR (p.hold = 'run' AND r.status IN ('pending', 'running', 'waiting', 'blocked'))
+    OR (p.hold = 'turn' AND p.granted_at > :reserved AND r.status IN ('pending', 'running', 'waiting', 'blocked')))"""
 
 _HELD = f"""
 SELECT p.gate, COUNT(*)
@@ -107,7 +112,7 @@ class GateState:
     """A gate while it is locked: what may pass, and what has."""
 
     def __init__(self, row: Row) -> None:
-        name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for = row
+        name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker = row
         self.name: str = name
         self.arrival: int = arrival
         self.turn: int = turn
@@ -116,6 +121,7 @@ class GateState:
         self.declared = Bounds(concurrency, pace, burst)
         self.override = _bounds(override)
         self.bounds = self.override or self.declared
+        self.breaker = BreakerState.from_json(breaker) if breaker else None
         self.held = 0
         #: Somebody stands in its line.
         self.waited_at = self.due_at < FAR
@@ -128,12 +134,28 @@ class GateState:
             self.bounds = self.override or bounds
             self.changed = True
 
+    def guard(self, rule: BreakerRule) -> BreakerState:
+        """What the code says now about its breaker."""
+        if self.breaker is None:
+            self.breaker = BreakerState()
+            self.changed = True
+        self.changed |= self.breaker.declare(rule)
+        return self.breaker
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters how many have passed."""
+        half_open = self.breaker is not None and self.breaker.circuit is Circuit.HALF_OPEN
+        return half_open or self.bounds.concurrency > 0
+
     def has_room(self, now: int) -> bool:
         """Whether one more may pass now."""
         return self.lacks(now) == ""
 
     def lacks(self, now: int) -> str:
         """What the next one would have to wait for; nothing if it may pass."""
+        if self.breaker is not None and (lacks := self.breaker.lacks(self.held)):
+            return lacks
         if self.bounds.concurrency and self.held >= self.bounds.concurrency:
             return "room"
         return "rate" if self.bounds.ready_at(self.arrival) > now else ""
@@ -141,7 +163,8 @@ class GateState:
     def let_pass(self, now: int) -> None:
         """One passes."""
         self.held += 1
-        self.changed = True
+        # A breaker that is closed stays as it is, so that what passes costs no write.
+        self.changed |= self.breaker is None or self.bounds != Bounds()
         if self.bounds.pace:
             self.arrival = max(self.arrival, now) + self.bounds.pace
 
@@ -150,9 +173,13 @@ class GateState:
         lacks = self.lacks(now) if waited_at else ""
         due = FAR
         if waited_at:
-            due = {"": now, "room": now + BACKSTOP}.get(lacks, self.bounds.ready_at(self.arrival))
+            due = {"": now, "room": now + BACKSTOP, "open": self._until}.get(lacks, self.bounds.ready_at(self.arrival))
         if (due, lacks) != (self.due_at, self.waits_for):
             self.due_at, self.waits_for, self.changed = due, lacks, True
+
+    @property
+    def _until(self) -> int:
+        return FAR if self.breaker is None else self.breaker.until
 
     def row(self) -> dict[str, object]:
         """As it is saved."""
@@ -165,6 +192,7 @@ class GateState:
             "turn": self.turn,
             "due_at": self.due_at,
             "waits_for": self.waits_for,
+            "breaker": "" if self.breaker is None else self.breaker.to_json(),
         }
 
 
@@ -193,12 +221,12 @@ async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
 
 async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
     """Find out how many have passed and count, where that matters; forget those that do not count."""
-    counted = {gate.name: gate for gate in gates if gate.bounds.concurrency}
-    for name, held in await in_chunks(tx, _HELD, sorted(counted)):
+    counted = {gate.name: gate for gate in gates if gate.counts}
+    for name, held in await in_chunks(tx, _HELD, sorted(counted), reserved=tx.now - RESERVED):
         counted[name].held = held
     for name, there in await in_chunks(tx, _PERMITS, sorted(counted)):
         if there > counted[name].held:
-            await tx.execute(_FORGET, {"gate": name})
+            await tx.execute(_FORGET, {"gate": name, "reserved": tx.now - RESERVED})
 
 
 async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
@@ -274,7 +302,7 @@ async def one_gate(tx: Transaction, name: str) -> Gate:
 async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
     states = {row[0]: GateState(row[:-1]) for row in rows}
     await _override(tx, states)
-    held: dict[str, int] = dict(await in_chunks(tx, _HELD, sorted(states)))
+    held: dict[str, int] = dict(await in_chunks(tx, _HELD, sorted(states), reserved=tx.now - RESERVED))
     return [
         Gate(
             name=name,
@@ -283,6 +311,7 @@ async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
             held=held.get(name, 0),
             waiting=row[-1],
             due_at=state.due_at if state.waited_at else 0,
+            breaker=None if state.breaker is None else view(name, state.breaker, tx.now, row[-1]),
         )
         for row, (name, state) in zip(rows, states.items(), strict=True)
     ]
@@ -294,12 +323,12 @@ def limited(known: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(of[kind](name) for kind, name in known if kind in of)
 
 
-async def in_chunks(tx: Transaction, sql: str, names: Sequence[str]) -> list[Row]:
+async def in_chunks(tx: Transaction, sql: str, names: Sequence[str], **others: object) -> list[Row]:
     """The rows of a query over `{names}`, asked for a part at a time."""
     rows: list[Row] = []
     for start in range(0, len(names), CHUNK):
         chosen, params = placeholders("name", names[start : start + CHUNK])
-        rows += await tx.fetch(sql.replace("{names}", chosen), params)
+        rows += await tx.fetch(sql.replace("{names}", chosen), {**params, **others})
     return rows
 
 

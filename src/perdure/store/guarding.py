@@ -7,9 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
 
+from perdure.core.breakers import Circuit
 from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
 from perdure.core.system import System
-from perdure.store import gates, lines
+from perdure.store import breakers, gates, lines
 from perdure.store.admission import admit
 from perdure.store.dialect import Body
 
@@ -52,6 +53,10 @@ class Guarding(ABC):
     async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
         """Override what the code says about a gate, or no longer."""
         await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))
+
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+        """Open or close a breaker, or leave it to its rule."""
+        await self._write("set_breaker", actor, lambda tx: breakers.set_breaker(tx, gate, circuit))
 
     async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
         """Gates in the order of their names, past one."""

@@ -17,6 +17,7 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
 from perdure.core.audit import Audit, EventFilter
+from perdure.core.breakers import Circuit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
@@ -248,6 +249,9 @@ class Store(Protocol):
 
     async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
         """Override what the code says about a gate, at once and for everybody; or, with None, no longer."""
+
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+        """Open or close a breaker until somebody says otherwise; or, with None, leave it to its rule, nothing counted."""
 
     async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
         """Gates in the order of their names, past one."""

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from perdure.core.audit import Audit, EventFilter
+from perdure.core.breakers import Circuit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
@@ -247,6 +248,10 @@ class Retrying:
     async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
         """As the store."""
         await self._again(lambda: self._store.set_bounds(gate, bounds, actor))
+
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.set_breaker(gate, circuit, actor))
 
     async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
         """As the store."""

@@ -94,6 +94,10 @@ class Claimer:
         if self._full or self._worker.usher.tells or (self._suspects and self._worker.holds_nothing):
             self._alarm.ring()
 
+    def tell(self) -> None:
+        """There is something to be said at the gates that others wait for."""
+        self._alarm.ring()
+
     def due_at(self, time: int) -> None:
         """A run that was just given back waits for that time. Only a time before all that are known makes a difference."""
         if time < self._next_wake:
@@ -151,11 +155,11 @@ class Claimer:
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         self._full = True
-        if room <= 0:
-            return longest
         usher = self._worker.usher
+        if room <= 0:
+            return await self._stand_by(longest)
         # Neither what has to pass gates nor what has not takes all the room from the other.
-        share = (room + self._claims % 2) // 2 if usher.has_work else room
+        share = (room + self._claims % 2) // 2 if usher.has_runs else room
         claimed = await self._claim(share)
         self._full = len(claimed.runs) >= share > 0
         self._suspects = claimed.suspects
@@ -165,6 +169,8 @@ class Claimer:
         await self.take_up(claimed.runs)
         if usher.has_work and (admitted := await self._admit(room - len(claimed.runs))):
             self._full |= len(claimed.runs) + len(admitted) >= room
+        elif share == 0:
+            return 0.0  # the one slot was kept for those at gates, and nobody there had use for it
         if self._suspects:
             self._make_way()
         if claimed.runs or self._full:
@@ -172,6 +178,14 @@ class Claimer:
             if self._full:
                 return 0.0 if self._room() > 0 else longest
         return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
+
+    async def _stand_by(self, longest: float) -> float:
+        """With no room for runs, steps may pass all the same; how long to wait before the next round."""
+        usher = self._worker.usher
+        if not usher.has_steps and not usher.tells:
+            return longest
+        admitted = await usher.admit(self._worker.id, 0, alone=False, poison_after=self._worker.options.poison_after)
+        return max(0.0005, min(longest, (admitted.next_due - admitted.now) / 1e6))
 
     async def _admit(self, room: int) -> tuple[ClaimedRun, ...]:
         """Take what may pass its gates."""

@@ -19,6 +19,7 @@ from perdure.worker.journal import Journal
 from perdure.worker.moment import Moment
 from perdure.worker.options import WorkerOptions
 from perdure.worker.threads import StepThreads
+from perdure.worker.usher import Usher
 
 if TYPE_CHECKING:
     from perdure.worker.held import Held
@@ -66,6 +67,7 @@ class Crew(Struct, frozen=True, kw_only=True):
     arrivals: Arrivals
     emitting: Emitting
     threads: StepThreads
+    usher: Usher
     codec: Codec
     errors: ErrorTypes
     options: WorkerOptions
@@ -73,4 +75,4 @@ class Crew(Struct, frozen=True, kw_only=True):
     #: What the one who asked for a run to be worked on gave for it, by the run's id.
     credentials: Callable[[str], Mapping[str, Any]]
     #: For `ctx.log`.
-    logger: logging.Logger
+    logger: logging.Logger = logging.getLogger("perdure.workflow")

@@ -19,6 +19,7 @@ from perdure.core.model import (
     Message,
     Next,
     Park,
+    Reason,
     Record,
     Release,
     Turn,
@@ -31,6 +32,7 @@ from perdure.worker.guard import guarded
 from perdure.worker.holding import Holding
 from perdure.worker.intake import take_in
 from perdure.worker.moment import Moment
+from perdure.worker.passing import Passing, has_to_pass
 from perdure.worker.policy import end_with, next_wake, reason_to_wait
 from perdure.worker.recording import record_failure, record_result
 from perdure.worker.sealing import Seal
@@ -133,6 +135,8 @@ class Held(Holding):
         if self._steering is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
             self._steering = self._steering or Steering(self)
             messages = self._steering.sift(messages)
+            if self._passing is not None and any(message.kind is Kind.CALL for message in messages):
+                self._passing.called()
         self.seen = take_in(self._execution, self._draft, messages, self.seen, moment.now)
         self.settle(moment)
 
@@ -142,6 +146,8 @@ class Held(Holding):
             return
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
+        if self._passing is not None:
+            self._passing.ended(operation, error)
         if ended is None or execution is None or not operation.open:
             return
         failed = error
@@ -204,6 +210,8 @@ class Held(Holding):
     def _collect(self, now: int) -> None:
         assert self._execution is not None
         collect(self._execution, self._draft, self._ready, self._attempts, self.run, self._crew, now)
+        if self._passing is not None:
+            self._passing.tidy()
 
     def _dispatch(self, moment: Moment) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
@@ -228,6 +236,10 @@ class Held(Holding):
             if operation.retry_at > moment.now or not moment.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
+            if has_to_pass(operation):
+                self._passing = self._passing or Passing(self)
+                if not self._passing.may_begin(operation):
+                    continue
             if operation.request.transaction:
                 self._seal = self._seal or Seal(self)
                 attempt = self._seal.attempt(operation, moment.now)
@@ -257,6 +269,8 @@ class Held(Holding):
         )
 
     def _may_park(self, now: int) -> bool:
+        if self._passing is not None and self._passing.asks:
+            return False
         for operation in self._ready:
             if operation.retry_at <= now:
                 return False
@@ -306,7 +320,10 @@ class Held(Holding):
             return None
         if self._may_park(now):
             assert self._execution is not None
-            return Park(self._next_wake(), reason_to_wait(self._execution), self.seen)
+            reason = reason_to_wait(self._execution)
+            if self._passing is not None and reason in (Reason.RETRY, Reason.TIMER):
+                reason = self._passing.reason or reason
+            return Park(self._next_wake(), reason, self.seen)
         return Release() if self._crew.owner.stopping else None
 
     def landed(self, verdict: Verdict, moment: Moment) -> None:
@@ -329,6 +346,8 @@ class Held(Holding):
             self.stage = Stage.PARKED
             self._crew.owner.parked(self, after)
         else:
+            if self._passing is not None and isinstance(after, Finish):
+                self._passing.close(ended=True)
             self._finish_here(after)
 
     # waiting

@@ -12,6 +12,7 @@ from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.draft import Draft
 from perdure.worker.kept import Kept
+from perdure.worker.passing import Passing
 from perdure.worker.policy import expired
 from perdure.worker.sealing import Seal
 from perdure.worker.stage import Stage
@@ -34,6 +35,7 @@ class Holding(Kept):
         self._ready: list[StepOperation] = []
         self._draft = Draft(crew.codec)
         self._seal: Seal | None = None
+        self._passing: Passing | None = None
 
     @property
     def idle(self) -> bool:
@@ -51,6 +53,8 @@ class Holding(Kept):
         """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
         self.stage = Stage.OVER
         self._cancel_attempts()
+        if self._passing is not None:
+            self._passing.close(ended=False)
         self._wakeup.disarm()
         self._seal = self._steering = None
         if self._draft.filled:

@@ -32,7 +32,7 @@ def after_failed_attempt(
     operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int, now: int
 ) -> Another | None:
     """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
-    requested = _policy_of(operation, crew).requested_delay(error, now)
+    requested = policy_of(operation, crew).requested_delay(error, now)
     if requested is not None:
         again = Another(number - 1, now + int(requested * 1e6))
         return again if again.retry_at < deadline else None
@@ -40,7 +40,7 @@ def after_failed_attempt(
         return (
             None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
         )
-    delay = _policy_of(operation, crew).next_delay(number, error, crew.system.random())
+    delay = policy_of(operation, crew).next_delay(number, error, crew.system.random())
     if delay is None:
         return None
     retry_at = now + int(delay * 1e6)
@@ -49,13 +49,14 @@ def after_failed_attempt(
 
 def why_given_up(operation: StepOperation, number: int, error: BaseException, crew: Crew) -> str:
     """Why no other attempt follows: the error makes it useless, or else time or attempts are used up."""
-    policy = _policy_of(operation, crew)
+    policy = policy_of(operation, crew)
     if policy.attempts is not None and number >= policy.attempts:
         return "exhausted"
     return "fatal" if isinstance(error, UsageError) or not policy.is_worth_retrying(error) else "exhausted"
 
 
-def _policy_of(operation: StepOperation, crew: Crew) -> Retry:
+def policy_of(operation: StepOperation, crew: Crew) -> Retry:
+    """When a step is tried again: by its own policy, or the worker's."""
     policy = operation.request.options.retry
     return policy if isinstance(policy, Retry) else crew.options.retry
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perdure.worker.kept import Kept
 
 #: What only the worker is told; the history has no record of it.
-UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT})
+UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
 
 
 class Steering:

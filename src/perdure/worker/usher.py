@@ -7,14 +7,17 @@ truth: a permit counts by its run alone, and a worker that dies takes nothing wi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
+from perdure.core.errors import BreakerOpen
 from perdure.core.gates import (
     AdmitRequest,
     Admitted,
@@ -22,18 +25,26 @@ from perdure.core.gates import (
     Gating,
     Hold,
     Look,
+    StepArrival,
+    StepLeft,
+    StepVerdict,
     Waiting,
     gating,
     of_queue,
     of_type,
 )
 from perdure.core.model import FAR, Finish, Next, Run
+from perdure.core.retry import Retry
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.worker.judging import Judging, kept_out
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition
 
 logger = logging.getLogger("perdure.worker")
+
+#: Told what became of a step, under which token it had asked, and when.
+Answer = Callable[[StepVerdict, int, int], None]
 
 #: So many of each queue and type are looked at together; fewer while others pass, who need not wait until these stand in line.
 ARRIVALS = 200
@@ -42,6 +53,8 @@ FEW = 20
 _SHORTEST, _LONGEST = 0.05, 2.0
 #: Where another worker serves a gate, this one looks so much later than it could.
 _BEHIND = 0.3
+#: Steps stand in lines without queue and type: anybody may let them pass.
+_STEPS = (("", ""),)
 
 
 class Usher:
@@ -54,13 +67,29 @@ class Usher:
         codec: Codec,
         definitions: Mapping[str, Definition[Any, Any]],
         queues: tuple[str, ...],
+        ring: Callable[[], None],
     ) -> None:
         self._store = store
         self._system = system
         self._codec = codec
         self._definitions = definitions
         self._queues = queues
-        self._declared = frozenset(type for type, one in definitions.items() if one.limits or one.fair is not None)
+        self._ring = ring
+        self._declared = frozenset(
+            type for type, one in definitions.items() if one.limits or one.fair is not None or one.breaker is not None
+        )
+        self._failing = tuple(
+            (type, one.breaker.gate)
+            for type, one in definitions.items()
+            if one.breaker is not None and one.breaker.rule.fails
+        )
+        self._judging = Judging()
+        #: Steps that want to pass, and who is told what became of them; and those that want nothing any more.
+        self._asking: dict[tuple[str, str], tuple[StepArrival, Answer]] = {}
+        self._left: list[StepLeft] = []
+        self._has_steps = False
+        #: Runs that are to fail because a breaker is open, and until when it is.
+        self._barred: dict[str, int] = {}
         self._limited: tuple[str, ...] = ()
         self._lined: set[str] = set()
         self.types: tuple[str, ...] = ()
@@ -79,11 +108,22 @@ class Usher:
     @property
     def has_work(self) -> bool:
         """Whether anything that this worker serves has to pass gates, or something is to be told."""
-        return bool(self._pairs or self._released)
+        return bool(self._pairs or self.tells)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps have to pass, here or as far as is known elsewhere."""
+        return self._has_steps or "" in self._lined
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether some of what it serves is claimed at gates."""
+        return any(type for _, type in self._pairs)
 
     async def look_around(self) -> None:
         """Find out of which types somebody stands in a line although their code asks for that no more."""
-        lined = await self._store.lined([type for type in self._definitions if type not in self._declared])
+        # Steps stand in lines without a type.
+        lined = await self._store.lined(["", *(type for type in self._definitions if type not in self._declared)])
         if lined != self._lined:
             self._lined = lined
             self._arrange()
@@ -103,6 +143,8 @@ class Usher:
         self._pairs = [
             (queue, type) for queue in self._queues for type in self._definitions if queue in queues or type in gated
         ]
+        if self.has_steps:
+            self._pairs += _STEPS
 
     def ended(self, run_id: str, after: Next | None) -> None:
         """A run is in this worker's hands no more."""
@@ -118,20 +160,54 @@ class Usher:
         """The worker has lost everything that it had, and others know."""
         self._passed.clear()
         self._released.clear()
+        self._barred.clear()
+        self._asking.clear()
+        self._left.clear()
+
+    def ask(self, arrival: StepArrival, answer: Answer) -> None:
+        """A step of a held run wants to pass."""
+        self._asking[arrival.run_id, arrival.place] = arrival, answer
+        if not self._has_steps:
+            self._has_steps = True
+            self._arrange()
+        self._ring()
+
+    def leave(self, left: StepLeft) -> None:
+        """A step has ended, or is wanted no more."""
+        self._asking.pop((left.run_id, left.place), None)
+        self._left.append(left)
+        self._ring()
+
+    def judged(self, breaker: Breaker, error: BaseException | None, policy: Retry, since: int, *, probe: bool) -> None:
+        """An attempt behind a breaker has ended. That one failed, or may have been a probe, is told at once."""
+        succeeded = breaker.judge(error, policy)
+        if succeeded is not None and self._judging.add(breaker, since, succeeded, probe):
+            self._ring()
+
+    def judged_run(self, breaker: Breaker, error: BaseException | None, policy: Retry, run: Run) -> None:
+        """The same of an activity: one that has a permit may be a probe."""
+        self.judged(breaker, error, policy, run.wake_at, probe=run.id in self._passed)
+
+    def barred(self, breaker: Breaker | None, run: Run) -> BreakerOpen | None:
+        """Why a run may not be executed although it was claimed."""
+        until = self._barred.pop(run.id, None)
+        return (
+            None
+            if until is None or breaker is None
+            else kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
+        )
 
     async def tell(self, worker: str) -> None:
         """Say what this worker has let go of, and ask for nothing."""
-        if self._released:
-            released, self._released = tuple(self._released), []
-            nonce = self._system.entropy(16).hex()
-            await self._store.admit(
-                AdmitRequest(worker=worker, nonce=nonce, limit=0, types=(), queues=(), released=released)
-            )
+        if self.tells:
+            types = ("",) if self._has_steps else ()
+            request = AdmitRequest(worker=worker, nonce=self._system.entropy(16).hex(), limit=0, types=types, queues=())
+            await self._ask(request)
 
     @property
     def tells(self) -> bool:
         """Whether others wait for what this worker has to tell."""
-        return bool(self._released)
+        return bool(self._released or self._asking or self._left or self._judging.urgent)
 
     @property
     def gated(self) -> frozenset[str]:
@@ -144,7 +220,6 @@ class Usher:
         """Let a run pass that somebody has named, if its gates have room; if not, it stands in line."""
         self.hear(limited)
         waiting = Waiting(run.id, run.type, run.queue, run.token, run.input, run.options)
-        released, self._released = self._released, []
         request = AdmitRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
@@ -152,47 +227,38 @@ class Usher:
             types=(run.type,),
             queues=(run.queue,),
             arrivals=tuple(self._arrivals([waiting])),
-            released=tuple(released),
             alone=alone,
             only=True,
             poison_after=poison_after,
         )
-        try:
-            admitted = await self._store.admit(request)
-        except BaseException:
-            self._released += released
-            raise
+        admitted = await self._ask(request)
         self._note(admitted)
         return admitted
 
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
         """What may be worked on."""
+        pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         page = FEW if self._busy else ARRIVALS
-        look = await self._store.look(self._pairs, page)
+        look = await self._store.look(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
         due = look.next_due <= look.now and self._system.monotonic() >= self._patient_until
-        if not (look.arrived or due or self._released):
+        if not (look.arrived or due or self.tells):
             return Admitted(next_due=self._expect(look.next_due, look.now), now=look.now)
-        released, self._released = self._released, []
         request = AdmitRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
             limit=room,
-            types=tuple(dict.fromkeys(type for _, type in self._pairs)),
-            queues=tuple(dict.fromkeys(queue for queue, _ in self._pairs)),
+            types=tuple(dict.fromkeys(type for _, type in pairs)),
+            queues=tuple(dict.fromkeys(queue for queue, _ in pairs)),
             arrivals=tuple(arrivals),
-            released=tuple(released),
             alone=alone,
             poison_after=poison_after,
         )
-        try:
-            admitted = await self._store.admit(request)
-        except BaseException:
-            self._released += released
-            raise
-        if admitted.runs or due:
-            self._serves = bool(admitted.runs)
-        if admitted.runs or look.arrived:
+        admitted = await self._ask(request)
+        passed = bool(admitted.runs or admitted.called)
+        if passed or due:
+            self._serves = passed
+        if passed or look.arrived:
             self._patience = _SHORTEST
         elif due:
             self._patience = min(_LONGEST, 2 * self._patience)
@@ -222,6 +288,37 @@ class Usher:
             if one.run.id in admitted.counted:
                 self._passed[one.run.id] = one.run.token, self._holds_whole(one.run.type)
 
+    async def _ask(self, request: AdmitRequest) -> Admitted:
+        """Say what is to be told, and ask."""
+        released, self._released = self._released, []
+        asking, self._asking = self._asking, {}
+        left, self._left = self._left, []
+        reports = self._judging.report()
+        steps = tuple(arrival for arrival, _ in asking.values())
+        request = replace(
+            request, released=tuple(released), reports=reports, failing=self._failing, steps=steps, left=tuple(left)
+        )
+        try:
+            admitted = await self._store.admit(request)
+        except BaseException:
+            self._released += released
+            self._left += left
+            self._asking = {**asking, **self._asking}
+            raise
+        self._judging.told(reports)
+        self._answer(asking, admitted)
+        claimed = {one.run.id for one in admitted.runs}
+        self._barred |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}
+        return admitted
+
+    def _answer(self, asking: dict[tuple[str, str], tuple[StepArrival, Answer]], admitted: Admitted) -> None:
+        loop = asyncio.get_running_loop()
+        for verdict in admitted.steps:
+            arrival, answer = asking.pop((verdict.run_id, verdict.place))
+            loop.call_soon(answer, verdict, arrival.token, admitted.now)
+        for key, unanswered in asking.items():
+            self._asking.setdefault(key, unanswered)
+
     def _expect(self, due: int, now: int) -> int:
         """When to look, by when it is worth that: whoever serves a gate does so in time, and others stand by."""
         if due >= FAR:
@@ -241,14 +338,16 @@ class Usher:
         try:
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
-            return gating(one.type, definition.limits, definition.fair, spread, hold=hold, also=also)
+            return gating(
+                one.type, definition.limits, definition.fair, spread, hold=hold, also=also, breaker=definition.breaker
+            )
         except Exception:
             # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
             logger.exception(
                 "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
             )
             plain = [limit for limit in definition.limits if limit.key is None]
-            passes = gating(one.type, plain, None, ((), {}), hold=hold, also=also)
+            passes = gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=definition.breaker)
             return (
                 passes if passes.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
             )

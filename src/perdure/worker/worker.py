@@ -81,6 +81,8 @@ class Worker:
         self._journal = Journal(store, system, lambda: self.id, self._moment, witness)
         self._threads = StepThreads(options.abandoned_threads, options.processes)
         self.pushing = Pushing(store, system, self)
+        self._claimer = Claimer(store, system, self)
+        self.usher = Usher(store, system, codec, workflows, options.queues, self._claimer.tell)
         self._crew = Crew(
             system=system,
             store=store,
@@ -90,12 +92,12 @@ class Worker:
             arrivals=Arrivals(system, self._moment),
             emitting=Emitting(codec),
             threads=self._threads,
+            usher=self.usher,
             codec=codec,
             errors=errors,
             options=options,
             owner=self,
             credentials=self.pushing.credentials,
-            logger=logging.getLogger("perdure.workflow"),
         )
         self._held: dict[str, Kept] = {}
         #: Those of them that are only being written for the last time.
@@ -103,8 +105,6 @@ class Worker:
         self._beginnings = Beginnings(self._moment, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
-        self.usher = Usher(store, system, codec, workflows, options.queues)
-        self._claimer = Claimer(store, system, self)
         self.scheduler = Scheduler(store, system, lambda: self.id)
         self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard, options.retention)
         self._reading: set[asyncio.Task[None]] = set()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
+from perdure.core.breakers import Breaker, check_breaker
 from perdure.core.duration import Duration
 from perdure.core.gates import Fair, Limit, check_limits
 from perdure.core.retry import Retry
@@ -35,12 +36,15 @@ class Activity(Definition[P, R]):
         process: bool = False,
         limits: tuple[Limit, ...] = (),
         fair: Fair | None = None,
+        breaker: Breaker | None = None,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         if process:
             check_for_process(function)
         signature = Signature(function, local_names, takes_context=False)
-        super().__init__(type, function, signature, "activity", retry=settings.retry, limits=limits, fair=fair)
+        super().__init__(
+            type, function, signature, "activity", retry=settings.retry, limits=limits, fair=fair, breaker=breaker
+        )
         self.settings = settings
         self.process = process
         self.spec = StepSpec(
@@ -80,6 +84,7 @@ def activity(
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
     singleton: Singleton | None = None,
+    breaker: Breaker | None = None,
 ) -> Decorate:
     """Make a function an activity of the given type, such as `"notify.email.v1"`.
 
@@ -88,7 +93,7 @@ def activity(
     again; without it, the worker's own policy does. `queue` and `priority` are for whoever starts it without saying so. `process` is for a
     sync function that keeps a processor busy: it is called in a process of its own. `limit` bounds how many are executed at once, or in
     so much time, in all processes together; `fair` has those that wait take turns by a key. With a `singleton`, one of its runs may go on at
-    a time.
+    a time. `breaker` leaves alone what keeps failing.
     """
     local_names = sys._getframe(1).f_locals
     settings = make_settings(
@@ -106,7 +111,14 @@ def activity(
 
     def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
         return Activity(
-            type, function, settings=settings, process=process, limits=limits, fair=fair, local_names=local_names
+            type,
+            function,
+            settings=settings,
+            process=process,
+            limits=limits,
+            fair=fair,
+            breaker=check_breaker(breaker),
+            local_names=local_names,
         )
 
     return decorate

@@ -9,14 +9,16 @@ from __future__ import annotations
 import datetime
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from perdure.core.breakers import Breaker
 from perdure.core.duration import Duration, instant, microseconds
 from perdure.core.errors import InvalidName, UsageError
+from perdure.core.gates import Limit
 from perdure.core.retry import Retry
 from perdure.workflow.branching import Branching
 from perdure.workflow.changing import Changing
@@ -107,14 +109,18 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
         using: Callable[[], Any] | None = None,
         undo: Callable[[Any], Any] | None = None,
         process: bool | None = None,
+        limit: Limit | Sequence[Limit] | None = None,
+        breaker: Breaker | None = None,
     ) -> Context:
         """This context with other options for the steps called through it: `ctx.options(timeout="5s").step(...)`.
 
         `using` gives the connection of a transaction; see `transaction`. `undo` is given a step's result to undo it; see `saga`.
+        `limit` and `breaker` are what a step has to pass; see `@step`.
         """
         chosen = make_options(
-            name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using, undo=undo, process=process
-        )
+            name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using, undo=undo, process=process,
+            limit=limit, breaker=breaker,
+        )  # fmt: skip
         return Context(self._runtime, chosen.over(self._options))
 
     def sleep(self, duration: Duration) -> Operation[None]:

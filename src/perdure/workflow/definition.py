@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration
 from perdure.core.errors import BadArguments, EncodeError, UsageError
@@ -44,6 +45,7 @@ class Definition(Generic[P, R]):
         retry: Retry | None,
         limits: tuple[Limit, ...] = (),
         fair: Fair | None = None,
+        breaker: Breaker | None = None,
     ) -> None:
         self.type = check_name(type, f"{what} type")
         self.function = function
@@ -51,6 +53,7 @@ class Definition(Generic[P, R]):
         #: What its runs have to pass before they are worked on, and by which key they take turns.
         self.limits = limits
         self.fair = fair
+        self.breaker = breaker
         self.signature = signature
         self.__name__ = function.__name__
         self.__qualname__ = function.__qualname__

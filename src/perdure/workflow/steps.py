@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import FunctionType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import UNSET, Struct, UnsetType
 
+from perdure.core.breakers import Breaker, check_breaker
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import UsageError
+from perdure.core.gates import Limit, check_limits
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.workflow.signature import describe, type_hints
@@ -35,6 +37,8 @@ class StepOptions(Struct, frozen=True, kw_only=True):
     using: Callable[[], Any] | UnsetType = UNSET
     undo: Callable[[Any], Any] | UnsetType = UNSET
     process: bool | UnsetType = UNSET
+    limit: tuple[Limit, ...] | UnsetType = UNSET
+    breaker: Breaker | UnsetType = UNSET
 
     def over(self, other: StepOptions) -> StepOptions:
         """These options, filled up from `other`."""
@@ -60,6 +64,8 @@ def make_options(
     using: Callable[[], Any] | None = None,
     undo: Callable[[Any], Any] | None = None,
     process: bool | None = None,
+    limit: Limit | Sequence[Limit] | None = None,
+    breaker: Breaker | None = None,
 ) -> StepOptions:
     """Validated options, from what a user writes. Raises `UsageError` and the like."""
     if using is not None and not callable(using):
@@ -74,6 +80,8 @@ def make_options(
         using=UNSET if using is None else using,
         undo=UNSET if undo is None else undo,
         process=UNSET if process is None else process,
+        limit=check_limits(limit) or UNSET,
+        breaker=check_breaker(breaker) or UNSET,
     )
 
 
@@ -95,6 +103,8 @@ def step(
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     process: bool | None = None,
+    limit: Limit | Sequence[Limit] | None = None,
+    breaker: Breaker | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -107,6 +117,8 @@ def step(
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     process: bool | None = None,
+    limit: Limit | Sequence[Limit] | None = None,
+    breaker: Breaker | None = None,
 ) -> Undoable[R]: ...
 
 
@@ -118,15 +130,28 @@ def step(
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     process: bool | None = None,
+    limit: Limit | Sequence[Limit] | None = None,
+    breaker: Breaker | None = None,
 ) -> Any:
     """Attach a policy to a function for when it is run as a step; the function itself stays as it is.
 
     `retry` says how often and when to try again; `timeout` bounds one attempt. An `ephemeral` step does not wait for its
     result to be durable before the workflow goes on; its record leaves with the next one. `undo` is a function that is given the
     step's result to undo it, should the saga around it fail; see `Context.saga`. `process` is for a sync function that keeps a
-    processor busy: it is called in a process of its own, which is killed if it takes longer than `timeout`.
+    processor busy: it is called in a process of its own, which is killed if it takes longer than `timeout`. `limit` bounds how many are
+    executed at once, or in so much time, in all processes together, and `breaker` leaves alone what keeps failing; while a step waits for
+    either, the run waits without a worker.
     """
-    options = make_options(name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, undo=undo, process=process)
+    options = make_options(
+        name=name,
+        retry=retry,
+        timeout=timeout,
+        ephemeral=ephemeral,
+        undo=undo,
+        process=process,
+        limit=limit,
+        breaker=breaker,
+    )
 
     def attach(function: F) -> F:
         if process:

@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS perdure_permits (
   granted_at BIGINT NOT NULL,
   PRIMARY KEY (gate, run_id, location),
   KEY perdure_permits_by_run (run_id, location),
-  CHECK (hold IN ('lease', 'run'))
+  CHECK (hold IN ('lease', 'run', 'turn'))
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4
   /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */;
 

@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS perdure_permits (
   run_id TEXT COLLATE "C" NOT NULL,
   location TEXT COLLATE "C" NOT NULL DEFAULT '',
   token BIGINT NOT NULL,
-  hold TEXT COLLATE "C" NOT NULL DEFAULT 'lease' CHECK (hold IN ('lease', 'run')),
+  hold TEXT COLLATE "C" NOT NULL DEFAULT 'lease' CHECK (hold IN ('lease', 'run', 'turn')),
   granted_at BIGINT NOT NULL,
   PRIMARY KEY (gate, run_id, location)
 );

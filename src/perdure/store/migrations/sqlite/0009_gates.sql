@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS perdure_permits (
   run_id TEXT NOT NULL,
   location TEXT NOT NULL DEFAULT '',
   token INTEGER NOT NULL,
-  hold TEXT NOT NULL DEFAULT 'lease' CHECK (hold IN ('lease', 'run')),
+  hold TEXT NOT NULL DEFAULT 'lease' CHECK (hold IN ('lease', 'run', 'turn')),
   granted_at INTEGER NOT NULL,
   PRIMARY KEY (gate, run_id, location)
 ) STRICT, WITHOUT ROWID;

@@ -1,0 +1,98 @@
+"""Breakers, at gates that are locked: what was reported is counted, what is due is half opened, and people may say otherwise.
+
+Every change of state is in the audit trail, in the trail of the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perdure.core.breakers import BreakerState, Circuit, Report
+from perdure.core.gates import Arrival, Bounds, StepArrival
+from perdure.core.model import Run
+from perdure.store.dialect import Transaction
+from perdure.store.gates import GateState, in_chunks, lock_gates, save_gates
+from perdure.store.protocol import Change
+from perdure.store.rows import to_json
+
+_STATES = "SELECT name, breaker FROM perdure_gates WHERE name IN ({names}) AND breaker <> ''"
+_PERMITTED = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = ''"
+
+
+def attend(
+    tx: Transaction,
+    gates: Mapping[str, GateState],
+    arrivals: Iterable[Arrival | StepArrival],
+    reports: Sequence[Report],
+    worker: str,
+) -> None:
+    """What the code says of breakers, what became of attempts, and which of them may be tried again."""
+    for arrival in arrivals:
+        for wanted in arrival.gating.passes:
+            if wanted.rule is not None:
+                gates[wanted.gate].guard(wanted.rule)
+    for report in reports:
+        gate = gates[report.gate]
+        before = gate.guard(report.rule).circuit
+        if gate.guard(report.rule).hear(worker, report, tx.now):
+            gate.changed = True
+        _tell(tx, gate, before)
+    half_open(tx, gates.values())
+
+
+def half_open(tx: Transaction, gates: Iterable[GateState]) -> None:
+    """Try those again whose time has come."""
+    for gate in gates:
+        if gate.breaker is not None and gate.breaker.wake(tx.now):
+            _tell(tx, gate, Circuit.OPEN)
+
+
+def _tell(tx: Transaction, gate: GateState, before: Circuit) -> None:
+    state = gate.breaker
+    if state is None or state.circuit is before:
+        return
+    gate.changed = True
+    if gate.waited_at:
+        gate.due_at, gate.waits_for = tx.now, ""
+        tx.stir(Change.READY)
+    note(tx, gate.name, state)
+
+
+def note(tx: Transaction, name: str, state: BreakerState) -> None:
+    """Say in the trail what a breaker has become."""
+    said = {"by_hand": True} if state.by_hand else {"until": state.until} if state.circuit is Circuit.OPEN else {}
+    tx.note(f"gate:{name}", f"breaker_{state.circuit.value}", to_json(said))
+
+
+async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> None:
+    """Open or close a breaker until somebody says otherwise; None: as its rule has it, with nothing counted."""
+    gate = (await lock_gates(tx, {name: Bounds()}))[name]
+    state = gate.breaker = gate.breaker or BreakerState()
+    wanted, by_hand = circuit or Circuit.CLOSED, circuit is not None
+    changed = (state.circuit, state.by_hand) != (wanted, by_hand)
+    if not changed and (by_hand or not state.ring):
+        return
+    state.turn(wanted, tx.now, by_hand=by_hand)
+    gate.changed = True
+    if gate.waited_at:
+        gate.due_at, gate.waits_for = tx.now, ""
+        tx.stir(Change.READY)
+    if changed:
+        note(tx, name, state)
+    await save_gates(tx, [gate])
+
+
+async def barred(tx: Transaction, runs: Sequence[Run], failing: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Those of claimed runs that may not be executed, because their breaker does not let them pass now, and until when."""
+    gates = dict(failing)
+    asked = [run for run in runs if run.type in gates]
+    states: dict[str, str] = dict(await in_chunks(tx, _STATES, sorted({gates[run.type] for run in asked})))
+    known = {name: BreakerState.from_json(text) for name, text in states.items()}
+    permitted = {(run_id, gate) for run_id, gate in await in_chunks(tx, _PERMITTED, [run.id for run in asked])}
+    return [
+        (run.id, known[gate].until)
+        for run in asked
+        if (gate := gates[run.type]) in known
+        and known[gate].circuit is not Circuit.CLOSED
+        and (run.id, gate) not in permitted
+    ]

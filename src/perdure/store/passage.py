@@ -1,0 +1,222 @@
+"""Steps at gates: the run that a step belongs to is held, or waits and is woken when the step's turn comes.
+
+A step that may not pass stands in a line of its own, by its run and its place there. When its turn comes, whoever looks keeps a permit
+for it for a while (`hold = 'turn'`) and wakes the run, in one transaction; the worker that takes the run asks again and
+gets that permit for its lease. A step always has a row for each gate that it passed, by which a repeated request is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.core.gates import Gating, Pass, StepArrival, StepLeft, StepVerdict
+from perdure.core.model import FINISHED, Kind, NewMessage, Status
+from perdure.store.dialect import Transaction
+from perdure.store.gates import RESERVED, GateState, in_chunks
+from perdure.store.lines import InLine, Turns
+from perdure.store.messages import deliver
+
+#: What lines of steps have for a type, and for a queue: whoever looks may let them pass.
+STEPS = ""
+#: So many at each gate are looked at together.
+_ENOUGH = 50
+
+_FIRST = """
+SELECT gate, priority, turn, run_id, location, gating
+FROM perdure_lines {use perdure_lines_by_priority}
+WHERE gate = :gate AND type = ''
+ORDER BY priority, turn, run_id
+LIMIT :limit
+"""
+
+_RUNS = "SELECT id, status, token FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
+_PERMITS = "SELECT run_id, location, gate, token, hold, granted_at FROM perdure_permits WHERE run_id IN ({names}) AND location <> ''"
+_PLACES = "SELECT run_id, location, gate FROM perdure_lines WHERE run_id IN ({names}) AND location <> ''"
+
+_JOIN = """
+INSERT INTO perdure_lines (run_id, location, gate, queue, type, priority, turn, gating, since)
+VALUES (:run_id, :place, :gate, '', '', :priority, :turn, :gating, :now)
+"""
+_MOVE = """
+UPDATE perdure_lines
+SET gate = :gate, turn = :turn, gating = :gating
+WHERE run_id = :run_id AND location = :place
+"""
+_LEAVE = "DELETE FROM perdure_lines WHERE run_id = :run_id AND location = :place AND since <= :stood_at"
+
+_PERMIT = """
+INSERT INTO perdure_permits (gate, run_id, location, token, hold, granted_at)
+VALUES (:gate, :run_id, :place, :token, :hold, :now)
+"""
+_CONVERT = """
+UPDATE perdure_permits
+SET token = :token, hold = 'lease', granted_at = :now
+WHERE run_id = :run_id AND location = :place
+"""
+_FORGET = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place"
+_OF_STEP = "SELECT gate FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
+_RELEASE = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
+
+
+class Standing(InLine):
+    """A step that stands in a line, or is about to."""
+
+    location: str = ""
+
+
+class Passage:
+    """The steps of one transaction."""
+
+    def __init__(self, tx: Transaction, gates: dict[str, GateState]) -> None:
+        self._tx = tx
+        self._gates = gates
+        self.standing: list[Standing] = []
+        self.verdicts: list[StepVerdict] = []
+        #: Runs of those that stand in lines, which are locked: status and token.
+        self._runs: dict[str, tuple[str, int]] = {}
+        self._touched: set[str] = set()
+        self.called = 0
+
+    async def look(self, due: Sequence[str]) -> None:
+        """Those who may be next, at gates that are due."""
+        tx = self._tx
+        self._touched |= set(due)
+        for name in due:
+            for gate, priority, turn, run_id, place, gating in await tx.fetch(_FIRST, {"gate": name, "limit": _ENOUGH}):
+                one = Standing(run_id, Gating.from_json(gating), priority, turn, gate)
+                one.location = place
+                self.standing.append(one)
+        ids = sorted({one.run_id for one in self.standing})
+        self._runs = {run_id: (status, token) for run_id, status, token in await in_chunks(tx, _RUNS, ids)}
+
+    async def run(self, arrivals: Sequence[StepArrival], turns: Turns) -> set[str]:
+        """Let pass who may: those in lines first. The gates at which that changed something."""
+        full: set[str] = set()
+        for one in self.standing:
+            if one.gate not in full and not await self._call(one, turns):
+                full.add(one.gate)
+        await self._arrive(arrivals, turns)
+        return self._touched
+
+    async def _call(self, one: Standing, turns: Turns) -> bool:
+        """Let one that stands in a line pass; whether it is worth asking that line again."""
+        tx = self._tx
+        if one.run_id not in self._runs:
+            return True
+        status, token = self._runs[one.run_id]
+        place = {"run_id": one.run_id, "place": one.location}
+        if Status(status) in FINISHED:
+            await tx.execute(_LEAVE, {**place, "stood_at": tx.now})
+            return True
+        barred = self._bars(one.gating.passes)
+        refused = None if barred else self._refused_by(one.gating.passes)
+        if refused == one.gate:
+            return False
+        if refused is not None:
+            if refused in self._gates:
+                await turns.give(refused, [one])
+                await tx.execute(_MOVE, {**place, "gate": refused, "turn": one.turn, "gating": one.gating.to_json()})
+                self._touched.add(refused)
+            return True
+        if not barred:
+            await self._permit(one.run_id, one.location, token, "turn", one.gating.passes)
+        gate = self._gates[one.gate]
+        gate.turn, gate.changed = max(gate.turn, one.turn), True
+        await tx.execute(_LEAVE, {**place, "stood_at": tx.now})
+        key = f" call:{tx.now}:{one.location}"
+        self.called += 1
+        await deliver(tx, NewMessage(run_id=one.run_id, kind=Kind.CALL, name=one.location, key=key))
+        return True
+
+    async def _arrive(self, arrivals: Sequence[StepArrival], turns: Turns) -> None:
+        tx = self._tx
+        ids = sorted({one.run_id for one in arrivals})
+        permits: dict[tuple[str, str], set[str]] = {}
+        for run_id, place, gate, token, hold, granted_at in await in_chunks(tx, _PERMITS, ids):
+            asked = next((one for one in arrivals if (one.run_id, one.place) == (run_id, place)), None)
+            reserved = hold == "turn" and granted_at > tx.now - RESERVED
+            if asked is not None and (reserved or (hold == "lease" and token == asked.token)):
+                permits.setdefault((run_id, place), set()).add(gate)
+        places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
+        for one in arrivals:
+            stands_at = places.get((one.run_id, one.place))
+            await self._arrived(one, permits.get((one.run_id, one.place), set()), stands_at, turns)
+
+    async def _arrived(self, one: StepArrival, has: set[str], stands_at: str | None, turns: Turns) -> None:
+        tx, passes = self._tx, one.gating.passes
+        place = {"run_id": one.run_id, "place": one.place}
+        if has and has >= {wanted.gate for wanted in passes}:
+            await tx.execute(_CONVERT, {**place, "token": one.token, "now": tx.now})
+            self.verdicts.append(StepVerdict(one.run_id, one.place))
+            return
+        barred_until = self._bars(passes)
+        if barred_until:
+            self.verdicts.append(StepVerdict(one.run_id, one.place, barred_until=barred_until))
+            return
+        line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
+        refused = stands_at or line or self._refused_by(passes)
+        # Rows of an earlier lease count no more; nor does a turn that was kept for less than is asked for now.
+        await tx.execute(_FORGET, place)
+        if refused is None:
+            await self._permit(one.run_id, one.place, one.token, "lease", passes)
+            self.verdicts.append(StepVerdict(one.run_id, one.place))
+            return
+        if stands_at is None:
+            new = Standing(one.run_id, one.gating, one.priority)
+            await turns.give(refused, [new])
+            row = {"gate": refused, "turn": new.turn, "gating": one.gating.to_json(), "priority": one.priority}
+            await tx.execute(_JOIN, {**place, **row, "now": tx.now})
+            self._touched.add(refused)
+        self.verdicts.append(StepVerdict(one.run_id, one.place, gate=refused))
+
+    async def _permit(self, run_id: str, place: str, token: int, hold: str, passes: Sequence[Pass]) -> None:
+        for wanted in passes:
+            self._gates[wanted.gate].let_pass(self._tx.now)
+        row = {"run_id": run_id, "place": place, "token": token, "hold": hold, "now": self._tx.now}
+        await self._tx.execute_many(_PERMIT, [{**row, "gate": wanted.gate} for wanted in passes])
+
+    def _refused_by(self, passes: Sequence[Pass]) -> str | None:
+        for wanted in passes:
+            gate = self._gates.get(wanted.gate)
+            if gate is None or not gate.has_room(self._tx.now):
+                return wanted.gate
+        return None
+
+    def _bars(self, passes: Sequence[Pass]) -> int:
+        """Until when a breaker does not let pass what is to fail then; 0 if it may pass."""
+        for wanted in passes:
+            gate = self._gates.get(wanted.gate)
+            breaker = gate.breaker if gate is not None and wanted.rule is not None and wanted.rule.fails else None
+            if gate is not None and breaker is not None and breaker.lacks(gate.held):
+                return breaker.until
+        return 0
+
+
+async def release_steps(tx: Transaction, left: Sequence[StepLeft]) -> set[str]:
+    """Steps have ended, or are wanted no more; the gates that have room by that."""
+    freed: set[str] = set()
+    for one in left:
+        place: dict[str, object] = {"run_id": one.run_id, "place": one.place}
+        freed |= {row[0] for row in await tx.fetch(_OF_STEP, {**place, "token": one.token})}
+        await tx.execute(_RELEASE, {**place, "token": one.token})
+        if one.stood_at:
+            await tx.execute(_LEAVE, {**place, "stood_at": one.stood_at})
+    return freed
+
+
+async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[StepVerdict, ...]:
+    """What became of steps that were asked for before; those of which nothing is known are to be asked for again."""
+    ids = sorted({one.run_id for one in steps})
+    granted = {
+        (run_id, place, token)
+        for run_id, place, _, token, hold, _ in await in_chunks(tx, _PERMITS, ids)
+        if hold == "lease"
+    }
+    places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
+    verdicts: list[StepVerdict] = []
+    for one in steps:
+        if (one.run_id, one.place, one.token) in granted:
+            verdicts.append(StepVerdict(one.run_id, one.place))
+        elif (one.run_id, one.place) in places:
+            verdicts.append(StepVerdict(one.run_id, one.place, gate=places[one.run_id, one.place]))
+    return tuple(verdicts)
