@@ -215,8 +215,12 @@ async def test_a_broker_that_is_killed_in_the_middle_of_a_batch_loses_nothing(
 
             await eventually(has_come)
             noticed = caplog.text.count("cannot be reached")
+
+            def is_missed(before: int = noticed) -> bool:
+                return caplog.text.count("cannot be reached") > before
+
             broker.server.kill()
-            await eventually(lambda before=noticed: caplog.text.count("cannot be reached") > before)
+            await eventually(is_missed)
             broker.server.start()
 
         async def finished() -> bool:
