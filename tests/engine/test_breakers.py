@@ -219,6 +219,21 @@ async def test_what_is_to_fail_fails_at_once_and_is_not_called(stage: Stage) -> 
     assert await stage.rows("SELECT * FROM perdure_lines") == []
 
 
+async def test_a_closed_breaker_costs_no_write(stage: Stage) -> None:
+    @activity("breakers.fine.v1", breaker=Breaker("api"))
+    async def call(name: str) -> str:
+        return name
+
+    engine = stage.engine(call)
+    async with engine.worker():
+        await (await engine.start(call("first"))).result("20s")
+        before = await stage.rows("SELECT * FROM perdure_gates")
+        runs = [await engine.start(call(str(number))) for number in range(20)]
+        assert [await run.result("20s") for run in runs] == [str(number) for number in range(20)]
+        assert await stage.rows("SELECT * FROM perdure_gates") == before
+        assert await stage.rows("SELECT * FROM perdure_permits") == []
+
+
 def blames(error: BaseException) -> bool:
     return "counts" in str(error)
 

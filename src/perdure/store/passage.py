@@ -131,12 +131,16 @@ class Passage:
     async def _arrive(self, arrivals: Sequence[StepArrival], turns: Turns) -> None:
         tx = self._tx
         ids = sorted({one.run_id for one in arrivals})
+        tokens = {one.run_id: one.token for one in arrivals}
         permits: dict[tuple[str, str], set[str]] = {}
         for run_id, place, gate, token, hold, granted_at in await in_chunks(tx, _PERMITS, ids):
             asked = next((one for one in arrivals if (one.run_id, one.place) == (run_id, place)), None)
             reserved = hold == "turn" and granted_at > tx.now - RESERVED
             if asked is not None and (reserved or (hold == "lease" and token == asked.token)):
                 permits.setdefault((run_id, place), set()).add(gate)
+            elif asked is None and hold == "lease" and token < tokens[run_id]:
+                # Of a step that ended while its worker died.
+                await tx.execute(_RELEASE, {"run_id": run_id, "place": place, "token": token})
         places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
         for one in arrivals:
             stands_at = places.get((one.run_id, one.place))

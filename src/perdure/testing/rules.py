@@ -225,7 +225,7 @@ INBOXES = (
         SELECT m.run_id, m.seq, m.kind, COUNT(h.seq), MIN(h.kind) FROM perdure_messages m
         JOIN perdure_runs r ON r.id = m.run_id
         LEFT JOIN perdure_history h ON h.run_id = m.run_id AND h.inbox_seq = m.seq
-        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake') GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
+        WHERE m.consumed = 1 AND m.kind NOT IN ('pause', 'resume', 'evict', 'wake', 'call') GROUP BY m.run_id, m.seq, m.kind, r.id, r.type, r.generation
         HAVING COUNT(h.seq) > 1 OR MIN(h.kind) <> m.kind OR (COUNT(h.seq) = 0 AND NOT {TRIMMED} AND r.type NOT IN {_ACTIVITIES})
         """,
     ),

@@ -11,8 +11,10 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from perdure.core.effects import Renew
 from perdure.core.model import (
     FAR,
+    Again,
     ClaimedRun,
     Finish,
     Kind,
@@ -135,8 +137,8 @@ class Held(Holding):
         if self._steering is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
             self._steering = self._steering or Steering(self)
             messages = self._steering.sift(messages)
-            if self._passing is not None and any(message.kind is Kind.CALL for message in messages):
-                self._passing.called()
+            if self._passing is not None:
+                self._passing.called(messages)
         self.seen = take_in(self._execution, self._draft, messages, self.seen, moment.now)
         self.settle(moment)
 
@@ -346,7 +348,7 @@ class Held(Holding):
             self.stage = Stage.PARKED
             self._crew.owner.parked(self, after)
         else:
-            if self._passing is not None and isinstance(after, Finish):
+            if self._passing is not None and isinstance(after, Finish | Again | Renew):
                 self._passing.close(ended=True)
             self._finish_here(after)
 

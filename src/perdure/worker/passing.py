@@ -8,6 +8,7 @@ step had. Every attempt asks, and gives back what it had when it ends.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -15,7 +16,7 @@ from msgspec import UNSET
 from perdure.core.breakers import PREFIX, Breaker
 from perdure.core.failure import Failure
 from perdure.core.gates import Gating, Hold, Limit, StepArrival, StepLeft, StepVerdict, gating, place_of
-from perdure.core.model import Kind, Reason
+from perdure.core.model import Kind, Message, Reason
 from perdure.replay.operations import StepOperation
 from perdure.worker.guard import guarded
 from perdure.worker.judging import kept_out
@@ -122,12 +123,12 @@ class Passing:
         )  # fmt: skip
         held.settle(moment)
 
-    def called(self) -> None:
-        """Somebody's turn has come: those that stand in line ask again."""
-        waiting, self._waiting = self._waiting, {}
-        for operation, _, _ in waiting.values():
-            if operation.open:
-                self._ask(operation)
+    def called(self, messages: Iterable[Message]) -> None:
+        """Those whose turn has come ask again."""
+        for message in messages:
+            waiting = self._waiting.pop(message.name, None) if message.kind is Kind.CALL else None
+            if waiting is not None and waiting[0].open:
+                self._ask(waiting[0])
 
     def ended(self, operation: StepOperation, error: BaseException | None) -> None:
         """An attempt has ended: it gives back what it had, and says how its breaker is doing."""
@@ -157,8 +158,11 @@ class Passing:
         usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
         for place, (_, _, held_under) in self._passed.items():
             usher.leave(StepLeft(run_id, held_under, place))
+        for place in self._asked:
+            usher.leave(StepLeft(run_id, token, place))
         for place, (_, _, since) in self._waiting.items() if ended else ():
             usher.leave(StepLeft(run_id, token, place, stood_at=since))
+        self._asked.clear()
         self._passed.clear()
         self._waiting.clear()
 

@@ -174,7 +174,9 @@ class Usher:
 
     def leave(self, left: StepLeft) -> None:
         """A step has ended, or is wanted no more."""
-        self._asking.pop((left.run_id, left.place), None)
+        asked = self._asking.get((left.run_id, left.place))
+        if asked is not None and asked[0].token == left.token:
+            del self._asking[left.run_id, left.place]
         self._left.append(left)
         self._ring()
 
@@ -237,8 +239,8 @@ class Usher:
 
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
         """What may be worked on."""
-        pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         page = FEW if self._busy else ARRIVALS
+        pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         look = await self._store.look(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
         due = look.next_due <= look.now and self._system.monotonic() >= self._patient_until

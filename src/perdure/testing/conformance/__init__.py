@@ -6,6 +6,7 @@ Subclass each class in a test module that provides the fixtures `store` and `har
 from __future__ import annotations
 
 from perdure.testing.conformance.afterlife import Deleting, Pruning
+from perdure.testing.conformance.breakers import Breaking, StepsAtGates
 from perdure.testing.conformance.children import Children
 from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Order, Suspects, Timers
 from perdure.testing.conformance.dead import DeadLetters, Requeueing
@@ -34,6 +35,7 @@ from perdure.testing.conformance.workers import Deadlines, Leaving, Sweeping, Wo
 __all__ = [
     "Affinity",
     "Blocked",
+    "Breaking",
     "Broadcasting",
     "Cancelling",
     "Children",
@@ -79,6 +81,7 @@ __all__ = [
     "Setting",
     "Singletons",
     "Steering",
+    "StepsAtGates",
     "Suspects",
     "Sweeping",
     "Taking",

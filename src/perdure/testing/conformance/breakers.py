@@ -1,0 +1,229 @@
+"""Breakers, and steps at gates: what is counted, who is kept out, whose turn is kept and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from perdure.core.breakers import PREFIX, BreakerRule, BreakerView, Circuit, Report
+from perdure.core.gates import (
+    AdmitRequest,
+    Admitted,
+    Arrival,
+    Bounds,
+    Gating,
+    Pass,
+    StepArrival,
+    StepLeft,
+    StepVerdict,
+)
+from perdure.core.model import Finish, Kind, Lease, Reason, Status
+from perdure.store import Store
+from perdure.testing.conformance.harness import (
+    ACTOR,
+    SECOND,
+    START,
+    TYPE,
+    Harness,
+    a_park,
+    a_run,
+    a_worker,
+    commit,
+    held,
+    lease_of,
+    snapshot,
+)
+
+API = PREFIX + "api"
+RULE = BreakerRule(failures=2, window=60 * SECOND, successes=2, reset=30 * SECOND, probes=1)
+DONE = Finish(Status.COMPLETED, "1")
+PLACE = "call#1"
+
+Verb = Callable[[Store], Awaitable[object]]
+
+
+async def breaker_of(store: Store) -> BreakerView:
+    """Where the one breaker stands."""
+    [gate] = await store.gates(PREFIX, 1)
+    assert gate.breaker is not None
+    return gate.breaker
+
+
+def a_request(nonce: str, *, worker: str = "w1", **changes: Any) -> AdmitRequest:
+    """What a worker wants."""
+    fields: dict[str, Any] = {"limit": 10, "types": (TYPE, ""), "queues": ("default",)}
+    return AdmitRequest(worker=worker, nonce=nonce, **{**fields, **changes})
+
+
+def a_report(number: int, failures: int, successes: int = 0, *, since: int = START) -> Report:
+    """How attempts ended."""
+    return Report(API, RULE, number, ((since, failures, successes),))
+
+
+async def admit_all(store: Store, nonce: str, rule: BreakerRule = RULE, **changes: Any) -> Admitted:
+    """Have pass what has arrived, and what may."""
+    gating = Gating((Pass(API, rule=rule),))
+    arrived = (await store.look([("default", TYPE)], 100)).arrived
+    arrivals = tuple(Arrival(one.run_id, one.token, gating) for one in arrived)
+    return await store.admit(a_request(nonce, arrivals=arrivals, **changes))
+
+
+async def opened(store: Store) -> None:
+    """A breaker that has just opened."""
+    await store.register(a_worker())
+    await store.admit(a_request("reports", reports=(a_report(1, 2),)))
+
+
+def a_step(lease: Lease, bounds: Bounds, place: str = PLACE) -> StepArrival:
+    """A step that has to pass one gate."""
+    return StepArrival(lease.run_id, lease.token, place, 100, Gating((Pass("external", bounds),)))
+
+
+async def ask(store: Store, nonce: str, *steps: StepArrival, **changes: Any) -> tuple[StepVerdict, ...]:
+    """What becomes of steps."""
+    return (await store.admit(a_request(nonce, steps=steps, **changes))).steps
+
+
+async def _prepare_set_breaker(store: Store) -> Verb:
+    await opened(store)
+    return lambda store: store.set_breaker(API, Circuit.CLOSED, ACTOR)
+
+
+#: For the tests that lose answers.
+PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {"set_breaker": _prepare_set_breaker}
+
+
+class Breaking:
+    """A breaker is changed under the lock of its gate."""
+
+    async def test_what_is_reported_twice_counts_once(self, store: Store) -> None:
+        await store.register(a_worker())
+        for nonce in ("one", "one", "another"):
+            await store.admit(a_request(nonce, reports=(a_report(1, 1),)))
+        assert (await breaker_of(store)).failures == 1
+        await store.admit(a_request("next", reports=(a_report(2, 1),)))
+        assert (await breaker_of(store)).circuit is Circuit.OPEN
+
+    async def test_who_may_not_pass_waits_until_the_time_that_the_gate_is_looked_at(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await opened(store)
+        await store.create([a_run("r1"), a_run("r2")], ACTOR)
+        admitted = await admit_all(store, "a")
+        assert (admitted.runs, admitted.next_due) == ((), START + RULE.reset)
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.reason, run.attempt) == (Status.WAITING, Reason.BREAKER, 1)
+        harness.system.advance(RULE.reset / SECOND)
+        first = await admit_all(store, "b")
+        assert [one.run.id for one in first.runs] == ["r1"]
+        assert first.counted == {"r1"}
+        assert not (await admit_all(store, "c")).runs
+        assert (await breaker_of(store)).circuit is Circuit.HALF_OPEN
+
+    async def test_a_probe_whose_worker_died_makes_room_for_another(self, store: Store, harness: Harness) -> None:
+        await opened(store)
+        await store.create([a_run("r1"), a_run("r2")], ACTOR)
+        await admit_all(store, "a")
+        harness.system.advance(RULE.reset / SECOND)
+        [first] = (await admit_all(store, "b")).runs
+        harness.system.advance(60)
+        await store.sweep(100)
+        await store.stir_gates("w2")
+        await store.register(a_worker("w2"))
+        others = await admit_all(store, "c", worker="w2")
+        assert len(others.runs) == 1
+        # What the dead one has to say came too late to matter: the probe is another one's.
+        assert first.run.token < 2
+
+    async def test_what_is_to_fail_is_claimed_to_be_told_also_if_the_answer_is_lost(self, store: Store) -> None:
+        await opened(store)
+        rule = BreakerRule(failures=2, window=60 * SECOND, successes=2, reset=30 * SECOND, fails=True)
+        await store.create([a_run("r1")], ACTOR)
+        for _ in range(2):
+            admitted = await admit_all(store, "same", rule, failing=((TYPE, API),))
+            assert [one.run.id for one in admitted.runs] == ["r1"]
+            assert admitted.barred == (("r1", START + RULE.reset),)
+
+    async def test_what_is_set_by_hand_is_said_once(self, store: Store, harness: Harness) -> None:
+        await store.set_breaker(API, Circuit.OPEN, ACTOR)
+        before = await snapshot(harness)
+        await store.set_breaker(API, Circuit.OPEN, ACTOR)
+        assert await snapshot(harness) == before
+        await store.set_breaker(API, None, ACTOR)
+        assert [event.kind for event in await store.events(f"gate:{API}")] == ["breaker_open", "breaker_closed"]
+
+
+class StepsAtGates:
+    """A step passes for the lease of its run, or stands in a line."""
+
+    async def test_a_step_that_asks_again_has_what_it_was_given(self, store: Store, harness: Harness) -> None:
+        lease = await held(store)
+        step = a_step(lease, Bounds(concurrency=1, pace=SECOND))
+        for nonce in ("a", "a", "b"):
+            assert await ask(store, nonce, step) == (StepVerdict("r1", PLACE),)
+        [(arrival,)] = await harness.query("SELECT arrival FROM perdure_gates")
+        assert arrival == START + SECOND
+
+    async def test_a_step_whose_turn_comes_wakes_its_run_and_its_place_is_kept(
+        self, store: Store, harness: Harness
+    ) -> None:
+        first, second = await held(store, "r1"), await held(store, "r2")
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        assert await ask(store, "b", a_step(second, one)) == (StepVerdict("r2", PLACE, gate="external"),)
+        await commit(store, second, next=a_park(reason=Reason.LIMIT))
+        freed = await store.admit(a_request("c", left=(StepLeft("r1", first.token, PLACE),)))
+        assert freed.called == 1
+        [message] = await store.inbox("r2", 0)
+        assert (message.kind, message.name) == (Kind.CALL, PLACE)
+        assert await ask(store, "d", a_step(first, one)) == (StepVerdict("r1", PLACE, gate="external"),)
+        again = await lease_of(store, "r2", "w1", nonce="later")
+        assert await ask(store, "e", a_step(again, one)) == (StepVerdict("r2", PLACE),)
+        rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
+        assert rows == [("r2", again.token, "lease")]
+
+    async def test_a_turn_that_nobody_takes_up_goes_to_the_next(self, store: Store, harness: Harness) -> None:
+        first, second, third = [await held(store, name) for name in ("r1", "r2", "r3")]
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        await ask(store, "b", a_step(second, one))
+        await ask(store, "c", a_step(third, one))
+        await commit(store, second, next=a_park(reason=Reason.LIMIT))
+        assert (await store.admit(a_request("d", left=(StepLeft("r1", first.token, PLACE),)))).called == 1
+        harness.system.advance(60)
+        assert (await store.admit(a_request("e"))).called == 1
+        assert await ask(store, "f", a_step(third, one)) == (StepVerdict("r3", PLACE),)
+
+    async def test_a_permit_is_for_one_lease(self, store: Store, harness: Harness) -> None:
+        first = await held(store, "r1")
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        harness.system.advance(60)
+        await store.sweep(100)
+        again = await lease_of(store, "r1", "w2")
+        other = await held(store, "r2", "w2")
+        assert await ask(store, "b", a_step(other, one), worker="w2") == (StepVerdict("r2", PLACE),)
+        assert await ask(store, "c", a_step(again, one), worker="w2") == (StepVerdict("r1", PLACE, gate="external"),)
+
+    async def test_who_gives_up_stands_in_line_no_more(self, store: Store, harness: Harness) -> None:
+        first, second = await held(store, "r1"), await held(store, "r2")
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        await ask(store, "b", a_step(second, one))
+        left = (StepLeft("r2", second.token, PLACE, stood_at=START - 1),)
+        await store.admit(a_request("c", left=left))
+        assert len(await harness.query("SELECT 1 FROM perdure_lines")) == 1, "that was a word about an earlier place"
+        left = (StepLeft("r2", second.token, PLACE, stood_at=START),)
+        await store.admit(a_request("d", left=left))
+        assert await harness.query("SELECT 1 FROM perdure_lines") == []
+
+    async def test_a_step_of_a_run_that_has_ended_is_passed_over(self, store: Store, harness: Harness) -> None:
+        first, second = await held(store, "r1"), await held(store, "r2")
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        await ask(store, "b", a_step(second, one))
+        await commit(store, second, next=DONE)
+        freed = await store.admit(a_request("c", left=(StepLeft("r1", first.token, PLACE),)))
+        assert freed.called == 0
+        assert await harness.query("SELECT 1 FROM perdure_lines") == []
