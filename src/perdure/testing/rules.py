@@ -292,6 +292,7 @@ GATES = (
         """
         SELECT r.id, r.reason FROM perdure_runs r WHERE r.status = 'waiting' AND r.reason IN ('limit', 'breaker')
           AND NOT EXISTS (SELECT 1 FROM perdure_lines l WHERE l.run_id = r.id)
+          AND NOT EXISTS (SELECT 1 FROM perdure_successors s WHERE s.run_id = r.id)
         """,
     ),
     # One that has ended meanwhile is found out when it is its turn, and others' workers know nothing of lines.
