@@ -404,7 +404,12 @@ async def claim_and_set_aside(store: Store, system: ManualSystem) -> Ask:
 async def take_one(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
     await store.register(a_worker())
-    return lambda store: store.take(a_take("r2"))
+
+    async def ask(store: Store) -> Lease | None:
+        claimed = (await store.take(a_take("r2"))).claimed
+        return None if claimed is None else claimed.lease
+
+    return ask
 
 
 @operation
