@@ -367,6 +367,20 @@ async def test_a_database_that_is_away_is_nobodys_fault(on_disk: Stage) -> None:
     await handler.stop()
 
 
+async def test_a_queue_that_is_away_is_nobodys_fault_either(on_disk: Stage) -> None:
+    async def enqueue(message: QueueMessage, delay: float) -> None:
+        if message.execution_id == run.id and delay:
+            raise ConnectionError("gone for lunch")
+
+    engine = on_disk.engine(later)
+    run = await engine.start(later(3600))
+    async with QueueHandler(engine, enqueue=enqueue) as handler:
+        answer = await handler.answer(body(run.id, retries=10))
+    assert (answer.ack, answer.fate, "gone for lunch" in answer.detail) == (False, Fate.UNAVAILABLE, True)
+    assert QueueMessage.decode(answer.body).retry_count == 10
+    assert await run.status() is Status.WAITING
+
+
 async def test_a_workflow_of_somebody_else_is_left_to_them(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
     engine, other = on_disk.engine(greeting), on_disk.engine(held)
     run = await other.start(held())

@@ -43,6 +43,10 @@ Enqueue = Callable[[QueueMessage, float], Awaitable[object]]
 _BACKOFF = replace(Retry.spread_out(), attempts=None)
 
 
+class _QueueAway(Exception):
+    """What comes next could not be enqueued."""
+
+
 class QueueHandler:
     """Works on the runs that messages name. Use it as an async context manager, or `start` and `stop` it."""
 
@@ -156,7 +160,7 @@ class QueueHandler:
             return Answer(ack=True, fate=Fate.MALFORMED, detail=str(error))
         try:
             return await self._process(message)
-        except (EngineClosed, StoreError) as error:
+        except (EngineClosed, StoreError, _QueueAway) as error:
             return self._again(message, Fate.UNAVAILABLE, self._backoff(1), detail=str(error))
         except RunNotFound as error:
             return await self._count(message, Fate.UNKNOWN, str(error))
@@ -176,7 +180,7 @@ class QueueHandler:
         credentials = None if self._hook is None else await self._hook(message)
         done = await self._pusher.execute(run.id, timeout=self._timeout, credentials=credentials)
         if done.stands is Standing.FINISHED and done.parent_id is not None and self._enqueue is not None:
-            await self._enqueue(self.message(done.parent_id), 0.0)
+            await self._put(self._enqueue, self.message(done.parent_id), 0.0)
         return await self._follow(message, done)
 
     async def _follow(self, message: QueueMessage, done: Executed) -> Answer:
@@ -199,8 +203,15 @@ class QueueHandler:
         later = self._later(message, delay)
         if self._enqueue is None:
             return self._again(later, Fate.WAITING, delay, status=done.status)
-        await self._enqueue(later, delay)
+        await self._put(self._enqueue, later, delay)
         return Answer(ack=True, fate=Fate.WAITING, run_id=done.run_id, status=done.status)
+
+    async def _put(self, enqueue: Enqueue, message: QueueMessage, delay: float) -> None:
+        try:
+            await enqueue(message, delay)
+        except Exception as error:
+            # The run is where it is; the message that led there is delivered again.
+            raise _QueueAway(f"the queue did not take the message for run {message.execution_id!r}: {error}") from error
 
     def _later(self, message: QueueMessage, delay: float) -> QueueMessage:
         return self.message(message.execution_id, delay=delay, authorization=message.authorization)
