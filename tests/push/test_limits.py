@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure import Context, Engine, Limit, QueueHandler, Reason, Singleton, Standing, Status, activity, workflow
+from perdure import Context, Engine, Limit, QueueHandler, Reason, Singleton, Standing, Status, activity, step, workflow
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 
@@ -108,3 +108,31 @@ async def test_a_singleton_that_waits_for_its_turn_is_not_pushed_past_the_others
         return (await engine.execute(second.id)).worked
 
     await eventually(begun)
+
+
+async def test_a_step_that_waits_for_a_limit_has_its_run_asked_for_again(on_disk: Stage) -> None:
+    crowd = Crowd()
+
+    @step(limit=Limit("external:step", concurrency=1))
+    async def visit() -> None:
+        await crowd.visit()
+
+    @workflow("push.stepping.v1")
+    async def stepping(ctx: Context) -> None:
+        await ctx.step(visit)
+
+    engine = on_disk.engine(stepping)
+    one, two = await engine.start(stepping()), await engine.start(stepping())
+    first = asyncio.ensure_future(engine.execute(one.id))
+    await eventually(lambda: crowd.inside == 1)
+    waits = await engine.execute(two.id)
+    assert (waits.stands, waits.reason) == (Standing.WAITING, Reason.LIMIT)
+    assert waits.again_in is not None
+    crowd.go_on.set()
+    await first
+
+    async def done() -> bool:
+        return (await engine.execute(two.id)).stands is Standing.FINISHED
+
+    await eventually(done)
+    assert (crowd.most, crowd.done) == (1, 2)

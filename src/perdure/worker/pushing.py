@@ -162,11 +162,14 @@ class Pushing:
         if taken.refused is Refusal.WAITING:
             # It may have been taken by somebody else since, or been let pass.
             stands = _stands(run, taken.now)
-        done = _executed(run, stands, taken.now, worked, progressed)
-        if run.reason not in (Reason.LIMIT, Reason.BREAKER) or stands is not Standing.WAITING:
+        return await self._in_turn(_executed(run, stands, taken.now, worked, progressed), taken.now)
+
+    async def _in_turn(self, done: Executed, now: int) -> Executed:
+        """Say when to ask again for a run that, or a step of which, stands in a line."""
+        if done.reason not in (Reason.LIMIT, Reason.BREAKER) or done.stands is not Standing.WAITING:
             return done
-        again_at = _turn_of(await self._store.standing(run.id), taken.now)
-        return replace(done, again_at=again_at, again_in=(again_at - taken.now) / 1e6)
+        again_at = _turn_of(await self._store.standing(done.run_id), now)
+        return replace(done, again_at=again_at, again_in=(again_at - now) / 1e6)
 
     async def _take(self, run_id: str) -> Taken:
         """Take it, and hand it to the worker; or say why not. Raises `Unknown` and `Foreign`."""
@@ -302,7 +305,8 @@ class Pushing:
         run = await self._store.get(run_id)
         if run is None:
             raise Unknown(run_id)
-        return _executed(run, _stands(run, self._store.clock()), self._store.clock(), worked, progressed)
+        now = self._store.clock()
+        return await self._in_turn(_executed(run, _stands(run, now), now, worked, progressed), now)
 
 
 def _turn_of(place: Place | None, now: int) -> int:
