@@ -161,7 +161,9 @@ class Audit:
             ended[parent_id].add(payload)
         for parent_id, history in self._histories.items():
             for record in history:
-                if record.kind is Kind.CHILD and record.payload not in ended[parent_id]:
+                # One that is requeued lets go of children that have not ended yet, and notes them as failed.
+                let_go = record.failed and parent_id in self._requeued
+                if record.kind is Kind.CHILD and not let_go and record.payload not in ended[parent_id]:
                     yield f"{record.location} of run {parent_id} has an outcome that no child had: {record.payload}"
 
     def _performances(self) -> Iterator[str]:
