@@ -4,6 +4,7 @@ from perdure.client.afterlife import Decided, Deleted
 from perdure.client.backpressure import Watermarks
 from perdure.client.blocking import Blocking, BlockingHandle
 from perdure.client.blocking_breakers import BlockingBreakers
+from perdure.client.blocking_limits import BlockingLimits
 from perdure.client.blocking_locks import BlockingLock, BlockingLocks
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.blocking_watermarks import BlockingWatermarks
@@ -129,6 +130,7 @@ __all__ = [
     "Blocking",
     "BlockingBreakers",
     "BlockingHandle",
+    "BlockingLimits",
     "BlockingLock",
     "BlockingLocks",
     "BlockingSchedules",

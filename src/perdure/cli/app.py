@@ -50,6 +50,7 @@ COMMANDS = MappingProxyType(
         "schedule": "perdure.cli.schedule",
         "due": "perdure.cli.due",
         "execute": "perdure.cli.execute",
+        "limits": "perdure.cli.limits",
         "locks": "perdure.cli.locks",
         "breakers": "perdure.cli.breakers",
         "dead": "perdure.cli.dead",

@@ -1,10 +1,11 @@
-"""What keeps programs out of each other's way, for code that is not async: locks and watermarks."""
+"""What keeps programs out of each other's way, for code that is not async: limits, locks and watermarks."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
+from perdure.client.blocking_limits import BlockingLimits
 from perdure.client.blocking_locks import BlockingLock, BlockingLocks, holding
 from perdure.client.blocking_watermarks import BlockingWatermarks
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 class BlockingFlow:
     """See the module."""
+
+    @property
+    def limits(self) -> BlockingLimits:
+        """See `Engine.limits`."""
+        return BlockingLimits(cast("Blocking", self))
 
     @property
     def locks(self) -> BlockingLocks:
