@@ -12,10 +12,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.breakers import Circuit
 from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.dead import Requeue
 from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
-from perdure.core.gates import Bounds
+from perdure.core.gates import Bounds, StepLeft, StepVerdict
 from perdure.core.model import (
     FAR,
     Again,
@@ -35,6 +36,7 @@ from perdure.core.schedule import Overlap
 from perdure.core.singleton import Policy
 from perdure.core.watermark import Watermark
 from perdure.store import Store
+from perdure.testing.conformance.breakers import API, PLACE, a_report, a_request, a_step, opened
 from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -445,6 +447,29 @@ async def set_bounds(store: Store, system: ManualSystem) -> Ask:
     await ready(store, "r1", "r2")
     await store.admit(await asks(store))
     return lambda store: store.set_bounds(GATE, Bounds(concurrency=2), ACTOR)
+
+
+@operation
+async def admit_steps(store: Store, system: ManualSystem) -> Ask:
+    """One that may pass, one that may not, one that has ended so that another is called, and what became of a breaker."""
+    leases = [await held(store, name) for name in ("r1", "r2", "r3")]
+    first, second, third = [a_step(lease, Bounds(concurrency=1, pace=SECOND)) for lease in leases]
+    await store.admit(a_request("before", steps=(first, second)))
+    await commit(store, leases[1], next=a_park(reason=Reason.LIMIT))
+    system.advance(5)
+    left = (StepLeft("r1", leases[0].token, PLACE),)
+    request = a_request("asked", steps=(third,), left=left, reports=(a_report(1, 2),))
+
+    async def ask(store: Store) -> tuple[StepVerdict, ...]:
+        return (await store.admit(request)).steps
+
+    return ask
+
+
+@operation
+async def set_breaker(store: Store, system: ManualSystem) -> Ask:
+    await opened(store)
+    return lambda store: store.set_breaker(API, Circuit.CLOSED, ACTOR)
 
 
 @operation

@@ -154,6 +154,8 @@ class Client:
         await handle.resume()
         await self._engine.limits.set("errands", concurrency=2)
         await self._engine.limits.clear("errands")
+        await self._engine.breakers.open("post")
+        await self._engine.breakers.reset("post")
         # As whoever finds a dead worker does.
         await (await self._engine._opened()).stir_gates("client")
 

@@ -57,6 +57,7 @@ MUTATING_VERBS = (
     "admit",
     "stir_gates",
     "set_bounds",
+    "set_breaker",
     "requeue",
     "delete",
     "undelete",

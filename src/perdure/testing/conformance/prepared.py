@@ -11,6 +11,7 @@ from perdure.core.model import FAR, Block, Finish, Kind, Reason, Status, Turn, V
 from perdure.core.retention import Prune
 from perdure.store import Store
 from perdure.store.borrowed.deed import Deed
+from perdure.testing.conformance.breakers import PREPARE as BREAKERS
 from perdure.testing.conformance.gates import a_gating, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -232,6 +233,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "admit": _prepare_admit,
     "stir_gates": _prepare_stir_gates,
     "set_bounds": _prepare_set_bounds,
+    **BREAKERS,
     "requeue": _prepare_requeue,
     "delete": _prepare_delete,
     "undelete": _prepare_undelete,
