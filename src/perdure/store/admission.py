@@ -117,24 +117,7 @@ class _Admission:
     async def run(self) -> Admitted:
         """Lock, look, let pass, write."""
         tx, request = self._tx, self._request
-        freed = await release(tx, request.released) | await release_steps(tx, request.left)
-        wanted = {report.gate: Bounds() for report in request.reports}
-        wanted |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
-        wanted |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
-        # A step passes without a slot.
-        types = (
-            request.types
-            if request.limit and not request.only
-            else tuple(type for type in request.types if type == STEPS)
-        )
-        due = await due_gates(tx, types, GATES)
-        self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
-        for gate in [self._gates[name] for name in freed]:
-            # Whoever waits for room there may have it now, here or elsewhere.
-            if gate.waits_for == "room":
-                gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
-                tx.stir(Change.READY)
-        attend(tx, self._gates, (*request.arrivals, *request.steps), request.reports, request.worker)
+        await self._lock()
         lines = await self._heads()
         arrived = [InLine(one.run_id, one.gating) for one in request.arrivals]
         await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
@@ -145,9 +128,11 @@ class _Admission:
         await self._lock_more([*(one for line in lines.values() for one in line), *passage.standing])
         await count_held(tx, self._gates.values())
         self._turns = Turns(tx, self._gates)
-        self._passed_by_steps = await passage.run(request.steps, self._turns)
+        await passage.run(request.steps, self._turns, lines)
         direct = await self._line_up(arrived, lines)
         await self._let_pass(lines, direct)
+        await passage.rest(self._turns)
+        self._passed_by_steps = passage.touched
         runs = await self._write(lines)
         due_at = await next_due(tx, request.types)
         return Admitted(
@@ -160,6 +145,25 @@ class _Admission:
             suspects=self._suspects,
             now=tx.now,
         )
+
+    async def _lock(self) -> None:
+        """Lock what is asked for, what is due and what was given back, and see to the breakers among them."""
+        tx, request = self._tx, self._request
+        freed = await release(tx, request.released) | await release_steps(tx, request.left)
+        wanted = {report.gate: Bounds() for report in request.reports}
+        wanted |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
+        wanted |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
+        # A step passes without a slot.
+        slotless = tuple(type for type in request.types if type == STEPS)
+        types = request.types if request.limit and not request.only else slotless
+        due = await due_gates(tx, types, GATES)
+        self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
+        for gate in [self._gates[name] for name in freed]:
+            # Whoever waits for room there may have it now, here or elsewhere.
+            if gate.waits_for == "room":
+                gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
+                tx.stir(Change.READY)
+        attend(tx, self._gates, (*request.arrivals, *request.steps), request.reports, request.worker)
 
     async def _heads(self) -> dict[str, list[InLine]]:
         """Those who may be next, at gates that are due."""

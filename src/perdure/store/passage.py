@@ -7,7 +7,7 @@ gets that permit for its lease. A step always has a row for each gate that it pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perdure.core.gates import Gating, Pass, StepArrival, StepLeft, StepVerdict
 from perdure.core.model import FINISHED, Kind, NewMessage, Status
@@ -74,13 +74,14 @@ class Passage:
         self.verdicts: list[StepVerdict] = []
         #: Runs of those that stand in lines, which are locked: status and token.
         self._runs: dict[str, tuple[str, int]] = {}
-        self._touched: set[str] = set()
+        #: Gates at which something may have changed.
+        self.touched: set[str] = set()
         self.called = 0
 
     async def look(self, due: Sequence[str]) -> None:
         """Those who may be next, at gates that are due."""
         tx = self._tx
-        self._touched |= set(due)
+        self.touched |= set(due)
         for name in due:
             for gate, priority, turn, run_id, place, gating in await tx.fetch(_FIRST, {"gate": name, "limit": _ENOUGH}):
                 one = Standing(run_id, Gating.from_json(gating), priority, turn, gate)
@@ -89,14 +90,23 @@ class Passage:
         ids = sorted({one.run_id for one in self.standing})
         self._runs = {run_id: (status, token) for run_id, status, token in await in_chunks(tx, _RUNS, ids)}
 
-    async def run(self, arrivals: Sequence[StepArrival], turns: Turns) -> set[str]:
-        """Let pass who may: those in lines first. The gates at which that changed something."""
+    async def run(self, arrivals: Sequence[StepArrival], turns: Turns, runs: Mapping[str, Sequence[InLine]]) -> None:
+        """Let pass who may: those in lines whose turn is before that of the first run there, and those who have only just come."""
+        first = {gate: min(one.place for one in line) for gate, line in runs.items() if line}
+        before = [one for one in self.standing if one.gate not in first or one.place < first[one.gate]]
+        self.standing = [one for one in self.standing if one not in before]
+        await self._call_all(before, turns)
+        await self._arrive(arrivals, turns)
+
+    async def rest(self, turns: Turns) -> None:
+        """Let pass who may of the others, when the runs have had their turn."""
+        await self._call_all(self.standing, turns)
+
+    async def _call_all(self, those: Sequence[Standing], turns: Turns) -> None:
         full: set[str] = set()
-        for one in self.standing:
+        for one in those:
             if one.gate not in full and not await self._call(one, turns):
                 full.add(one.gate)
-        await self._arrive(arrivals, turns)
-        return self._touched
 
     async def _call(self, one: Standing, turns: Turns) -> bool:
         """Let one that stands in a line pass; whether it is worth asking that line again."""
@@ -116,7 +126,7 @@ class Passage:
             if refused in self._gates:
                 await turns.give(refused, [one])
                 await tx.execute(_MOVE, {**place, "gate": refused, "turn": one.turn, "gating": one.gating.to_json()})
-                self._touched.add(refused)
+                self.touched.add(refused)
             return True
         if not barred:
             await self._permit(one.run_id, one.location, token, "turn", one.gating.passes)
@@ -170,7 +180,7 @@ class Passage:
             await turns.give(refused, [new])
             row = {"gate": refused, "turn": new.turn, "gating": one.gating.to_json(), "priority": one.priority}
             await tx.execute(_JOIN, {**place, **row, "now": tx.now})
-            self._touched.add(refused)
+            self.touched.add(refused)
         self.verdicts.append(StepVerdict(one.run_id, one.place, gate=refused))
 
     async def _permit(self, run_id: str, place: str, token: int, hold: str, passes: Sequence[Pass]) -> None:

@@ -183,6 +183,24 @@ class StepsAtGates:
         rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
         assert rows == [("r2", again.token, "lease")]
 
+    async def test_runs_and_steps_at_one_gate_pass_in_the_order_of_their_turns(self, store: Store) -> None:
+        first, second, third = [await held(store, name) for name in ("s1", "s2", "s3")]
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(first, one))
+        await ask(store, "b", a_step(second, one))
+        await store.create([a_run("r1")], ACTOR)
+        gating = Gating((Pass("external", one),))
+        await store.admit(a_request("c", arrivals=(Arrival("r1", 0, gating),)))
+        await ask(store, "d", a_step(third, one))
+        passed: list[str] = []
+        for nonce, lease in (("e", first), ("f", second)):
+            admitted = await store.admit(a_request(nonce, left=(StepLeft(lease.run_id, lease.token, PLACE),)))
+            passed += [run.run.id for run in admitted.runs] + ["a step"] * admitted.called
+            # The one that was called takes its turn up.
+            if admitted.called:
+                await ask(store, f"{nonce}2", a_step(second, one))
+        assert passed == ["a step", "r1"]
+
     async def test_a_turn_that_nobody_takes_up_goes_to_the_next(self, store: Store, harness: Harness) -> None:
         first, second, third = [await held(store, name) for name in ("r1", "r2", "r3")]
         one = Bounds(concurrency=1)
