@@ -230,6 +230,7 @@ async def test_a_closed_breaker_costs_no_write(stage: Stage) -> None:
         before = await stage.rows("SELECT * FROM perdure_gates")
         runs = [await engine.start(call(str(number))) for number in range(20)]
         assert [await run.result("20s") for run in runs] == [str(number) for number in range(20)]
+        assert await engine.limits.list() == []
         assert await stage.rows("SELECT * FROM perdure_gates") == before
         assert await stage.rows("SELECT * FROM perdure_permits") == []
 

@@ -37,7 +37,15 @@ class Limits:
         """Limits that runs have met or that were set, in the order of their names, past one."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
-        return await (await self._engine._opened()).gates(after, limit)
+        store = await self._engine._opened()
+        found: builtins.list[Gate] = []
+        while len(found) < limit:
+            page = await store.gates(after, limit)
+            found += [gate for gate in page if gate.breaker is None]
+            if len(page) < limit:
+                break
+            after = page[-1].name
+        return found[:limit]
 
     async def _write(self, name: str, bounds: Bounds | None) -> None:
         base, keyed, _ = name.partition(KEYED)
