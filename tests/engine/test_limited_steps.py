@@ -168,6 +168,24 @@ async def test_a_breaker_keeps_steps_waiting_and_lets_them_try_again(stage: Stag
     assert calls == ["a", "a", "a"]
 
 
+async def test_a_closed_breaker_costs_a_step_no_write(stage: Stage) -> None:
+    @step(breaker=Breaker("api"))
+    async def call(number: int) -> int:
+        return number
+
+    @workflow("limited.fine.v1")
+    async def one(ctx: Context) -> list[int]:
+        return [await ctx.step(call, number) for number in range(10)]
+
+    engine = stage.engine(one)
+    async with engine.worker():
+        await (await engine.start(one())).result("20s")
+        before = await stage.rows("SELECT * FROM perdure_gates")
+        assert await (await engine.start(one())).result("20s") == list(range(10))
+        assert await stage.rows("SELECT * FROM perdure_gates") == before
+        assert await nothing_is_left(stage)
+
+
 async def test_a_step_that_is_to_fail_fails_at_once_while_its_breaker_is_open(stage: Stage) -> None:
     calls: list[str] = []
 

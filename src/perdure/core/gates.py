@@ -200,6 +200,9 @@ class StepVerdict(Struct, frozen=True):
     gate: str = ""
     #: It is to fail, because a breaker is open until then.
     barred_until: int = 0
+    #: It has permits, which are to be given back; and it may be a probe of a breaker that is half open.
+    permit: bool = False
+    probe: bool = False
 
 
 class AdmitRequest(Struct, frozen=True, kw_only=True):

@@ -148,6 +148,11 @@ class GateState:
         half_open = self.breaker is not None and self.breaker.circuit is Circuit.HALF_OPEN
         return half_open or self.bounds.concurrency > 0
 
+    @property
+    def remembers(self) -> bool:
+        """Whether one that has passed makes a difference to the next."""
+        return self.counts or self.bounds.pace > 0
+
     def has_room(self, now: int) -> bool:
         """Whether one more may pass now."""
         return self.lacks(now) == ""

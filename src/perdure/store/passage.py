@@ -2,13 +2,15 @@
 
 A step that may not pass stands in a line of its own, by its run and its place there. When its turn comes, whoever looks keeps a permit
 for it for a while (`hold = 'turn'`) and wakes the run, in one transaction; the worker that takes the run asks again and
-gets that permit for its lease. A step always has a row for each gate that it passed, by which a repeated request is recognised.
+gets that permit for its lease. A step has a row for each gate that remembers who has passed, by which a repeated request is recognised; what it
+passes besides, such as a closed breaker, it may pass again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from perdure.core.breakers import Circuit
 from perdure.core.gates import Gating, Pass, StepArrival, StepLeft, StepVerdict
 from perdure.core.model import FINISHED, Kind, NewMessage, Status
 from perdure.store.dialect import Transaction
@@ -159,9 +161,10 @@ class Passage:
     async def _arrived(self, one: StepArrival, has: set[str], stands_at: str | None, turns: Turns) -> None:
         tx, passes = self._tx, one.gating.passes
         place = {"run_id": one.run_id, "place": one.place}
-        if has and has >= {wanted.gate for wanted in passes}:
+        counting = [wanted for wanted in passes if self._gates[wanted.gate].remembers]
+        if has and has >= {wanted.gate for wanted in counting}:
             await tx.execute(_CONVERT, {**place, "token": one.token, "now": tx.now})
-            self.verdicts.append(StepVerdict(one.run_id, one.place))
+            self._let_begin(one)
             return
         barred_until = self._bars(passes)
         if barred_until:
@@ -172,8 +175,8 @@ class Passage:
         # Rows of an earlier lease count no more; nor does a turn that was kept for less than is asked for now.
         await tx.execute(_FORGET, place)
         if refused is None:
-            await self._permit(one.run_id, one.place, one.token, "lease", passes)
-            self.verdicts.append(StepVerdict(one.run_id, one.place))
+            await self._permit(one.run_id, one.place, one.token, "lease", counting)
+            self._let_begin(one, permit=bool(counting))
             return
         if stands_at is None:
             new = Standing(one.run_id, one.gating, one.priority)
@@ -182,6 +185,11 @@ class Passage:
             await tx.execute(_JOIN, {**place, **row, "now": tx.now})
             self.touched.add(refused)
         self.verdicts.append(StepVerdict(one.run_id, one.place, gate=refused))
+
+    def _let_begin(self, one: StepArrival, *, permit: bool = True) -> None:
+        breakers = [self._gates[wanted.gate].breaker for wanted in one.gating.passes]
+        probe = any(breaker is not None and breaker.circuit is Circuit.HALF_OPEN for breaker in breakers)
+        self.verdicts.append(StepVerdict(one.run_id, one.place, permit=permit, probe=probe))
 
     async def _permit(self, run_id: str, place: str, token: int, hold: str, passes: Sequence[Pass]) -> None:
         for wanted in passes:
@@ -230,7 +238,7 @@ async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[S
     verdicts: list[StepVerdict] = []
     for one in steps:
         if (one.run_id, one.place, one.token) in granted:
-            verdicts.append(StepVerdict(one.run_id, one.place))
+            verdicts.append(StepVerdict(one.run_id, one.place, permit=True, probe=True))
         elif (one.run_id, one.place) in places:
             verdicts.append(StepVerdict(one.run_id, one.place, gate=places[one.run_id, one.place]))
     return tuple(verdicts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
     from perdure.worker.held import Held
 
 
+class _Passed(NamedTuple):
+    """A step that has passed."""
+
+    operation: StepOperation
+    since: int
+    #: Of the lease under which it has.
+    token: int
+    permit: bool
+    probe: bool
+
+
 class Passing:
     """What one run has to do with gates."""
 
@@ -35,8 +46,8 @@ class Passing:
         #: By place: those of which nothing is known yet, and those that stand in line, with the gate and since when at the latest.
         self._asked: dict[str, StepOperation] = {}
         self._waiting: dict[str, tuple[StepOperation, str, int]] = {}
-        #: Those that may begin or have begun, since when, and under which token.
-        self._passed: dict[str, tuple[StepOperation, int, int]] = {}
+        #: Those that may begin or have begun.
+        self._passed: dict[str, _Passed] = {}
 
     def break_off(self, error: Exception) -> None:
         """See `Breakable`."""
@@ -59,7 +70,7 @@ class Passing:
         """Whether a step has passed; one that has not asks."""
         place = place_of(operation.location)
         passed = self._passed.get(place)
-        if passed is not None and passed[0] is operation:
+        if passed is not None and passed.operation is operation:
             return True
         if place not in self._waiting:
             self._ask(operation)
@@ -102,7 +113,7 @@ class Passing:
         if verdict.gate:
             self._waiting[verdict.place] = operation, verdict.gate, now
         else:
-            self._passed[verdict.place] = operation, now, token
+            self._passed[verdict.place] = _Passed(operation, now, token, verdict.permit, verdict.probe)
             held._ready.append(operation)
         self.tidy()
         held.settle(held._crew.moment())
@@ -135,19 +146,21 @@ class Passing:
         passed = self._passed.pop(place_of(operation.location), None)
         if passed is None:
             return
-        crew, (_, since, token) = self._held._crew, passed
-        breaker = _breaker(operation)
+        crew, breaker = self._held._crew, _breaker(operation)
         if breaker is not None:
-            crew.usher.judged(breaker, error, policy_of(operation, crew), since, probe=True)
-        crew.usher.leave(StepLeft(self._held.run.id, token, place_of(operation.location)))
+            crew.usher.judged(breaker, error, policy_of(operation, crew), passed.since, probe=passed.probe)
+        self._give_back(place_of(operation.location), passed)
+
+    def _give_back(self, place: str, passed: _Passed) -> None:
+        if passed.permit:
+            self._held._crew.usher.leave(StepLeft(self._held.run.id, passed.token, place))
 
     def tidy(self) -> None:
         """Let go of what nobody wants any more."""
         usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
-        for place, (operation, _, held_under) in list(self._passed.items()):
-            if not operation.open:
-                del self._passed[place]
-                usher.leave(StepLeft(run_id, held_under, place))
+        for place, passed in list(self._passed.items()):
+            if not passed.operation.open:
+                self._give_back(place, self._passed.pop(place))
         for place, (operation, _, since) in list(self._waiting.items()):
             if not operation.open:
                 del self._waiting[place]
@@ -156,8 +169,8 @@ class Passing:
     def close(self, *, ended: bool) -> None:
         """The run is let go of; one that has ended stands in no line."""
         usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
-        for place, (_, _, held_under) in self._passed.items():
-            usher.leave(StepLeft(run_id, held_under, place))
+        for place, passed in self._passed.items():
+            self._give_back(place, passed)
         for place in self._asked:
             usher.leave(StepLeft(run_id, token, place))
         for place, (_, _, since) in self._waiting.items() if ended else ():

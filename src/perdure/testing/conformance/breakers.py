@@ -84,6 +84,10 @@ async def ask(store: Store, nonce: str, *steps: StepArrival, **changes: Any) -> 
     return (await store.admit(a_request(nonce, steps=steps, **changes))).steps
 
 
+def _passed(run_id: str) -> StepVerdict:
+    return StepVerdict(run_id, PLACE, permit=True)
+
+
 async def _prepare_set_breaker(store: Store) -> Verb:
     await opened(store)
     return lambda store: store.set_breaker(API, Circuit.CLOSED, ACTOR)
@@ -161,7 +165,7 @@ class StepsAtGates:
         lease = await held(store)
         step = a_step(lease, Bounds(concurrency=1, pace=SECOND))
         for nonce in ("a", "a", "b"):
-            assert await ask(store, nonce, step) == (StepVerdict("r1", PLACE),)
+            assert await ask(store, nonce, step) == (_passed("r1"),)
         [(arrival,)] = await harness.query("SELECT arrival FROM perdure_gates")
         assert arrival == START + SECOND
 
@@ -179,7 +183,7 @@ class StepsAtGates:
         assert (message.kind, message.name) == (Kind.CALL, PLACE)
         assert await ask(store, "d", a_step(first, one)) == (StepVerdict("r1", PLACE, gate="external"),)
         again = await lease_of(store, "r2", "w1", nonce="later")
-        assert await ask(store, "e", a_step(again, one)) == (StepVerdict("r2", PLACE),)
+        assert await ask(store, "e", a_step(again, one)) == (_passed("r2"),)
         rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
         assert rows == [("r2", again.token, "lease")]
 
@@ -211,7 +215,7 @@ class StepsAtGates:
         assert (await store.admit(a_request("d", left=(StepLeft("r1", first.token, PLACE),)))).called == 1
         harness.system.advance(60)
         assert (await store.admit(a_request("e"))).called == 1
-        assert await ask(store, "f", a_step(third, one)) == (StepVerdict("r3", PLACE),)
+        assert await ask(store, "f", a_step(third, one)) == (_passed("r3"),)
 
     async def test_a_permit_is_for_one_lease(self, store: Store, harness: Harness) -> None:
         first = await held(store, "r1")
@@ -221,7 +225,7 @@ class StepsAtGates:
         await store.sweep(100)
         again = await lease_of(store, "r1", "w2")
         other = await held(store, "r2", "w2")
-        assert await ask(store, "b", a_step(other, one), worker="w2") == (StepVerdict("r2", PLACE),)
+        assert await ask(store, "b", a_step(other, one), worker="w2") == (_passed("r2"),)
         assert await ask(store, "c", a_step(again, one), worker="w2") == (StepVerdict("r1", PLACE, gate="external"),)
 
     async def test_who_gives_up_stands_in_line_no_more(self, store: Store, harness: Harness) -> None:
