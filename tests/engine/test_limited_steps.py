@@ -208,6 +208,36 @@ async def test_a_step_that_is_to_fail_fails_at_once_while_its_breaker_is_open(st
     assert calls == ["b"]
 
 
+async def test_a_transaction_gives_its_place_back_when_it_is_committed(stage: Stage) -> None:
+    async def write(connection: Any, name: str) -> str:
+        return name
+
+    async def nap() -> None:
+        await asleep.wait()
+
+    asleep = asyncio.Event()
+
+    @workflow("limited.deed.v1")
+    async def deed(ctx: Context, name: str) -> str:
+        napping = asyncio.create_task(ctx.step(nap))
+        done = await ctx.options(limit=Limit("deeds", concurrency=1)).transaction(write, name)
+        await napping
+        return str(done)
+
+    engine = stage.engine(deed)
+    async with engine.worker():
+        runs = [await engine.start(deed(name)) for name in "abc"]
+
+        async def have_passed() -> bool:
+            rows = await stage.rows("SELECT run_id FROM perdure_history WHERE location LIKE 'write%'")
+            return len(rows) == 3
+
+        await eventually(have_passed)
+        asleep.set()
+        assert [await run.result("20s") for run in runs] == ["a", "b", "c"]
+        await eventually(lambda: nothing_is_left(stage))
+
+
 async def test_a_key_that_cannot_be_told_fails_its_step(stage: Stage) -> None:
     async def call(name: str) -> str:
         return name

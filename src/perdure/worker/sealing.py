@@ -113,6 +113,8 @@ class Seal:
     def _adopt(self, attempt: Attempt, committed: Committed, moment: Moment) -> None:
         held, record = self._held, committed.record
         held._attempts.pop(record.location)
+        if held._passing is not None:
+            held._passing.ended(attempt.operation, None)
         self._interruptions.pop(record.location, None)
         execution = held._execution
         assert execution is not None
