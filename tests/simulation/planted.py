@@ -29,7 +29,12 @@ Patch = pytest.MonkeyPatch
 
 _STATES = ("PARK", "_AGAIN", "_RELEASE", "_BLOCK")
 _LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
-_RECORD_LEASE = "AND token = ? AND nonce = ? AND status = 'running'"
+#: Where a statement with parameters by position has the lease proved: it, and what token and nonce are called there.
+_PROOFS: tuple[tuple[ModuleType, str, str, str], ...] = (
+    (states, "FINISH", "?", "?"),
+    (commit, "RECORD", "?3", "?15"),
+    (commit, "RECORDS", "v.column3", "v.column15"),
+)
 
 
 def reword(patch: Patch, module: ModuleType, name: str, old: str, new: str) -> None:
@@ -38,12 +43,18 @@ def reword(patch: Patch, module: ModuleType, name: str, old: str, new: str) -> N
     patch.setattr(module, name, text.replace(old, new))
 
 
+def reword_proofs(patch: Patch, new: str) -> None:
+    """Replace what records and outcomes have to prove, in terms of `{token}` and `{nonce}`."""
+    for module, name, token, nonce in _PROOFS:
+        old = f"AND token = {token} AND nonce = {nonce} AND status = 'running'"
+        reword(patch, module, name, old, new.format(token=token, nonce=nonce))
+
+
 def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple[Any, ...], Turn], bool]) -> None:
     """Replace what a write has to prove."""
     for name in _STATES:
         reword(patch, states, name, _LEASE, lease)
-    reword(patch, states, "FINISH", _RECORD_LEASE, record_lease)
-    reword(patch, commit, "RECORD", _RECORD_LEASE, record_lease)
+    reword_proofs(patch, record_lease)
 
     async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
         rows = await tx.fetch(
@@ -56,7 +67,7 @@ def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple
 
 def no_fence(patch: Patch) -> None:
     """Anybody may write to any run."""
-    fence(patch, "", "AND ? IS NOT NULL AND ? IS NOT NULL", lambda row, turn: True)
+    fence(patch, "", "AND {token} IS NOT NULL AND {nonce} IS NOT NULL", lambda row, turn: True)
 
 
 def fence_by_worker(patch: Patch) -> None:
@@ -78,8 +89,7 @@ def fence_by_worker(patch: Patch) -> None:
         reword(patch, states, each, _LEASE, "AND worker = :worker AND status = 'running'")
     proof = states._proof
     patch.setattr(states, "_proof", lambda lease: {**proof(lease), "worker": name()})
-    for module, each in ((commit, "RECORD"), (states, "FINISH")):
-        reword(patch, module, each, _RECORD_LEASE, "AND ? IS NOT NULL AND worker = ? AND status = 'running'")
+    reword_proofs(patch, "AND {token} IS NOT NULL AND worker = {nonce} AND status = 'running'")
     finish = states.finish
 
     async def finish_by_name(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
@@ -87,7 +97,7 @@ def fence_by_worker(patch: Patch) -> None:
 
     patch.setattr(states, "finish", finish_by_name)
     row = commit._row
-    patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:16], name()))
+    patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:-1], name()))
 
     async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
         rows = await tx.fetch("SELECT status, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,))
@@ -101,7 +111,7 @@ def token_never_raised(patch: Patch) -> None:
     fence(
         patch,
         "AND token = :token AND status = 'running'",
-        "AND token = ? AND ? IS NOT NULL AND status = 'running'",
+        "AND token = {token} AND {nonce} IS NOT NULL AND status = 'running'",
         lambda row, turn: bool(row[:2] == ("running", turn.lease.token)),
     )
     reword(patch, claim, "TAKE", "token = token + 1", "token = MAX(token, 1)")
