@@ -16,12 +16,12 @@ def numbered(prefix: str, *ranges: range) -> list[str]:
 
 def test_every_line_has_its_row() -> None:
     wanted = [
-        *numbered("000-", range(1, 32), range(33, 36), range(40, 41), range(49, 57)),
+        *numbered("000-", range(1, 36), range(40, 41), range(49, 57)),
         *numbered("001-", range(1, 5), range(14, 32), range(35, 53), range(57, 58)),
         *numbered("001-G", range(1, 14), range(16, 17)),
         *numbered("002-", range(1, 41)),
         *numbered("002-G", range(1, 5), range(7, 8)),
-        *numbered("003-", range(1, 35), range(36, 42), range(43, 49), range(51, 56)),
+        *numbered("003-", range(1, 42), range(43, 49), range(51, 56)),
         *numbered("003-G", range(1, 7), range(9, 11)),
         *numbered("004-", range(1, 27)),
         *numbered("004-G", range(1, 13), range(14, 15), range(16, 18)),

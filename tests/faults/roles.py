@@ -158,6 +158,7 @@ class Client:
         await self._engine.breakers.reset("post")
         # As whoever finds a dead worker does.
         await (await self._engine._opened()).stir_gates("client")
+        await (await self._engine._opened()).forget_gates(10, "client")
 
     async def keep_time(self) -> None:
         async def has_fired() -> bool:

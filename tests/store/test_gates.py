@@ -3,6 +3,9 @@ from __future__ import annotations
 from perdure.testing import conformance
 
 
+class TestForgetting(conformance.Forgetting): ...
+
+
 class TestLooking(conformance.Looking): ...
 
 

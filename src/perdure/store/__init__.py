@@ -56,6 +56,7 @@ MUTATING_VERBS = (
     "remove_watermark",
     "admit",
     "stir_gates",
+    "forget_gates",
     "set_bounds",
     "set_breaker",
     "requeue",

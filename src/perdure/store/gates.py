@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from perdure.core.breakers import BreakerRule, BreakerState, Circuit, view
-from perdure.core.gates import Bounds, Gate, base_of, of_queue, of_type
+from perdure.core.gates import KEYED, Bounds, Gate, base_of, of_queue, of_type
 from perdure.core.model import FAR
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE
@@ -103,6 +103,23 @@ WHERE name > :after
 ORDER BY name
 LIMIT :limit
 """
+
+#: Gates of single keys of which nothing has to be remembered.
+_IDLE = f"""
+SELECT g.name
+FROM perdure_gates g
+WHERE g.due_at = {FAR} AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = '' AND g.arrival <= :now {{among}}
+  AND NOT EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
+  AND NOT EXISTS (
+    SELECT 1 FROM perdure_permits p JOIN perdure_runs r ON r.id = p.run_id WHERE p.gate = g.name AND {VALID}
+  )
+ORDER BY g.name
+LIMIT :limit
+"""
+_FORGET_OF = tuple(
+    f"DELETE FROM perdure_{table} WHERE {column} IN ({{names}})"
+    for table, column in (("permits", "gate"), ("shares", "gate"), ("gates", "name"))
+)
 
 _FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name LIMIT :limit {skip_locked}"
 _STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
@@ -203,12 +220,16 @@ class GateState:
 
 async def lock_gates(tx: Transaction, wanted: Mapping[str, Bounds], *, waiting: bool = True) -> dict[str, GateState]:
     """Gates, made if need be, locked in the order of their names; without `waiting`, those that nobody else has locked."""
-    names = sorted(wanted)
-    there = {row[0] for row in await in_chunks(tx, _THERE, names)}
-    missing = [name for name in names if name not in there]
-    await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in missing])
-    lock = "{for_update}" if waiting else "{skip_locked}"
-    gates = {row[0]: GateState(row) for row in await in_chunks(tx, _LOCKED.replace("{lock}", lock), names)}
+    lock = _LOCKED.replace("{lock}", "{for_update}" if waiting else "{skip_locked}")
+    gates: dict[str, GateState] = {}
+    while names := sorted(wanted.keys() - gates.keys()):
+        there = {row[0] for row in await in_chunks(tx, _THERE, names)}
+        missing = [name for name in names if name not in there]
+        await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in missing])
+        gates |= {row[0]: GateState(row) for row in await in_chunks(tx, lock, names)}
+        # One that was forgotten while it was waited for is made again.
+        if not waiting:
+            break
     for name, gate in gates.items():
         gate.declare(wanted[name])
     await _override(tx, gates)
@@ -267,6 +288,23 @@ async def stir_gates(tx: Transaction) -> None:
         await tx.execute(_STIR.replace("{names}", chosen), {**params, "now": tx.now})
     if full:
         tx.stir(Change.READY)
+
+
+async def forget_gates(tx: Transaction, limit: int) -> int:
+    """Forget gates of keys that nobody uses any more; how many."""
+    params: dict[str, object] = {"now": tx.now, "limit": limit, "reserved": tx.now - RESERVED}
+    found = [row[0] for row in await tx.fetch(_IDLE.replace("{among}", ""), params)]
+    locked = sorted(await lock_gates(tx, dict.fromkeys(found, Bounds()), waiting=False)) if found else []
+    if not locked:
+        return 0
+    # Looked at again: somebody may have passed before the lock was had.
+    chosen, names = placeholders("name", locked)
+    rows = await tx.fetch(_IDLE.replace("{among}", f"AND g.name IN ({chosen})"), {**params, **names})
+    if rows:
+        chosen, names = placeholders("name", [row[0] for row in rows])
+        for sql in _FORGET_OF:
+            await tx.execute(sql.replace("{names}", chosen), names)
+    return len(rows)
 
 
 async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:

@@ -50,6 +50,10 @@ class Guarding(ABC):
         """Have every gate looked at that waits for room."""
         await self._write("stir_gates", actor, gates.stir_gates)
 
+    async def forget_gates(self, limit: int, actor: str) -> int:
+        """Forget gates of keys that nobody uses any more; how many."""
+        return await self._write("forget_gates", actor, lambda tx: gates.forget_gates(tx, limit))
+
     async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
         """Override what the code says about a gate, or no longer."""
         await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))

@@ -247,6 +247,9 @@ class Store(Protocol):
     async def stir_gates(self, actor: str) -> None:
         """Have every gate looked at that waits for room: somebody may have gone without a word."""
 
+    async def forget_gates(self, limit: int, actor: str) -> int:
+        """Forget gates of keys that nobody uses any more, so many at the most; how many."""
+
     async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
         """Override what the code says about a gate, at once and for everybody; or, with None, no longer."""
 

@@ -245,6 +245,10 @@ class Retrying:
         """As the store."""
         await self._again(lambda: self._store.stir_gates(actor))
 
+    async def forget_gates(self, limit: int, actor: str) -> int:
+        """As the store."""
+        return await self._again(lambda: self._store.forget_gates(limit, actor))
+
     async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
         """As the store."""
         await self._again(lambda: self._store.set_bounds(gate, bounds, actor))

@@ -17,6 +17,8 @@ logger = logging.getLogger("perdure.worker")
 
 #: Runs given back in one transaction.
 BATCH = 500
+#: One in so many sweeps forgets what nobody uses.
+_FORGETS_EVERY = 8
 
 
 class Sweeper:
@@ -36,6 +38,7 @@ class Sweeper:
         self._beside = beside
         self._aging = None if retention is None else Aging(store, system, retention)
         self._tasks: list[asyncio.Task[None]] = []
+        self._sweeps = 0
         self._succession: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,6 +74,7 @@ class Sweeper:
                     await self._system.sleep(0)
                     continue
             self._beside()
+            await self._forget_gates()
             await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))
 
     def _look_after(self, names: Sequence[str]) -> None:
@@ -81,6 +85,17 @@ class Sweeper:
     async def _succeed(self, names: Sequence[str]) -> None:
         for name in names:
             await succeed([name], self._store, "sweep")
+
+    async def _forget_gates(self) -> None:
+        """Now and then, and a full batch is followed by another one with the next sweep."""
+        self._sweeps += 1
+        if self._sweeps % _FORGETS_EVERY:
+            return
+        try:
+            if await self._store.forget_gates(BATCH, "sweep") == BATCH:
+                self._sweeps -= 1
+        except StoreError as error:
+            logger.warning("gates of keys that nobody uses are kept a little longer: %s", error)
 
     async def _make_room(self) -> None:
         """What is not worked on any more may have kept others from passing their gates."""

@@ -6,12 +6,13 @@ Subclass each class in a test module that provides the fixtures `store` and `har
 from __future__ import annotations
 
 from perdure.testing.conformance.afterlife import Deleting, Pruning
+from perdure.testing.conformance.bounds import Forgetting, Setting
 from perdure.testing.conformance.breakers import Breaking, StepsAtGates
 from perdure.testing.conformance.children import Children
 from perdure.testing.conformance.claims import Affinity, Claims, LostClaims, Order, Suspects, Timers
 from perdure.testing.conformance.dead import DeadLetters, Requeueing
 from perdure.testing.conformance.faults import Closing, LostVerdicts, Points, Repeating
-from perdure.testing.conformance.gates import Looking, Passing, Setting, TakingTurns
+from perdure.testing.conformance.gates import Looking, Passing, TakingTurns
 from perdure.testing.conformance.harness import Harness, ManualSystem, Unshared
 from perdure.testing.conformance.inbox import Cancelling, Inbox, Parking
 from perdure.testing.conformance.locks import Locks
@@ -49,6 +50,7 @@ __all__ = [
     "Families",
     "Fencing",
     "Firing",
+    "Forgetting",
     "Forking",
     "Harness",
     "Inbox",

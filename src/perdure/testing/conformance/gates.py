@@ -24,7 +24,6 @@ from perdure.testing.conformance.harness import (
     a_run,
     a_worker,
     claim,
-    claim_ids,
     commit,
     held,
     snapshot,
@@ -322,53 +321,6 @@ class TakingTurns:
         assert await admit_ids(store, nonce="n1") == []
         await store.resume(PauseKind.QUEUE, "default", ACTOR)
         assert await admit_ids(store, nonce="n2") == ["r2"]
-
-
-class Setting:
-    """What is set at run time holds."""
-
-    async def test_what_was_set_holds_until_it_is_cleared(self, store: Store) -> None:
-        await ready(store, "r1", "r2", "r3", "r4")
-        await store.set_bounds(GATE, Bounds(concurrency=3), "boss")
-        assert len(await admit_ids(store)) == 3
-        [gate] = await store.gates("", 10)
-        assert (gate.bounds.concurrency, gate.override, gate.held, gate.waiting) == (3, Bounds(concurrency=3), 3, 1)
-        await store.set_bounds(GATE, None, "boss")
-        [gate] = await store.gates("", 10)
-        assert (gate.bounds, gate.override) == (ONE, None)
-        told = await store.events(f"gate:{GATE}")
-        assert [(event.kind, event.actor) for event in told] == [("limit_set", "boss"), ("limit_cleared", "boss")]
-
-    async def test_what_is_set_for_a_limit_holds_for_its_keys_but_for_those_that_have_their_own(
-        self, store: Store
-    ) -> None:
-        names = [f"{key}{number}" for key in "ab" for number in range(4)]
-        await ready(store, *names)
-        await store.set_bounds("tenant", Bounds(concurrency=2), ACTOR)
-        await store.set_bounds("tenant/b", Bounds(concurrency=3), ACTOR)
-        passed = await admit_ids(store, {name: a_gating(gate=f"tenant/{name[0]}") for name in names})
-        assert sorted(passed) == ["a0", "a1", "b0", "b1", "b2"]
-
-    @pytest.mark.parametrize("gate", [f"type:{TYPE}", "queue:default"])
-    async def test_claims_leave_a_limited_type_or_queue_to_whoever_guards_it(self, store: Store, gate: str) -> None:
-        await ready(store, "r1", "r2")
-        await store.set_bounds(gate, ONE, ACTOR)
-        claimed = await claim(store, nonce="n1")
-        assert (claimed.runs, claimed.limited) == ((), (gate,))
-        assert await store.pauses() == []
-        assert await admit_ids(store, a_gating(Bounds(), gate=gate)) == ["r1"]
-        await store.set_bounds(gate, None, ACTOR)
-        assert (await claim(store, nonce="n2")).limited == (gate,), "somebody stands in line there"
-        assert await admit_ids(store, nonce="n3") == ["r2"]
-        assert (await claim(store, nonce="n4")).limited == ()
-        await ready(store, "r3")
-        assert await claim_ids(store, nonce="n5") == ["r3"]
-
-    async def test_a_claim_that_waits_for_nothing_takes_what_has_no_limit(self, store: Store) -> None:
-        await ready(store, "r1")
-        await ready(store, "other", type=OTHER_TYPE)
-        await store.set_bounds(f"type:{TYPE}", ONE, ACTOR)
-        assert await claim_ids(store, types=(TYPE, OTHER_TYPE)) == ["other"]
 
 
 async def claim_of(store: Store, run_id: str) -> Any:

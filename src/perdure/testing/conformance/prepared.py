@@ -129,6 +129,13 @@ async def _prepare_admit(store: Store) -> Verb:
     return lambda store: store.admit(request)
 
 
+async def _prepare_forget_gates(store: Store) -> Verb:
+    await ready(store, "r1")
+    [one] = (await store.admit(await asks(store, a_gating(gate="tenant/a")))).runs
+    await commit(store, one.lease, next=Finish(Status.COMPLETED, "1"))
+    return lambda store: store.forget_gates(10, ACTOR)
+
+
 async def _prepare_stir_gates(store: Store) -> Verb:
     await ready(store, "r1", "r2")
     await store.admit(await asks(store))
@@ -232,6 +239,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "fire": _prepare_fire,
     "admit": _prepare_admit,
     "stir_gates": _prepare_stir_gates,
+    "forget_gates": _prepare_forget_gates,
     "set_bounds": _prepare_set_bounds,
     **BREAKERS,
     "requeue": _prepare_requeue,

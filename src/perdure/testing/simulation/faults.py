@@ -144,6 +144,10 @@ class FaultStore:
     async def stir_gates(self, actor: str) -> None:
         """There are none."""
 
+    async def forget_gates(self, limit: int, actor: str) -> int:
+        """There are none."""
+        return 0
+
     def __getattr__(self, name: str) -> Any:
         if name not in _VERBS:
             raise AttributeError(name)
