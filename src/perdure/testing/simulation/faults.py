@@ -26,6 +26,7 @@ from perdure.testing.simulation.system import SimSystem
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked",
     "unread", "pauses", "recorded", "schedule", "schedules", "types", "dead", "letter", "due", "locks", "watermarks", "depth",
+    "look", "standing", "gates",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
 _VERBS = frozenset(READING_VERBS) | WRITING_VERBS
