@@ -90,7 +90,8 @@ async def test_parallel_steps_share_transactions_and_still_take_one_row_each() -
     await stage.close()
     assert rows == 200
     written = [each for each in statements.transactions() if "INSERT INTO perdure_history" in each]
-    assert sum(each.count("INSERT INTO perdure_history") for each in written) == 200
+    # Those that end together go into one statement, many at a time.
+    assert sum(each.count("INSERT INTO perdure_history") for each in written) < 50
     assert len(written) <= 20
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.admission import StepLeft, StepVerdict
 from perdure.core.breakers import Circuit
 from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.dead import Requeue
 from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
-from perdure.core.gates import Bounds, StepLeft, StepVerdict
+from perdure.core.gates import Bounds
 from perdure.core.model import (
     FAR,
     Again,

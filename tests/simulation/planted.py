@@ -239,7 +239,7 @@ def commit_retried_under_another_number(patch: Patch) -> None:
         patch,
         commit,
         "RECORD",
-        "SELECT ?, ?, ?,",
+        "SELECT ?1, ?2, ?3,",
         "SELECT ?1, MAX(?2, (SELECT COALESCE(MAX(seq) + 1, 0) FROM perdure_history WHERE run_id = ?1)), ?3,",
     )
 

@@ -31,7 +31,7 @@ FOUND_BEFORE = {
     "residents_trusted": 100,
     "split_outcome": 184,
     "transaction_unsealed": 369,
-    "transaction_with_a_turn_of_its_own": 502,
+    "transaction_with_a_turn_of_its_own": 834,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Of the worlds with activities.

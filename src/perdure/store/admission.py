@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from perdure.core.admission import AdmitRequest, Admitted
 from perdure.core.breakers import Circuit
-from perdure.core.gates import AdmitRequest, Admitted, Bounds, Hold, Pass
+from perdure.core.gates import Bounds, Hold, Pass
 from perdure.core.model import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
 from perdure.store.breakers import attend, barred, half_open
 from perdure.store.dialect import Transaction

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from perdure.core.admission import Arrival, StepArrival
 from perdure.core.breakers import BreakerState, Circuit, Report
-from perdure.core.gates import Arrival, Bounds, StepArrival
+from perdure.core.gates import Bounds
 from perdure.core.model import Run
 from perdure.store.dialect import Transaction
 from perdure.store.gates import GateState, in_chunks, lock_gates, save_gates

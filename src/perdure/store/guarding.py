@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
 
+from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.breakers import Circuit
-from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
+from perdure.core.gates import Bounds, Gate, Standing
 from perdure.core.system import System
 from perdure.store import breakers, gates, lines
 from perdure.store.admission import admit

@@ -11,7 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.gates import STRIDE, Gating, Look, Standing, Waiting
+from perdure.core.admission import Look, Waiting
+from perdure.core.gates import STRIDE, Gating, Standing
 from perdure.core.model import FAR, Run
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.gates import GateState, in_chunks, next_due, one_gate

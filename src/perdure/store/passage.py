@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from perdure.core.admission import StepArrival, StepLeft, StepVerdict
 from perdure.core.breakers import Circuit
-from perdure.core.gates import Gating, Pass, StepArrival, StepLeft, StepVerdict
+from perdure.core.gates import Gating, Pass
 from perdure.core.model import FINISHED, Kind, NewMessage, Status
 from perdure.store.dialect import Transaction
 from perdure.store.gates import RESERVED, GateState, in_chunks

@@ -16,13 +16,14 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
+from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.audit import Audit, EventFilter
 from perdure.core.breakers import Circuit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
+from perdure.core.gates import Bounds, Gate, Standing
 from perdure.core.listing import Page, RunFilter
 from perdure.core.locks import Grant, LockInfo
 from perdure.core.model import (

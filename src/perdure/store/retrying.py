@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
+from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.audit import Audit, EventFilter
 from perdure.core.breakers import Circuit
 from perdure.core.control import Obeyed, Order, Pause, PauseKind
@@ -18,7 +19,7 @@ from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeu
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.gates import AdmitRequest, Admitted, Bounds, Gate, Look, Standing
+from perdure.core.gates import Bounds, Gate, Standing
 from perdure.core.listing import Page, RunFilter
 from perdure.core.locks import Grant, LockInfo
 from perdure.core.model import (

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
+from perdure.core.admission import StepArrival, StepLeft, StepVerdict
 from perdure.core.breakers import PREFIX, Breaker
 from perdure.core.failure import Failure
-from perdure.core.gates import Gating, Hold, Limit, StepArrival, StepLeft, StepVerdict, gating, place_of
+from perdure.core.gates import Gating, Hold, Limit, gating, place_of
 from perdure.core.model import Kind, Message, Reason
 from perdure.replay.operations import StepOperation
 from perdure.worker.guard import guarded

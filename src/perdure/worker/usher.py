@@ -15,24 +15,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from perdure.core.admission import AdmitRequest, Admitted, Arrival, Look, StepArrival, StepLeft, StepVerdict, Waiting
 from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
 from perdure.core.errors import BreakerOpen
-from perdure.core.gates import (
-    AdmitRequest,
-    Admitted,
-    Arrival,
-    Gating,
-    Hold,
-    Look,
-    StepArrival,
-    StepLeft,
-    StepVerdict,
-    Waiting,
-    gating,
-    of_queue,
-    of_type,
-)
+from perdure.core.gates import Gating, Hold, gating, of_queue, of_type
 from perdure.core.model import FAR, Finish, Next, Run
 from perdure.core.retry import Retry
 from perdure.core.system import System

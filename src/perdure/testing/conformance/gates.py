@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from perdure.core.admission import AdmitRequest, Admitted, Arrival
 from perdure.core.control import Pause, PauseKind
-from perdure.core.gates import STRIDE, AdmitRequest, Admitted, Arrival, Bounds, Gating, Hold, Pass
+from perdure.core.gates import STRIDE, Bounds, Gating, Hold, Pass
 from perdure.core.model import FAR, Finish, Reason, Release, Run, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (

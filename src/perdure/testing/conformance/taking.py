@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from perdure.core.admission import AdmitRequest, Arrival
 from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.gates import AdmitRequest, Arrival, Bounds, Gating, Pass, of_type
+from perdure.core.gates import Bounds, Gating, Pass, of_type
 from perdure.core.model import FAR, Block, Finish, Kind, Reason, Status
 from perdure.core.push import Refusal, Take, Taken
 from perdure.store import Store
