@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import inspect
 import logging
 import sys
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 from perdure import Context
+from perdure.core.errors import Evicted
+from perdure.workflow import shielding
 from tests.replay.driver import Driver, named
 
 Flow = Callable[[Context], Any]
@@ -325,3 +328,17 @@ def test_cleanup_code_does_not_touch_the_workers_context() -> None:
         assert variable.get() == "the worker's"
     finally:
         variable.reset(token)
+
+
+async def test_what_is_shielded_is_closed_if_the_run_is_let_go_of_before_it_has_begun() -> None:
+    async def undo() -> None:
+        """Never begun."""
+
+    wanted = undo()
+    part = shielding.shielded(wanted)
+    part.send(None)
+    with pytest.raises(Evicted):
+        part.throw(Evicted())
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    assert inspect.getcoroutinestate(wanted) == inspect.CORO_CLOSED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perdure.core.errors import StoreUnavailable
 from perdure.core.watermark import TRAIL, Watermark
 from perdure.store.dialect import Transaction
 from perdure.store.rows import to_json
@@ -102,7 +103,9 @@ async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
     there = await tx.fetch(_ONE, {"kind": kind, "name": name})
     if there and there[0] == wanted:
         return
-    await tx.execute(_CHANGE if there else _INSERT, {**row, "actor": tx.actor, "now": tx.now})
+    if await tx.execute(_CHANGE if there else _INSERT, {**row, "actor": tx.actor, "now": tx.now}) != 1:
+        # Perhaps by this very request at an earlier try; that is seen by looking again.
+        raise StoreUnavailable(f"Somebody set the watermark of the {kind} {name!r} at the same moment; try again.")
     tx.note(f"{TRAIL}{kind}:{name}", "watermark_set", to_json(row))
 
 
