@@ -45,8 +45,12 @@ class Attack:
         """For ever."""
         while True:
             await asyncio.sleep(random.random() * CALM)
-            await self.kill(self._workers.pop(random.randrange(len(self._workers))))
-            await self.add()
+            await self.strike()
+
+    async def strike(self) -> None:
+        """One is killed, and another one takes its place."""
+        await self.kill(self._workers.pop(random.randrange(len(self._workers))))
+        await self.add()
 
     async def kill(self, worker: Child) -> None:
         self.killed[worker.pid] = time.monotonic_ns()
@@ -77,6 +81,9 @@ async def test_limits_hold_while_workers_are_killed(processes: Family, homes: Ho
                 await engine.start_many(wanted[start : start + 1000])
             for _ in range(PROCESSES):
                 await attack.add()
+            # While there is work, however fast it is done.
+            await eventually(lambda: ledger.exists() and ledger.stat().st_size > 0)
+            await attack.strike()
             attacking = asyncio.ensure_future(attack.go_on())
 
             async def is_over() -> bool:

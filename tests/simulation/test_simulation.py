@@ -38,7 +38,7 @@ RARE_WITHIN = 10_000 if PROVE else 400
 #: Where much that is rare happens within a few worlds.
 RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
 #: Of the worlds with activities.
-ACTIVE_SEEDS = 10_000 if PROVE else 50
+ACTIVE_SEEDS = 10_000 if PROVE else 25
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
