@@ -34,7 +34,7 @@ def note(ledger: str, what: str) -> None:
 async def call(ledger: str, where: str) -> None:
     note(ledger, f"{where} in")
     try:
-        await asyncio.sleep(random.uniform(0.001, 0.01))
+        await asyncio.sleep(random.uniform(0.001, 0.01))  # so long a call takes
         if (Path(ledger).parent / "broken").exists() or (where == WIDE and random.random() < 0.2):
             raise ConnectionError("no answer")
     finally:

@@ -118,7 +118,7 @@ async def _counted(stage: Stage) -> Statements:
     statements = Statements()
     await stage.store.trace(statements)
     # The time itself is what is measured.
-    await asyncio.sleep(WATCHED)
+    await asyncio.sleep(WATCHED)  # statements are counted over a time
     await stage.store.trace(None)
     return statements
 

@@ -147,7 +147,7 @@ async def test_no_more_probes_than_allowed_are_under_way_whoever_asks(stage: Sta
             while dependency.calls < 8:
                 seen.append(dependency.inside)
                 dependency.open.set()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # lets those who wait go on
                 dependency.open.clear()
                 await asyncio.sleep(0.001)  # a real loop has to turn for the others to come in
             dependency.open.set()

@@ -9,31 +9,9 @@ from typing import Any
 import pytest
 
 from perdure import Breaker, BreakerOpen, Circuit, Context, Handle, Limit, Retry, RunFailed, Status, step, workflow
+from tests.engine.crowd import Crowd
 from tests.engine.stage import Stage
 from tests.helpers import eventually
-
-
-class Crowd:
-    """Counts who is inside at once, and lets them out when told."""
-
-    def __init__(self) -> None:
-        self.inside: list[str] = []
-        self.most = 0
-        self.order: list[str] = []
-        self._out = asyncio.Event()
-
-    async def visit(self, name: str) -> str:
-        self.inside.append(name)
-        self.order.append(name)
-        self.most = max(self.most, len(self.inside))
-        try:
-            await self._out.wait()
-        finally:
-            self.inside.remove(name)
-        return name
-
-    def let_out(self) -> None:
-        self._out.set()
 
 
 async def waits_for(run: Handle[Any], reason: str) -> bool:

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
 import pytest
 
 from perdure import Context, Fair, Handle, Hold, InvalidName, Limit, Retry, Status, UsageError, activity, workflow
+from tests.engine.crowd import Crowd
 from tests.engine.stage import Stage
 from tests.helpers import eventually
-
-
-class Crowd:
-    """Counts who is inside at once, and lets them out when told."""
-
-    def __init__(self) -> None:
-        self.inside: list[str] = []
-        self.most = 0
-        self.order: list[str] = []
-        self._out = asyncio.Event()
-
-    async def visit(self, name: str) -> str:
-        self.inside.append(name)
-        self.order.append(name)
-        self.most = max(self.most, len(self.inside))
-        await self._out.wait()
-        self.inside.remove(name)
-        return name
-
-    def let_out(self) -> None:
-        self._out.set()
 
 
 async def is_now(run: Handle[Any], status: Status) -> bool:

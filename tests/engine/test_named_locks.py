@@ -123,7 +123,7 @@ async def test_steps_lock_each_other_out(stage: Stage) -> None:
         async with engine.lock("guard", wait="20s") as lock:
             inside += 1
             most = max(most, inside)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets another one in, if the lock does
             inside -= 1
             return lock.token
 

@@ -70,7 +70,7 @@ async def execute(ledger: str, kind: str, key: str = "") -> None:
         },
     )
     # As it works; how long is different each time.
-    await asyncio.sleep(random.random() * 0.01)
+    await asyncio.sleep(random.random() * 0.01)  # so long an execution takes
     write(ledger, {"id": info.attempt_id, "end": time.monotonic_ns()})
 
 

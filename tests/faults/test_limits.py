@@ -44,7 +44,7 @@ class Attack:
     async def go_on(self) -> None:
         """For ever."""
         while True:
-            await asyncio.sleep(random.random() * CALM)
+            await asyncio.sleep(random.random() * CALM)  # kills come at random times
             await self.strike()
 
     async def strike(self) -> None:

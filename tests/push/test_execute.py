@@ -134,7 +134,7 @@ async def test_nothing_else_is_taken_and_who_asks_for_the_same_waits_with_the_fi
 
     async def act(number: int) -> None:
         calls.append(number)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # another one could be taken meanwhile
 
     @workflow("push.act.v1")
     async def acting(ctx: Context, number: int) -> None:

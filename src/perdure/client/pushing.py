@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from perdure.core.duration import Duration, seconds
@@ -142,15 +143,8 @@ class Pusher:
         """See `Engine.execute`."""
         limit = None if timeout is None else seconds(timeout)
         worker = await self._started()
-        try:
+        with self._naming(run_id):
             return await worker.pushing.execute(check_id(run_id), limit, credentials)
-        except Unknown:
-            raise RunNotFound(f"there is no run {run_id!r} in {shown(self._engine.url)}") from None
-        except Foreign as type:
-            raise UnknownWorkflow(
-                f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows; add it to Engine(url, [...]), "
-                "or send the run where it is known"
-            ) from None
 
     async def fail(self, run_id: str, failure: Failure, limit: str = "") -> Run | None:
         """End a run that is ready as failed; the run as it is if that cannot be. `limit` is the limit of time that it has passed.
@@ -158,13 +152,20 @@ class Pusher:
         Raises `RunNotFound` and `UnknownWorkflow`, as `execute` does.
         """
         worker = await self._started()
-        try:
+        with self._naming(run_id):
             return await worker.pushing.fail(check_id(run_id), failure, limit)
+
+    @contextmanager
+    def _naming(self, run_id: str) -> Generator[None]:
+        """Say which run it is that cannot be executed here."""
+        try:
+            yield
         except Unknown:
             raise RunNotFound(f"there is no run {run_id!r} in {shown(self._engine.url)}") from None
         except Foreign as type:
             raise UnknownWorkflow(
-                f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows"
+                f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows; add it to Engine(url, [...]), "
+                "or send the run where it is known"
             ) from None
 
     async def _started(self) -> Worker:

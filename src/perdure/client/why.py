@@ -12,7 +12,7 @@ from perdure.core.control import Pause, PauseKind
 from perdure.core.effects import Output, OutputKind
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
-from perdure.core.gates import Standing
+from perdure.core.gates import Position
 from perdure.core.listing import RunFilter
 from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, Status
 from perdure.core.routing import PYTHON, TypeInfo
@@ -39,7 +39,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     #: The last sign of life of an activity.
     beat: Output | None = None
     #: Where it stands in line.
-    standing: Standing | None = None
+    standing: Position | None = None
 
 
 async def explain(store: Store, run: Run) -> str:
@@ -136,7 +136,7 @@ def _paused(inbox: Sequence[Message], now: int) -> str:
     return f"It was paused {_ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
 
 
-def _limited(standing: Standing, now: int) -> str:
+def _limited(standing: Position, now: int) -> str:
     gate = standing.gate
     if gate.breaker is not None:
         return _broken(gate.breaker, standing, now)
@@ -147,7 +147,7 @@ def _limited(standing: Standing, now: int) -> str:
     )
 
 
-def _broken(breaker: BreakerView, standing: Standing, now: int) -> str:
+def _broken(breaker: BreakerView, standing: Position, now: int) -> str:
     waited = f"It has waited for {_span(now - standing.since)}: the breaker {breaker.name!r}"
     since = _ago(breaker.since, now)
     if breaker.circuit is Circuit.OPEN and breaker.by_hand:

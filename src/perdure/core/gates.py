@@ -157,7 +157,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     breaker: BreakerView | None = None
 
 
-class Standing(Struct, frozen=True):
+class Position(Struct, frozen=True):
     """Where a run stands in line."""
 
     gate: Gate

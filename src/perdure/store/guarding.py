@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.breakers import Circuit
-from perdure.core.gates import Bounds, Gate, Standing
+from perdure.core.gates import Bounds, Gate, Position
 from perdure.core.system import System
 from perdure.store import breakers, gates, lines
 from perdure.store.admission import admit
@@ -39,7 +39,7 @@ class Guarding(ABC):
         """Let runs pass gates, and claim them."""
         return await self._write("admit", request.worker, lambda tx: admit(tx, request, self._system.entropy))
 
-    async def standing(self, run_id: str) -> Standing | None:
+    async def standing(self, run_id: str) -> Position | None:
         """Where a run stands in line."""
         return await self._read("standing", lambda tx: lines.standing(tx, run_id))
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from msgspec import Struct
 
 from perdure.core.admission import Look, Waiting
-from perdure.core.gates import STRIDE, Gating, Standing
+from perdure.core.gates import STRIDE, Gating, Position
 from perdure.core.model import FAR, Run
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.gates import GateState, in_chunks, next_due, one_gate
@@ -192,14 +192,14 @@ class Turns:
                 await self._tx.execute(_FORGET_SHARES, {"gate": name, "turn": gate.turn})
 
 
-async def standing(tx: Transaction, run_id: str) -> Standing | None:
+async def standing(tx: Transaction, run_id: str) -> Position | None:
     """Where a run stands in line."""
     rows = await tx.fetch(_STANDING, {"run_id": run_id})
     if not rows:
         return None
     gate, type, priority, turn, since = rows[0]
     [(ahead,)] = await tx.fetch(_AHEAD, {"gate": gate, "type": type, "priority": priority, "turn": turn})
-    return Standing(gate=await one_gate(tx, gate), ahead=ahead, since=since)
+    return Position(gate=await one_gate(tx, gate), ahead=ahead, since=since)
 
 
 async def lined(tx: Transaction, types: Sequence[str]) -> set[str]:

@@ -61,7 +61,7 @@ _OF_STEP = "SELECT gate FROM perdure_permits WHERE run_id = :run_id AND location
 _RELEASE = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
 
 
-class Standing(InLine):
+class StepInLine(InLine):
     """A step that stands in a line, or is about to."""
 
     location: str = ""
@@ -73,7 +73,7 @@ class Passage:
     def __init__(self, tx: Transaction, gates: dict[str, GateState]) -> None:
         self._tx = tx
         self._gates = gates
-        self.standing: list[Standing] = []
+        self.standing: list[StepInLine] = []
         self.verdicts: list[StepVerdict] = []
         #: Runs of those that stand in lines, which are locked: status and token.
         self._runs: dict[str, tuple[str, int]] = {}
@@ -87,7 +87,7 @@ class Passage:
         self.touched |= set(due)
         for name in due:
             for gate, priority, turn, run_id, place, gating in await tx.fetch(_FIRST, {"gate": name, "limit": _ENOUGH}):
-                one = Standing(run_id, Gating.from_json(gating), priority, turn, gate)
+                one = StepInLine(run_id, Gating.from_json(gating), priority, turn, gate)
                 one.location = place
                 self.standing.append(one)
         ids = sorted({one.run_id for one in self.standing})
@@ -105,13 +105,13 @@ class Passage:
         """Let pass who may of the others, when the runs have had their turn."""
         await self._call_all(self.standing, turns)
 
-    async def _call_all(self, those: Sequence[Standing], turns: Turns) -> None:
+    async def _call_all(self, those: Sequence[StepInLine], turns: Turns) -> None:
         full: set[str] = set()
         for one in those:
             if one.gate not in full and not await self._call(one, turns):
                 full.add(one.gate)
 
-    async def _call(self, one: Standing, turns: Turns) -> bool:
+    async def _call(self, one: StepInLine, turns: Turns) -> bool:
         """Let one that stands in a line pass; whether it is worth asking that line again."""
         tx = self._tx
         if one.run_id not in self._runs:
@@ -180,7 +180,7 @@ class Passage:
             self._let_begin(one, permit=bool(counting))
             return
         if stands_at is None:
-            new = Standing(one.run_id, one.gating, one.priority)
+            new = StepInLine(one.run_id, one.gating, one.priority)
             await turns.give(refused, [new])
             row = {"gate": refused, "turn": new.turn, "gating": one.gating.to_json(), "priority": one.priority}
             await tx.execute(_JOIN, {**place, **row, "now": tx.now})

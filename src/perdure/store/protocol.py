@@ -23,7 +23,7 @@ from perdure.core.control import Obeyed, Order, Pause, PauseKind
 from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.gates import Bounds, Gate, Standing
+from perdure.core.gates import Bounds, Gate, Position
 from perdure.core.listing import Page, RunFilter
 from perdure.core.locks import Grant, LockInfo
 from perdure.core.model import (
@@ -239,7 +239,7 @@ class Store(Protocol):
     async def admit(self, request: AdmitRequest) -> Admitted:
         """Let runs pass gates, and claim those that do; the others stand in line."""
 
-    async def standing(self, run_id: str) -> Standing | None:
+    async def standing(self, run_id: str) -> Position | None:
         """Where a run stands in line; None if it does not."""
 
     async def lined(self, types: Sequence[str]) -> set[str]:

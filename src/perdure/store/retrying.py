@@ -19,7 +19,7 @@ from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeu
 from perdure.core.effects import Broadcasted, Output, OutputKind
 from perdure.core.errors import StoreUnavailable
 from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.gates import Bounds, Gate, Standing
+from perdure.core.gates import Bounds, Gate, Position
 from perdure.core.listing import Page, RunFilter
 from perdure.core.locks import Grant, LockInfo
 from perdure.core.model import (
@@ -234,7 +234,7 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.admit(request))
 
-    async def standing(self, run_id: str) -> Standing | None:
+    async def standing(self, run_id: str) -> Position | None:
         """As the store."""
         return await self._again(lambda: self._store.standing(run_id))
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perdure.core.errors import EngineClosed, StoreError
 from perdure.core.failure import Failure
-from perdure.core.gates import Standing as Place
+from perdure.core.gates import Position
 from perdure.core.model import FAR, Finish, Reason, Run, Status, Turn, Verdict
 from perdure.core.push import Executed, Refusal, Standing, Take, Taken
 from perdure.core.system import System
@@ -309,7 +309,7 @@ class Pushing:
         return await self._in_turn(_executed(run, _stands(run, now), now, worked, progressed), now)
 
 
-def _turn_of(place: Place | None, now: int) -> int:
+def _turn_of(place: Position | None, now: int) -> int:
     """When to ask again for a run that stands in line: when it is its turn, by the pace of its gate, or after a while that grows with the line."""
     if place is None:
         return now + HELD_FOR

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from perdure.core.admission import AdmitRequest, Admitted, Arrival, Look, StepArrival, StepLeft, StepVerdict, Waiting
 from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
-from perdure.core.errors import BreakerOpen
+from perdure.core.errors import BreakerOpen, StoreError
 from perdure.core.gates import Gating, Hold, gating, of_queue, of_type
 from perdure.core.model import FAR, Finish, Next, Run
 from perdure.core.retry import Retry
@@ -191,7 +191,11 @@ class Usher:
         if self.tells:
             types = ("",) if self._has_steps else ()
             request = AdmitRequest(worker=worker, nonce=self._system.entropy(16).hex(), limit=0, types=types, queues=())
-            await self._ask(request)
+            try:
+                await self._ask(request)
+            except StoreError as error:
+                # A permit counts by its run alone: others find the room by themselves, a little later.
+                logger.warning("worker %s could not say what it has let go of: %s", worker, error)
 
     @property
     def tells(self) -> bool:

@@ -101,6 +101,7 @@ class Steps:
         number = self.ledger.effect(effect)
         self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
         for beat in range(beats):
+            # In simulated time, as everything here.
             await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))
             info.heartbeat(beat)
         await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))
