@@ -71,8 +71,10 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
     passed = Counter(await stop_at(tmp_path / "dry", None))
     for point in BEFORE:
         passed.pop(point, None)
+    points = passed if WHOLE else random.sample(sorted(passed), len(passed) // 2)
     async with asyncio.TaskGroup() as group:
-        for number, (point, often) in enumerate(passed.items()):
+        for number, point in enumerate(points):
+            often = passed[point]
             for hit in range(1, often + 1) if WHOLE else [random.randint(1, often)]:
                 group.create_task(case(1000 * number + hit, Trap(point=point, hit=hit, signal=signal.SIGTERM)))
 
