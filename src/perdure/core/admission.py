@@ -94,6 +94,8 @@ class AdmitRequest(Struct, frozen=True, kw_only=True):
     alone: bool = False
     #: Let only the arrivals pass, whoever stands in line: somebody has named them.
     only: bool = False
+    #: Wait for every gate that is asked for or told something, instead of leaving those alone that somebody has locked.
+    insists: bool = False
     suspect_after: int = 2
     poison_after: int = 5
 
@@ -113,4 +115,9 @@ class Admitted(Struct, frozen=True, kw_only=True):
     next_due: int = FAR
     #: A suspect was passed over because this worker was not alone.
     suspects: bool = False
+    #: Somebody else has a gate locked that was asked for: what it has not said yet may be had soon.
+    busy: bool = False
+    #: What was to be told and could not be, for that reason.
+    untold: tuple[tuple[str, int], ...] = ()
+    untold_steps: tuple[StepLeft, ...] = ()
     now: int = 0

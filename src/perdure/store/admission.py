@@ -1,6 +1,6 @@
 """Letting runs pass gates: one transaction for all that a worker has room for.
 
-Gates are locked first, in the order of their names, then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
+Gates are locked first (see `grip`), then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
 has arrived joins the line of the gate that keeps it, or passes. Then those in lines that are due pass, one gate after the other in turns, until the
 worker is full or nobody may pass. What passes gets its permits and is claimed in the same transaction.
 """
@@ -16,25 +16,15 @@ from perdure.core.admission import AdmitRequest, Admitted
 from perdure.core.breakers import Circuit
 from perdure.core.gates import Bounds, Hold, Pass
 from perdure.core.model import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
-from perdure.store.breakers import attend, barred, half_open
+from perdure.store.breakers import barred
 from perdure.store.dialect import Transaction
-from perdure.store.gates import (
-    ANYBODY,
-    GateState,
-    count_held,
-    due_gates,
-    in_chunks,
-    lock_gates,
-    next_due,
-    open_up,
-    save_gates,
-)
+from perdure.store.gates import count_held, due_gates, in_chunks, next_due, open_up, save_gates, waited_at
+from perdure.store.grip import Grip
 from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places
-from perdure.store.passage import STEPS, Passage, release_steps, steps_before
+from perdure.store.passage import STEPS, Passage, steps_before
 from perdure.store.pauses import unpaused
-from perdure.store.permits import grant, release
+from perdure.store.permits import grant
 from perdure.store.poison import poisoned
-from perdure.store.protocol import Change
 from perdure.store.rows import RUN, to_json, to_run
 from perdure.store.taking import LAST, take
 
@@ -70,14 +60,16 @@ WHERE id = :run_id
 _LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id = :run_id AND status = 'pending'"
 
 
-async def admit(tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]) -> Admitted:
-    """Let runs pass, and claim them."""
+async def admit(
+    tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]
+) -> tuple[Admitted, dict[str, Bounds]]:
+    """Let runs pass, and claim them. What comes with the answer are gates that have to be made first."""
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
         counted = frozenset(one.run.id for one in runs)
         kept_out = tuple(await barred(tx, [one.run for one in runs], request.failing))
-        return Admitted(
+        admitted = Admitted(
             runs=runs,
             counted=counted,
             barred=kept_out,
@@ -85,6 +77,7 @@ async def admit(tx: Transaction, request: AdmitRequest, entropy: Callable[[int],
             next_due=await next_due(tx, request.types),
             now=tx.now,
         )
+        return admitted, {}
     return await _Admission(tx, request, entropy).run()
 
 
@@ -95,7 +88,8 @@ class _Admission:
         self._tx = tx
         self._request = request
         self._entropy = entropy
-        self._gates: dict[str, GateState] = {}
+        self._grip = Grip(tx, request)
+        self._gates = self._grip.gates
         #: Locked runs, and the number of the last record of each.
         self._runs: dict[str, tuple[int, Run]] = {}
         self._last: dict[str, int] = {}
@@ -115,18 +109,21 @@ class _Admission:
         self._suspects = False
         self._alone = False
 
-    async def run(self) -> Admitted:
+    async def run(self) -> tuple[Admitted, dict[str, Bounds]]:
         """Lock, look, let pass, write."""
-        tx, request = self._tx, self._request
-        await self._lock()
+        tx, request, grip = self._tx, self._request, self._grip
+        # A step passes without a slot.
+        slotless = tuple(type for type in request.types if type == STEPS)
+        await grip.take(await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES))
+        self._gates = grip.gates
         lines = await self._heads()
-        arrived = [InLine(one.run_id, one.gating) for one in request.arrivals]
+        arrived = [InLine(one.run_id, one.gating) for one in grip.arrivals]
         await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
         passage = Passage(tx, self._gates)
         await passage.look(
             [name for name, gate in self._gates.items() if gate.due_at <= tx.now and STEPS in request.types]
         )
-        await self._lock_more([*(one for line in lines.values() for one in line), *passage.standing])
+        await grip.take_more([*(one for line in lines.values() for one in line), *passage.standing])
         await count_held(tx, self._gates.values())
         self._turns = Turns(tx, self._gates)
         await passage.run(request.steps, self._turns, lines)
@@ -136,7 +133,7 @@ class _Admission:
         self._passed_by_steps = passage.touched
         runs = await self._write(lines)
         due_at = await next_due(tx, request.types)
-        return Admitted(
+        admitted = Admitted(
             runs=runs,
             counted=self._counted,
             barred=tuple(self._barred.items()),
@@ -144,31 +141,19 @@ class _Admission:
             called=passage.called,
             next_due=due_at,
             suspects=self._suspects,
+            busy=grip.busy,
+            untold=tuple(grip.untold),
+            untold_steps=tuple(grip.untold_steps),
             now=tx.now,
         )
-
-    async def _lock(self) -> None:
-        """Lock what is asked for, what is due and what was given back, and see to the breakers among them."""
-        tx, request = self._tx, self._request
-        freed = await release(tx, request.released) | await release_steps(tx, request.left)
-        wanted = {report.gate: Bounds() for report in request.reports}
-        wanted |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
-        wanted |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
-        # A step passes without a slot.
-        slotless = tuple(type for type in request.types if type == STEPS)
-        types = request.types if request.limit and not request.only else slotless
-        due = await due_gates(tx, types, GATES)
-        self._gates = await lock_gates(tx, {**dict.fromkeys([*due, *freed], Bounds()), **wanted})
-        for gate in [self._gates[name] for name in freed]:
-            # Whoever waits for room there may have it now, here or elsewhere.
-            if gate.waits_for == "room":
-                gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
-                tx.stir(Change.READY)
-        attend(tx, self._gates, (*request.arrivals, *request.steps), request.reports, request.worker)
+        return admitted, grip.missing
 
     async def _heads(self) -> dict[str, list[InLine]]:
         """Those who may be next, at gates that are due."""
         request, now = self._request, self._tx.now
+        due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
+        if not due or not request.limit or request.only:
+            return {}
         served = unpaused(
             ClaimRequest(
                 worker="",
@@ -179,8 +164,7 @@ class _Admission:
             ),
             [(kind, name) for kind, name in await self._tx.fetch(_PAUSES, {})],
         )
-        due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
-        if not due or not request.limit or request.only or not served.types or not served.queues:
+        if not served.types or not served.queues:
             return {}
         enough = request.limit if len(due) <= 2 else max(4, 2 * request.limit // len(due))
         return await heads(self._tx, due, served.types, served.queues, enough, enough // AGE_SHARE)
@@ -190,24 +174,14 @@ class _Admission:
             run = to_run(tuple(row))
             self._runs[run.id] = progress, run
         self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
-        self._placed = await places(self._tx, [one.run_id for one in self._request.arrivals])
-
-    async def _lock_more(self, those: Sequence[InLine]) -> None:
-        """Other gates that those in lines have to pass; whatever is busy is tried another time."""
-        wanted = {
-            one.gate: one.bounds for standing in those for one in standing.gating.passes if one.gate not in self._gates
-        }
-        if wanted:
-            more = await lock_gates(self._tx, wanted, waiting=False)
-            half_open(self._tx, more.values())
-            self._gates |= more
+        self._placed = await places(self._tx, [one.run_id for one in self._grip.arrivals])
 
     async def _line_up(
         self, arrived: list[InLine], lines: dict[str, list[InLine]]
     ) -> list[tuple[InLine, tuple[Pass, ...]]]:
         """Those of the arrived whom no line keeps from passing; the others join one."""
         tx, now = self._tx, self._tx.now
-        tokens = {one.run_id: one.token for one in self._request.arrivals}
+        tokens = {one.run_id: one.token for one in self._grip.arrivals}
         present: list[InLine] = []
         for one in arrived:
             run = self._runs[one.run_id][1] if one.run_id in self._runs else None
@@ -358,10 +332,11 @@ class _Admission:
         joined = {one.gate for one in joining}
         # Whoever was forgotten as counting no more has made room that nobody will tell of.
         roomy = {gate.name for gate in self._gates.values() if gate.waits_for == "room" and gate.has_room(tx.now)}
-        for name in joined | lines.keys() | self._passed_by_steps | roomy:
-            waited_at = name in joined or bool(await tx.fetch(ANYBODY, {"gate": name}))
-            self._gates[name].settle(tx.now, waited_at=waited_at)
-            if not waited_at:
+        touched = joined | lines.keys() | self._passed_by_steps | roomy
+        waited = joined | await waited_at(tx, touched - joined)
+        for name in touched:
+            self._gates[name].settle(tx.now, waited_at=name in waited)
+            if name not in waited:
                 await open_up(tx, self._gates[name])
         await save_gates(tx, self._gates.values())
         await self._turns.save()

@@ -12,7 +12,8 @@ from perdure.core.breakers import BreakerState, Circuit, Report
 from perdure.core.gates import Bounds
 from perdure.core.model import Run
 from perdure.store.dialect import Transaction
-from perdure.store.gates import GateState, in_chunks, lock_gates, save_gates
+from perdure.store.gates import in_chunks, lock_gates, save_gates
+from perdure.store.gatestate import GateState
 from perdure.store.protocol import Change
 from perdure.store.rows import to_json
 

@@ -10,25 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from perdure.core.breakers import BreakerRule, BreakerState, Circuit, view
+from perdure.core.breakers import view
 from perdure.core.gates import KEYED, Bounds, Gate, base_of, of_queue, of_type
 from perdure.core.model import FAR
 from perdure.store.dialect import Row, Transaction, placeholders
+from perdure.store.gatestate import COLUMNS, GateState, to_bounds
 from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.protocol import Change
 from perdure.store.runs import CHUNK
 
 #: So many full gates are looked at when somebody has gone without a word; the others when they are due.
 _STIRRED = 5000
-#: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
-BACKSTOP = 15_000_000
-
 #: For so long a step's turn is kept for a run that was woken for it, in microseconds.
 RESERVED = 30_000_000
 
-_COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
-
-_LOCKED = f"SELECT {_COLUMNS} FROM perdure_gates WHERE name IN ({{names}}) ORDER BY name {{lock}}"
+_LOCKED = f"SELECT {COLUMNS} FROM perdure_gates WHERE name IN ({{names}}) ORDER BY name {{lock}}"
 
 _THERE = "SELECT name FROM perdure_gates WHERE name IN ({names})"
 
@@ -53,18 +49,16 @@ VALID = """((p.hold = 'lease' AND r.status = 'running' AND r.token = p.token)
     OR (p.hold = 'turn' AND p.granted_at > :reserved AND r.status IN ('pending', 'running', 'waiting', 'blocked')))"""
 
 _HELD = f"""
-SELECT p.gate, COUNT(*)
+SELECT p.gate, SUM(CASE WHEN {VALID} THEN 1 ELSE 0 END), COUNT(*)
 FROM perdure_permits p
-JOIN perdure_runs r ON r.id = p.run_id
-WHERE p.gate IN ({{names}}) AND {VALID}
+LEFT JOIN perdure_runs r ON r.id = p.run_id
+WHERE p.gate IN ({{names}})
 GROUP BY p.gate
 """
 
-_PERMITS = "SELECT gate, COUNT(*) FROM perdure_permits WHERE gate IN ({names}) GROUP BY gate"
-
 _FORGET = f"""
 DELETE FROM perdure_permits
-WHERE gate = :gate AND NOT EXISTS (
+WHERE gate IN ({{names}}) AND NOT EXISTS (
   SELECT 1 FROM perdure_runs r
   WHERE r.id = perdure_permits.run_id AND {VALID.replace("p.", "perdure_permits.")}
 )
@@ -84,7 +78,11 @@ SET override = :override, changed_at = :now, changed_by = :actor, due_at = CASE 
 WHERE name = :name
 """
 
-ANYBODY = "SELECT 1 FROM perdure_lines WHERE gate = :gate LIMIT 1"
+_WAITED_AT = """
+SELECT g.name
+FROM perdure_gates g
+WHERE g.name IN ({names}) AND EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
+"""
 
 _FORGET_PAUSE = "DELETE FROM perdure_pauses WHERE kind = :kind AND name = :name"
 
@@ -97,7 +95,7 @@ VALUES (:kind, :name, '', :actor, :now)
 _PAUSED = "SELECT 1 FROM perdure_pauses WHERE kind = :kind AND name = :name"
 
 _PAGE = f"""
-SELECT {_COLUMNS}, (SELECT COUNT(*) FROM perdure_lines l WHERE l.gate = perdure_gates.name)
+SELECT {COLUMNS}, (SELECT COUNT(*) FROM perdure_lines l WHERE l.gate = perdure_gates.name)
 FROM perdure_gates
 WHERE name > :after
 ORDER BY name
@@ -125,107 +123,13 @@ _FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name L
 _STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
 
 
-class GateState:
-    """A gate while it is locked: what may pass, and what has."""
-
-    def __init__(self, row: Row) -> None:
-        name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker = row
-        self.name: str = name
-        self.arrival: int = arrival
-        self.turn: int = turn
-        self.due_at: int = due_at
-        self.waits_for: str = waits_for
-        self.declared = Bounds(concurrency, pace, burst)
-        self.override = _bounds(override)
-        self.bounds = self.override or self.declared
-        self.breaker = BreakerState.from_json(breaker) if breaker else None
-        self.held = 0
-        #: Somebody stands in its line.
-        self.waited_at = self.due_at < FAR
-        self.changed = False
-
-    def declare(self, bounds: Bounds) -> None:
-        """What the code says now."""
-        if bounds != self.declared and bounds != Bounds():
-            self.declared = bounds
-            self.bounds = self.override or bounds
-            self.changed = True
-
-    def guard(self, rule: BreakerRule) -> BreakerState:
-        """What the code says now about its breaker."""
-        if self.breaker is None:
-            self.breaker = BreakerState()
-            self.changed = True
-        self.changed |= self.breaker.declare(rule)
-        return self.breaker
-
-    @property
-    def counts(self) -> bool:
-        """Whether it matters how many have passed."""
-        half_open = self.breaker is not None and self.breaker.circuit is Circuit.HALF_OPEN
-        return half_open or self.bounds.concurrency > 0
-
-    @property
-    def remembers(self) -> bool:
-        """Whether one that has passed makes a difference to the next."""
-        return self.counts or self.bounds.pace > 0
-
-    def has_room(self, now: int) -> bool:
-        """Whether one more may pass now."""
-        return self.lacks(now) == ""
-
-    def lacks(self, now: int) -> str:
-        """What the next one would have to wait for; nothing if it may pass."""
-        if self.breaker is not None and (lacks := self.breaker.lacks(self.held)):
-            return lacks
-        if self.bounds.concurrency and self.held >= self.bounds.concurrency:
-            return "room"
-        return "rate" if self.bounds.ready_at(self.arrival) > now else ""
-
-    def let_pass(self, now: int) -> None:
-        """One passes."""
-        self.held += 1
-        # A breaker that is closed stays as it is, so that what passes costs no write.
-        self.changed |= self.breaker is None or self.bounds != Bounds()
-        if self.bounds.pace:
-            self.arrival = max(self.arrival, now) + self.bounds.pace
-
-    def settle(self, now: int, *, waited_at: bool) -> None:
-        """Say when it is worth looking again."""
-        lacks = self.lacks(now) if waited_at else ""
-        due = FAR
-        if waited_at:
-            due = {"": now, "room": now + BACKSTOP, "open": self._until}.get(lacks, self.bounds.ready_at(self.arrival))
-        if (due, lacks) != (self.due_at, self.waits_for):
-            self.due_at, self.waits_for, self.changed = due, lacks, True
-
-    @property
-    def _until(self) -> int:
-        return FAR if self.breaker is None else self.breaker.until
-
-    def row(self) -> dict[str, object]:
-        """As it is saved."""
-        return {
-            "name": self.name,
-            "concurrency": self.declared.concurrency,
-            "pace": self.declared.pace,
-            "burst": self.declared.burst,
-            "arrival": self.arrival,
-            "turn": self.turn,
-            "due_at": self.due_at,
-            "waits_for": self.waits_for,
-            "breaker": "" if self.breaker is None else self.breaker.to_json(),
-        }
-
-
 async def lock_gates(tx: Transaction, wanted: Mapping[str, Bounds], *, waiting: bool = True) -> dict[str, GateState]:
-    """Gates, made if need be, locked in the order of their names; without `waiting`, those that nobody else has locked."""
+    """Gates, made if need be, locked in the order of their names; without `waiting`, those that are there and free."""
     lock = _LOCKED.replace("{lock}", "{for_update}" if waiting else "{skip_locked}")
     gates: dict[str, GateState] = {}
     while names := sorted(wanted.keys() - gates.keys()):
-        there = {row[0] for row in await in_chunks(tx, _THERE, names)}
-        missing = [name for name in names if name not in there]
-        await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in missing])
+        if waiting:
+            await make_gates(tx, await missing_gates(tx, {name: wanted[name] for name in names}))
         gates |= {row[0]: GateState(row) for row in await in_chunks(tx, lock, names)}
         # One that was forgotten while it was waited for is made again.
         if not waiting:
@@ -236,10 +140,21 @@ async def lock_gates(tx: Transaction, wanted: Mapping[str, Bounds], *, waiting: 
     return gates
 
 
+async def missing_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """Those that are not there."""
+    there = {row[0] for row in await in_chunks(tx, _THERE, sorted(wanted))}
+    return {name: bounds for name, bounds in wanted.items() if name not in there}
+
+
+async def make_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> None:
+    """Make gates; whoever makes the same one waits until this transaction is over."""
+    await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in sorted(wanted)])
+
+
 async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
     """What was set for a limit holds for each of its keys that has nothing of its own."""
     bases = sorted({base for name in gates if (base := base_of(name)) != name})
-    overrides = {name: _bounds(text) for name, text in await in_chunks(tx, _OVERRIDES, bases)}
+    overrides = {name: to_bounds(text) for name, text in await in_chunks(tx, _OVERRIDES, bases)}
     for name, gate in gates.items():
         if gate.override is None and base_of(name) != name:
             gate.bounds = overrides.get(base_of(name)) or gate.declared
@@ -248,11 +163,19 @@ async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
 async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
     """Find out how many have passed and count, where that matters; forget those that do not count."""
     counted = {gate.name: gate for gate in gates if gate.counts}
-    for name, held in await in_chunks(tx, _HELD, sorted(counted), reserved=tx.now - RESERVED):
-        counted[name].held = held
-    for name, there in await in_chunks(tx, _PERMITS, sorted(counted)):
-        if there > counted[name].held:
-            await tx.execute(_FORGET, {"gate": name, "reserved": tx.now - RESERVED})
+    stale: list[str] = []
+    for name, held, there in await in_chunks(tx, _HELD, sorted(counted), reserved=tx.now - RESERVED):
+        counted[name].held = int(held)
+        if there > held:
+            stale.append(name)
+    for start in range(0, len(stale), CHUNK):
+        chosen, params = placeholders("name", stale[start : start + CHUNK])
+        await tx.execute(_FORGET.replace("{names}", chosen), {**params, "reserved": tx.now - RESERVED})
+
+
+async def waited_at(tx: Transaction, names: Iterable[str]) -> set[str]:
+    """Those of the gates in whose lines somebody stands."""
+    return {row[0] for row in await in_chunks(tx, _WAITED_AT, sorted(names))}
 
 
 async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
@@ -317,7 +240,7 @@ async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:
     row = _limited_row(name)
     if row is not None and bounds is not None and not await tx.fetch(_PAUSED, row):
         await tx.execute(_PAUSE, {**row, "actor": tx.actor, "now": tx.now})
-    if row is not None and bounds is None and not await tx.fetch(ANYBODY, {"gate": name}):
+    if row is not None and bounds is None and not await waited_at(tx, [name]):
         await tx.execute(_FORGET_PAUSE, row)
     tx.stir(Change.READY)
 
@@ -345,7 +268,8 @@ async def one_gate(tx: Transaction, name: str) -> Gate:
 async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
     states = {row[0]: GateState(row[:-1]) for row in rows}
     await _override(tx, states)
-    held: dict[str, int] = dict(await in_chunks(tx, _HELD, sorted(states), reserved=tx.now - RESERVED))
+    rows_held = await in_chunks(tx, _HELD, sorted(states), reserved=tx.now - RESERVED)
+    held = {name: int(count) for name, count, _ in rows_held}
     return [
         Gate(
             name=name,
@@ -379,7 +303,3 @@ def _limited_row(gate: str) -> dict[str, object] | None:
     kind, _, name = gate.partition(":")
     kinds = {"type": LIMITED_TYPE, "queue": LIMITED_QUEUE}
     return {"kind": kinds[kind], "name": name} if kind in kinds else None
-
-
-def _bounds(text: str) -> Bounds | None:
-    return msgspec.json.decode(text, type=Bounds) if text else None

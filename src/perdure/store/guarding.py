@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.breakers import Circuit
@@ -36,8 +39,20 @@ class Guarding(ABC):
         return await self._read("look", lambda tx: lines.look(tx, pairs, limit, newest=newest))
 
     async def admit(self, request: AdmitRequest) -> Admitted:
-        """Let runs pass gates, and claim them."""
-        return await self._write("admit", request.worker, lambda tx: admit(tx, request, self._system.entropy))
+        """Let runs pass gates, and claim them; gates that are not there are made in transactions of their own."""
+        asking = [*(one.gating for one in request.arrivals), *(one.gating for one in request.steps)]
+        wanted = {one.gate: one.bounds for gating in asking for one in gating.passes}
+        if wanted:
+            await self._make(await self._read("missing_gates", lambda tx: gates.missing_gates(tx, wanted)))
+        admitted, missing = await self._write(
+            "admit", request.worker, lambda tx: admit(tx, request, self._system.entropy)
+        )
+        await self._make(missing)
+        return replace(admitted, next_due=admitted.now) if missing else admitted
+
+    async def _make(self, missing: Mapping[str, Bounds]) -> None:
+        if missing:
+            await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
 
     async def standing(self, run_id: str) -> Position | None:
         """Where a run stands in line."""

@@ -15,7 +15,8 @@ from perdure.core.admission import Look, Waiting
 from perdure.core.gates import STRIDE, Gating, Position
 from perdure.core.model import FAR, Run
 from perdure.store.dialect import Row, Transaction, placeholders
-from perdure.store.gates import GateState, in_chunks, next_due, one_gate
+from perdure.store.gates import in_chunks, next_due, one_gate
+from perdure.store.gatestate import GateState
 
 #: How many parts a statement may have.
 _PARTS = 60

@@ -15,7 +15,8 @@ from perdure.core.breakers import Circuit
 from perdure.core.gates import Gating, Pass
 from perdure.core.model import FINISHED, Kind, NewMessage, Status
 from perdure.store.dialect import Transaction
-from perdure.store.gates import RESERVED, GateState, in_chunks
+from perdure.store.gates import RESERVED, in_chunks
+from perdure.store.gatestate import GateState
 from perdure.store.lines import InLine, Turns
 from perdure.store.messages import deliver
 
@@ -25,11 +26,13 @@ STEPS = ""
 _ENOUGH = 50
 
 _FIRST = """
-SELECT gate, priority, turn, run_id, location, gating
-FROM perdure_lines {use perdure_lines_by_priority}
-WHERE gate = :gate AND type = ''
-ORDER BY priority, turn, run_id
-LIMIT :limit
+SELECT * FROM (
+  SELECT gate, priority, turn, run_id, location, gating
+  FROM perdure_lines {use perdure_lines_by_priority}
+  WHERE gate = :gate# AND type = ''
+  ORDER BY priority, turn, run_id
+  LIMIT :limit
+) part#
 """
 
 _RUNS = "SELECT id, status, token FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
@@ -57,7 +60,6 @@ SET token = :token, hold = 'lease', granted_at = :now
 WHERE run_id = :run_id AND location = :place
 """
 _FORGET = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place"
-_OF_STEP = "SELECT gate FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
 _RELEASE = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
 
 
@@ -85,8 +87,10 @@ class Passage:
         """Those who may be next, at gates that are due."""
         tx = self._tx
         self.touched |= set(due)
-        for name in due:
-            for gate, priority, turn, run_id, place, gating in await tx.fetch(_FIRST, {"gate": name, "limit": _ENOUGH}):
+        if due:
+            parts = " UNION ALL ".join(_FIRST.replace("#", str(number)) for number in range(len(due)))
+            names = {f"gate{number}": name for number, name in enumerate(due)}
+            for gate, priority, turn, run_id, place, gating in await tx.fetch(parts, {**names, "limit": _ENOUGH}):
                 one = StepInLine(run_id, Gating.from_json(gating), priority, turn, gate)
                 one.location = place
                 self.standing.append(one)
@@ -215,16 +219,27 @@ class Passage:
         return 0
 
 
-async def release_steps(tx: Transaction, left: Sequence[StepLeft]) -> set[str]:
-    """Steps have ended, or are wanted no more; the gates that have room by that."""
-    freed: set[str] = set()
-    for one in left:
-        place: dict[str, object] = {"run_id": one.run_id, "place": one.place}
-        freed |= {row[0] for row in await tx.fetch(_OF_STEP, {**place, "token": one.token})}
-        await tx.execute(_RELEASE, {**place, "token": one.token})
-        if one.stood_at:
-            await tx.execute(_LEAVE, {**place, "stood_at": one.stood_at})
-    return freed
+async def gates_of_steps(tx: Transaction, left: Sequence[StepLeft]) -> dict[tuple[str, str], set[str]]:
+    """By run and place, the gates that steps passed or stand at which have ended, or are wanted no more."""
+    steps = {(one.run_id, one.place): one for one in left}
+    ids = sorted({one.run_id for one in left})
+    found: dict[tuple[str, str], set[str]] = {}
+    for run_id, place, gate, token, _, _ in await in_chunks(tx, _PERMITS, ids):
+        if (run_id, place) in steps and token <= steps[run_id, place].token:
+            found.setdefault((run_id, place), set()).add(gate)
+    standing = sorted({one.run_id for one in left if one.stood_at})
+    for run_id, place, gate in await in_chunks(tx, _PLACES, standing):
+        if (run_id, place) in steps and steps[run_id, place].stood_at:
+            found.setdefault((run_id, place), set()).add(gate)
+    return found
+
+
+async def release_steps(tx: Transaction, left: Sequence[StepLeft]) -> None:
+    """They need their permits and their places no more."""
+    rows = [{"run_id": one.run_id, "place": one.place, "token": one.token} for one in left]
+    await tx.execute_many(_RELEASE, rows)
+    standing = [{"run_id": one.run_id, "place": one.place, "stood_at": one.stood_at} for one in left if one.stood_at]
+    await tx.execute_many(_LEAVE, standing)
 
 
 async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[StepVerdict, ...]:

@@ -30,17 +30,21 @@ VALUES (:gate, :run_id, :token, :hold, :now)
 """
 
 
-async def release(tx: Transaction, released: Sequence[tuple[str, int]]) -> set[str]:
-    """Give back what is no longer needed; the gates that have room by that."""
+async def permits_of(tx: Transaction, released: Sequence[tuple[str, int]]) -> list[tuple[str, str, int]]:
+    """Run, gate and token of the permits that are no longer needed."""
     tokens = dict(released)
-    rows = [
-        {"gate": gate, "run_id": run_id, "token": token}
+    return [
+        (run_id, gate, token)
         for run_id, gate, token in await in_chunks(tx, _FREED, sorted(tokens))
         # Another one may have it by now, under a permit of its own.
         if token <= tokens[run_id]
     ]
+
+
+async def release(tx: Transaction, permits: Sequence[tuple[str, str, int]]) -> None:
+    """Give them back."""
+    rows = [{"gate": gate, "run_id": run_id, "token": token} for run_id, gate, token in permits]
     await tx.execute_many(_RELEASE, rows)
-    return {str(row["gate"]) for row in rows}
 
 
 async def grant(tx: Transaction, run_ids: Sequence[str], rows: Sequence[Params]) -> None:

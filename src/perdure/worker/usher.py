@@ -40,6 +40,8 @@ FEW = 20
 _SHORTEST, _LONGEST = 0.05, 2.0
 #: Where another worker serves a gate, this one looks so much later than it could.
 _BEHIND = 0.3
+#: Where another worker has a gate locked, what it does not see to is looked at after this, which grows, in seconds.
+_SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.16
 #: Steps stand in lines without queue and type: anybody may let them pass.
 _STEPS = (("", ""),)
 
@@ -87,6 +89,9 @@ class Usher:
         self._released: list[tuple[str, int]] = []
         self._patience = _SHORTEST
         self._patient_until = 0.0
+        #: Until when gates are left to those who have them locked.
+        self._off = _SHORTEST_OFF
+        self._off_until = 0.0
         self._serves = False
         #: Whether the last admission let somebody pass.
         self._busy = False
@@ -95,7 +100,7 @@ class Usher:
     @property
     def has_work(self) -> bool:
         """Whether anything that this worker serves has to pass gates, or something is to be told."""
-        return bool(self._pairs or self.tells)
+        return bool(self._pairs or self._has_news)
 
     @property
     def has_steps(self) -> bool:
@@ -188,9 +193,10 @@ class Usher:
 
     async def tell(self, worker: str) -> None:
         """Say what this worker has let go of, and ask for nothing."""
-        if self.tells:
+        if self._has_news:
             types = ("",) if self._has_steps else ()
-            request = AdmitRequest(worker=worker, nonce=self._system.entropy(16).hex(), limit=0, types=types, queues=())
+            nonce = self._system.entropy(16).hex()
+            request = AdmitRequest(worker=worker, nonce=nonce, limit=0, types=types, queues=(), insists=True)
             try:
                 await self._ask(request)
             except StoreError as error:
@@ -199,7 +205,11 @@ class Usher:
 
     @property
     def tells(self) -> bool:
-        """Whether others wait for what this worker has to tell."""
+        """Whether others wait for what this worker has to tell, and it may be told now."""
+        return self._has_news and self._system.monotonic() >= self._off_until
+
+    @property
+    def _has_news(self) -> bool:
         return bool(self._released or self._asking or self._left or self._judging.urgent)
 
     @property
@@ -222,6 +232,7 @@ class Usher:
             arrivals=tuple(self._arrivals([waiting])),
             alone=alone,
             only=True,
+            insists=True,
             poison_after=poison_after,
         )
         admitted = await self._ask(request)
@@ -230,6 +241,9 @@ class Usher:
 
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
         """What may be worked on."""
+        if (off := self._off_until - self._system.monotonic()) > 0:
+            now = self._store.clock()
+            return Admitted(next_due=now + int(off * 1e6), now=now)
         page = FEW if self._busy else ARRIVALS
         pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         look = await self._store.look(pairs, page)
@@ -258,9 +272,19 @@ class Usher:
             self._patient_until = self._system.monotonic() + self._patience
         self._note(admitted)
         self._busy = bool(admitted.runs)
+        if admitted.busy:
+            return replace(admitted, next_due=admitted.now + self._leave_alone(passed=passed))
+        self._off = _SHORTEST_OFF
         more = len(look.arrived) >= page
         next_due = admitted.now if more else self._expect(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
+
+    def _leave_alone(self, *, passed: bool) -> int:
+        """Leave gates to those who have them locked, for how many microseconds."""
+        self._off = _SHORTEST_OFF if passed else min(_LONGEST_OFF, 2 * self._off)
+        wait = self._off * (0.5 + self._system.random())
+        self._off_until = self._system.monotonic() + wait
+        return int(wait * 1e6)
 
     async def _overtaking(self, look: Look, page: int) -> list[Arrival]:
         """Of types that take turns, who has come last of those whose keys have nobody among the first.
@@ -299,6 +323,8 @@ class Usher:
             self._asking = {**asking, **self._asking}
             raise
         self._judging.told(reports)
+        self._released += admitted.untold
+        self._left += admitted.untold_steps
         self._answer(asking, admitted)
         claimed = {one.run.id for one in admitted.runs}
         self._barred |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.core.gates import Bounds
 from perdure.store import Store
-from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, asks, ready
+from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, admit_patiently, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,
@@ -64,7 +64,7 @@ class Forgetting:
         for number in range(8):
             await ready(store, f"r{number}")
             request = await asks(store, key, nonce=f"n{number}")
-            admitted, _ = await asyncio.gather(store.admit(request), other.forget_gates(10, ACTOR))
+            admitted, _ = await asyncio.gather(admit_patiently(store, request), other.forget_gates(10, ACTOR))
             [one] = admitted.runs
             await commit(store, one.lease, next=DONE)
 

@@ -12,7 +12,7 @@ from perdure.core.retention import Prune
 from perdure.store import Store
 from perdure.store.borrowed.deed import Deed
 from perdure.testing.conformance.breakers import PREPARE as BREAKERS
-from perdure.testing.conformance.gates import a_gating, asks, ready
+from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,
@@ -126,6 +126,8 @@ async def _prepare_fire(store: Store) -> Verb:
 async def _prepare_admit(store: Store) -> Verb:
     await ready(store, "r1", "r2", "r3")
     request = await asks(store, a_gating(Bounds(concurrency=2, pace=SECOND, burst=2)))
+    # Gates are made in a transaction of their own, which may be there although the rest is not.
+    await store.set_bounds(GATE, None, ACTOR)
     return lambda store: store.admit(request)
 
 

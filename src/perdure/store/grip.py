@@ -1,0 +1,94 @@
+"""The gates that one request has locked, and what it tells them.
+
+Those that a step, a report or a named run needs are waited for, in the order of names. All others are taken if they are free: whoever has
+a gate locked is letting others pass there, and to queue up behind it would hold up whatever else is locked here. What could not be
+told is told again, soon. A permit is given back under the lock of its gate only, so that no two requests wait for each other's rows.
+Gates that are not there are made in a transaction of their own: whoever makes one keeps others waiting who would make the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perdure.core.admission import AdmitRequest, Arrival, StepLeft
+from perdure.core.gates import Bounds
+from perdure.store.breakers import attend, half_open
+from perdure.store.dialect import Transaction
+from perdure.store.gates import lock_gates, missing_gates
+from perdure.store.gatestate import GateState
+from perdure.store.lines import InLine
+from perdure.store.passage import gates_of_steps, release_steps
+from perdure.store.permits import permits_of, release
+from perdure.store.protocol import Change
+
+
+class Grip:
+    """See the module."""
+
+    def __init__(self, tx: Transaction, request: AdmitRequest) -> None:
+        self._tx = tx
+        self._request = request
+        self.gates: dict[str, GateState] = {}
+        #: Of the arrivals those all of whose gates are locked.
+        self.arrivals: list[Arrival] = []
+        #: What has to be told again.
+        self.untold: list[tuple[str, int]] = []
+        self.untold_steps: list[StepLeft] = []
+        #: Gates that have to be made.
+        self.missing: dict[str, Bounds] = {}
+        #: Somebody else has one locked that was asked for.
+        self.busy = False
+
+    async def take(self, due: Sequence[str]) -> None:
+        """Lock what is asked for, what is due and what was given back, and see to the breakers among them."""
+        tx, request = self._tx, self._request
+        freed = await permits_of(tx, request.released)
+        left = await gates_of_steps(tx, request.left)
+        told = {gate for _, gate, _ in freed}.union(*left.values())
+        needed = {report.gate: Bounds() for report in request.reports}
+        needed |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
+        others = dict.fromkeys([*due, *told], Bounds())
+        others |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
+        if request.insists:
+            needed, others = {**others, **needed}, {}
+        self.gates = await lock_gates(tx, needed)
+        await self._try_to_lock({name: bounds for name, bounds in others.items() if name not in needed})
+        self.arrivals = [one for one in request.arrivals if all(gate.gate in self.gates for gate in one.gating.passes)]
+        await self._give_back(freed, left)
+        for name in told & self.gates.keys():
+            gate = self.gates[name]
+            # Whoever waits for room there may have it now, here or elsewhere.
+            if gate.waits_for == "room":
+                gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
+                tx.stir(Change.READY)
+        attend(tx, self.gates, (*self.arrivals, *request.steps), request.reports, request.worker)
+
+    async def take_more(self, those: Iterable[InLine]) -> None:
+        """Other gates that those in lines have to pass; whatever is busy is tried another time."""
+        wanted = {
+            one.gate: one.bounds for standing in those for one in standing.gating.passes if one.gate not in self.gates
+        }
+        half_open(self._tx, await self._try_to_lock(wanted))
+
+    async def _try_to_lock(self, wanted: Mapping[str, Bounds]) -> list[GateState]:
+        if not wanted:
+            return []
+        more = await lock_gates(self._tx, wanted, waiting=False)
+        self.gates |= more
+        if others := {name: bounds for name, bounds in wanted.items() if name not in more}:
+            missing = await missing_gates(self._tx, others)
+            self.missing |= missing
+            self.busy |= len(missing) < len(others)
+        return list(more.values())
+
+    async def _give_back(self, freed: Sequence[tuple[str, str, int]], left: Mapping[tuple[str, str], set[str]]) -> None:
+        """Under the lock of the gate only; what is not locked now is told another time."""
+        tokens = dict(self._request.released)
+        busy = {run_id for run_id, gate, _ in freed if gate not in self.gates}
+        self.untold = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
+        await release(self._tx, [one for one in freed if one[1] in self.gates])
+        done: list[StepLeft] = []
+        for one in self._request.left:
+            free = left.get((one.run_id, one.place), set()) <= self.gates.keys()
+            (done if free else self.untold_steps).append(one)
+        await release_steps(self._tx, done)

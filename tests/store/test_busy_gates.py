@@ -1,0 +1,66 @@
+"""Gates that somebody else has locked: who only wants to look leaves them alone, and who has to, waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from perdure.core.gates import Bounds
+from perdure.store import SqlStore
+from perdure.store.dialect import Transaction
+from perdure.store.gates import lock_gates
+from perdure.testing.conformance.gates import DONE, GATE, a_gating, admit, admit_ids, asks, ready
+from perdure.testing.conformance.harness import commit
+
+# There is one writer at a time on SQLite, and so nobody who could find anything locked.
+pytestmark = pytest.mark.parametrize("harness", ["postgres", "mysql"], indirect=True)
+
+
+@asynccontextmanager
+async def locked(store: SqlStore, gate: str) -> AsyncIterator[None]:
+    held, over = asyncio.Event(), asyncio.Event()
+
+    async def hold(tx: Transaction) -> None:
+        await lock_gates(tx, {gate: Bounds()})
+        held.set()
+        await over.wait()
+
+    holding = asyncio.ensure_future(store._write("admit", "somebody", hold))
+    await held.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        await holding
+
+
+async def test_what_is_asked_of_a_locked_gate_is_left_for_later_and_other_gates_are_not_held_up(
+    store: SqlStore,
+) -> None:
+    await ready(store, "r1", "r2")
+    [first] = (await admit(store)).runs
+    await commit(store, first.lease, next=DONE)
+    await ready(store, "r3", "r4")
+    gatings = {"r3": a_gating(), "r4": a_gating(gate="other")}
+    async with locked(store, GATE):
+        answer = await admit(store, gatings, nonce="meanwhile", released=(("r1", 1),))
+    assert [one.run.id for one in answer.runs] == ["r4"]
+    assert answer.busy
+    assert answer.untold == (("r1", 1),)
+    assert await admit_ids(store, gatings, nonce="then", released=answer.untold) == ["r2"]
+
+
+async def test_whoever_insists_waits_for_a_locked_gate(store: SqlStore) -> None:
+    await ready(store, "r1", "r2")
+    [first] = (await admit(store)).runs
+    await commit(store, first.lease, next=DONE)
+    request = await asks(store, nonce="insists", released=(("r1", 1),), insists=True)
+    async with locked(store, GATE):
+        asking = asyncio.ensure_future(store.admit(request))
+        # Far longer than an answer takes that does not wait.
+        assert not (await asyncio.wait([asking], timeout=0.3))[0]
+    assert [one.run.id for one in (await asking).runs] == ["r2"]
+    assert not asking.result().untold
