@@ -64,32 +64,37 @@ async def admit(
     tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]
 ) -> tuple[Admitted, dict[str, Bounds]]:
     """Let runs pass, and claim them. What comes with the answer are gates that have to be made first."""
+    grip = Grip(tx, request)
+    # A step passes without a slot.
+    slotless = tuple(type for type in request.types if type == STEPS)
+    due = await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES)
+    if not await grip.take(due):
+        return Admitted(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
-        counted = frozenset(one.run.id for one in runs)
-        kept_out = tuple(await barred(tx, [one.run for one in runs], request.failing))
         admitted = Admitted(
             runs=runs,
-            counted=counted,
-            barred=kept_out,
+            counted=frozenset(one.run.id for one in runs),
+            barred=tuple(await barred(tx, [one.run for one in runs], request.failing)),
             steps=await steps_before(tx, request.steps),
             next_due=await next_due(tx, request.types),
             now=tx.now,
         )
         return admitted, {}
-    return await _Admission(tx, request, entropy).run()
+    await grip.tell()
+    return await _Admission(tx, request, grip, entropy).run(), grip.missing
 
 
 class _Admission:
     """One transaction."""
 
-    def __init__(self, tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]) -> None:
+    def __init__(self, tx: Transaction, request: AdmitRequest, grip: Grip, entropy: Callable[[int], bytes]) -> None:
         self._tx = tx
         self._request = request
         self._entropy = entropy
-        self._grip = Grip(tx, request)
-        self._gates = self._grip.gates
+        self._grip = grip
+        self._gates = grip.gates
         #: Locked runs, and the number of the last record of each.
         self._runs: dict[str, tuple[int, Run]] = {}
         self._last: dict[str, int] = {}
@@ -109,13 +114,9 @@ class _Admission:
         self._suspects = False
         self._alone = False
 
-    async def run(self) -> tuple[Admitted, dict[str, Bounds]]:
-        """Lock, look, let pass, write."""
+    async def run(self) -> Admitted:
+        """Look, let pass, write."""
         tx, request, grip = self._tx, self._request, self._grip
-        # A step passes without a slot.
-        slotless = tuple(type for type in request.types if type == STEPS)
-        await grip.take(await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES))
-        self._gates = grip.gates
         lines = await self._heads()
         arrived = [InLine(one.run_id, one.gating) for one in grip.arrivals]
         await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
@@ -133,7 +134,7 @@ class _Admission:
         self._passed_by_steps = passage.touched
         runs = await self._write(lines)
         due_at = await next_due(tx, request.types)
-        admitted = Admitted(
+        return Admitted(
             runs=runs,
             counted=self._counted,
             barred=tuple(self._barred.items()),
@@ -146,7 +147,6 @@ class _Admission:
             untold_steps=tuple(grip.untold_steps),
             now=tx.now,
         )
-        return admitted, grip.missing
 
     async def _heads(self) -> dict[str, list[InLine]]:
         """Those who may be next, at gates that are due."""

@@ -8,7 +8,7 @@ Gates that are not there are made in a transaction of their own: whoever makes o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from perdure.core.admission import AdmitRequest, Arrival, StepLeft
 from perdure.core.gates import Bounds
@@ -29,6 +29,9 @@ class Grip:
         self._tx = tx
         self._request = request
         self.gates: dict[str, GateState] = {}
+        #: What is given back: run, gate and token of permits; gates of steps, by run and place.
+        self._freed: list[tuple[str, str, int]] = []
+        self._left: dict[tuple[str, str], set[str]] = {}
         #: Of the arrivals those all of whose gates are locked.
         self.arrivals: list[Arrival] = []
         #: What has to be told again.
@@ -39,23 +42,33 @@ class Grip:
         #: Somebody else has one locked that was asked for.
         self.busy = False
 
-    async def take(self, due: Sequence[str]) -> None:
-        """Lock what is asked for, what is due and what was given back, and see to the breakers among them."""
+    async def take(self, due: Sequence[str]) -> bool:
+        """Lock what is asked for, what is due and what was given back; whether there is anything to be done with that."""
         tx, request = self._tx, self._request
-        freed = await permits_of(tx, request.released)
-        left = await gates_of_steps(tx, request.left)
-        told = {gate for _, gate, _ in freed}.union(*left.values())
+        self._freed = await permits_of(tx, request.released)
+        self._left = await gates_of_steps(tx, request.left)
         needed = {report.gate: Bounds() for report in request.reports}
         needed |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
-        others = dict.fromkeys([*due, *told], Bounds())
+        others = dict.fromkeys([*due, *self._told], Bounds())
         others |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
         if request.insists:
             needed, others = {**others, **needed}, {}
         self.gates = await lock_gates(tx, needed)
-        await self._try_to_lock({name: bounds for name, bounds in others.items() if name not in needed})
+        more = {name: bounds for name, bounds in others.items() if name not in needed}
+        self.gates |= await lock_gates(tx, more, waiting=False)
+        self.busy = not self.gates.keys() >= more.keys()
         self.arrivals = [one for one in request.arrivals if all(gate.gate in self.gates for gate in one.gating.passes)]
-        await self._give_back(freed, left)
-        for name in told & self.gates.keys():
+        return bool(self.gates or self.arrivals) or not self.busy
+
+    @property
+    def _told(self) -> set[str]:
+        return {gate for _, gate, _ in self._freed}.union(*self._left.values())
+
+    async def tell(self) -> None:
+        """Give back what is given back, and see to the breakers."""
+        tx, request = self._tx, self._request
+        await self._give_back()
+        for name in self._told & self.gates.keys():
             gate = self.gates[name]
             # Whoever waits for room there may have it now, here or elsewhere.
             if gate.waits_for == "room":
@@ -68,27 +81,23 @@ class Grip:
         wanted = {
             one.gate: one.bounds for standing in those for one in standing.gating.passes if one.gate not in self.gates
         }
-        half_open(self._tx, await self._try_to_lock(wanted))
-
-    async def _try_to_lock(self, wanted: Mapping[str, Bounds]) -> list[GateState]:
         if not wanted:
-            return []
+            return
         more = await lock_gates(self._tx, wanted, waiting=False)
+        half_open(self._tx, more.values())
         self.gates |= more
         if others := {name: bounds for name, bounds in wanted.items() if name not in more}:
-            missing = await missing_gates(self._tx, others)
-            self.missing |= missing
-            self.busy |= len(missing) < len(others)
-        return list(more.values())
+            self.missing = await missing_gates(self._tx, others)
+            self.busy |= len(self.missing) < len(others)
 
-    async def _give_back(self, freed: Sequence[tuple[str, str, int]], left: Mapping[tuple[str, str], set[str]]) -> None:
+    async def _give_back(self) -> None:
         """Under the lock of the gate only; what is not locked now is told another time."""
         tokens = dict(self._request.released)
-        busy = {run_id for run_id, gate, _ in freed if gate not in self.gates}
+        busy = {run_id for run_id, gate, _ in self._freed if gate not in self.gates}
         self.untold = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
-        await release(self._tx, [one for one in freed if one[1] in self.gates])
+        await release(self._tx, [one for one in self._freed if one[1] in self.gates])
         done: list[StepLeft] = []
         for one in self._request.left:
-            free = left.get((one.run_id, one.place), set()) <= self.gates.keys()
+            free = self._left.get((one.run_id, one.place), set()) <= self.gates.keys()
             (done if free else self.untold_steps).append(one)
         await release_steps(self._tx, done)

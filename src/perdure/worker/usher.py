@@ -41,7 +41,7 @@ _SHORTEST, _LONGEST = 0.05, 2.0
 #: Where another worker serves a gate, this one looks so much later than it could.
 _BEHIND = 0.3
 #: Where another worker has a gate locked, what it does not see to is looked at after this, which grows, in seconds.
-_SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.16
+_SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.32
 #: Steps stand in lines without queue and type: anybody may let them pass.
 _STEPS = (("", ""),)
 
