@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
 from perdure.core.admission import AdmitRequest, Admitted
 from perdure.core.breakers import Circuit
 from perdure.core.gates import Bounds, Hold, Pass
@@ -105,8 +103,9 @@ class _Admission:
         self._passing: list[tuple[InLine, tuple[Pass, ...]]] = []
         self._gone: list[str] = []
         self._counted: frozenset[str] = frozenset()
-        #: Arrivals that were let in before, until their end.
-        self._kept: set[str] = set()
+        #: Runs that were let in before until their end, and where; and those that are to end.
+        self._kept: set[tuple[str, str]] = set()
+        self._cancelled: set[str] = set()
         #: Who passes only to be told that a breaker is open, and until when.
         self._barred: dict[str, int] = {}
         #: Gates that steps passed or stand at.
@@ -174,6 +173,8 @@ class _Admission:
             run = to_run(tuple(row))
             self._runs[run.id] = progress, run
         self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
+        begun = [id for id, (_, run) in self._runs.items() if run.token]
+        self._kept = {(row[0], row[1]) for row in await in_chunks(self._tx, _KEPT, begun)}
         self._placed = await places(self._tx, [one.run_id for one in self._grip.arrivals])
 
     async def _line_up(
@@ -192,19 +193,13 @@ class _Admission:
                 continue
             one.priority = run.priority
             present.append(one)
-        kept = {(run_id, gate) for run_id, gate in await in_chunks(tx, _KEPT, [one.run_id for one in present])}
-        self._kept = {run_id for run_id, _ in kept}
-        told = [
-            one.run_id for one in present if self._runs[one.run_id][1].inbox_seq > self._runs[one.run_id][1].inbox_read
-        ]
-        cancelled = {row[0] for row in await in_chunks(tx, _CANCELLED, told)}
+        runs = [self._runs[one.run_id][1] for one in present]
+        told = [run.id for run in runs if run.inbox_seq > run.inbox_read]
+        self._cancelled = {row[0] for row in await in_chunks(tx, _CANCELLED, told)}
         direct: list[tuple[InLine, tuple[Pass, ...]]] = []
         behind: dict[str, list[InLine]] = {}
         for one in present:
-            # What was let in for good needs no other permit, and what is to end does not have to wait for that.
-            passes = () if one.run_id in cancelled else tuple(
-                wanted for wanted in one.gating.passes if (one.run_id, wanted.gate) not in kept
-            )  # fmt: skip
+            passes = self._passes(one)
             place = self._placed.get(one.run_id)
             line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
             if self._bars(one, passes):
@@ -221,6 +216,11 @@ class _Admission:
             if gate in lines:
                 lines[gate] += those
         return direct
+
+    def _passes(self, one: InLine) -> tuple[Pass, ...]:
+        """What it has yet to pass: nothing where it was let in for good, and nothing at all if it is to end."""
+        passes = () if one.run_id in self._cancelled else one.gating.passes
+        return tuple(wanted for wanted in passes if (one.run_id, wanted.gate) not in self._kept)
 
     async def _stand(self, gate: str, those: list[InLine]) -> None:
         await self._turns.give(gate, those)
@@ -247,8 +247,8 @@ class _Admission:
 
     async def _keep_waiting(self, one: InLine) -> None:
         """It might pass, but not to this worker, or not now; one that has no gate to pass stays as ready as it is."""
-        if one.gating.passes:
-            await self._stand(one.gating.passes[0].gate, [one])
+        if passes := self._passes(one):
+            await self._stand(passes[0].gate, [one])
 
     @property
     def _has_room(self) -> bool:
@@ -260,9 +260,10 @@ class _Admission:
         if one is None:
             return False
         run = self._runs.get(one.run_id)
-        refused = self._refused_by(one.gating.passes)
-        if refused is not None and self._bars(one, one.gating.passes):
-            one.gating, refused = replace(one.gating, passes=()), None
+        passes = self._passes(one)
+        refused = self._refused_by(passes)
+        if refused is not None and self._bars(one, passes):
+            passes, refused = (), None
         if refused == line.gate:
             return False
         line.pop()
@@ -272,7 +273,7 @@ class _Admission:
         if not self._stands(run[1], one):
             self._gone.append(one.run_id)
         elif refused is None:
-            if self._judge(one, one.gating.passes):
+            if self._judge(one, passes):
                 gate = self._gates[line.gate]
                 gate.turn, gate.changed = max(gate.turn, one.turn), True
         elif refused in self._gates:
@@ -370,4 +371,5 @@ class _Admission:
             if wanted.hold is Hold.RUN or self._gates[wanted.gate].counts
         ]
         await grant(self._tx, [one.run_id for one, _ in passing], rows)
-        self._counted = frozenset(str(row["run_id"]) for row in rows) | (self._kept & tokens.keys())
+        kept = {run_id for run_id, _ in self._kept}
+        self._counted = frozenset(str(row["run_id"]) for row in rows) | (kept & tokens.keys())

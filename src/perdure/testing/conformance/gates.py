@@ -10,7 +10,7 @@ import pytest
 from perdure.core.admission import AdmitRequest, Admitted, Arrival
 from perdure.core.control import Pause, PauseKind
 from perdure.core.gates import STRIDE, Bounds, Gating, Hold, Pass
-from perdure.core.model import FAR, Finish, Reason, Release, Run, Status
+from perdure.core.model import FAR, Again, Finish, Reason, Release, Run, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -199,6 +199,29 @@ class Passing:
         await commit(store, again.lease, next=DONE)
         released = (("r1", again.run.token),)
         assert await admit_ids(store, whole, nonce="then", released=released) == ["r2"]
+
+    async def test_what_was_let_in_to_its_end_waits_for_its_other_gates_alone(self, store: Store) -> None:
+        both = Gating((Pass("whole", ONE, Hold.RUN), Pass(GATE, ONE)))
+        await ready(store, "r1")
+        [first] = (await admit(store, both)).runs
+        await commit(store, first.lease, next=a_park())
+        await ready(store, "r2")
+        [second] = (await admit(store, nonce="instead", released=(("r1", first.run.token),))).runs
+        await store.send([a_message("r1")], ACTOR)
+        assert await admit_ids(store, both, nonce="in line") == []
+        await commit(store, second.lease, next=DONE)
+        assert await admit_ids(store, nonce="then", released=(("r2", second.run.token),)) == ["r1"]
+
+    async def test_what_was_let_in_to_its_end_never_waits_for_itself(self, store: Store) -> None:
+        whole = a_gating(hold=Hold.RUN)
+        await ready(store, "r1")
+        [first] = (await admit(store, whole)).runs
+        await commit(store, first.lease, next=Again(START, "{}"))
+        await claim(store, types=(OTHER_TYPE,))
+        await ready(store, "urgent", priority=-5)
+        elsewhere = a_gating(gate="elsewhere")
+        assert await admit_ids(store, {"r1": whole, "urgent": elsewhere}, nonce="one", limit=1) == ["urgent"]
+        assert await admit_ids(store, whole, nonce="again") == ["r1"]
 
     async def test_a_run_that_is_opened_again_has_to_pass_again(self, store: Store) -> None:
         whole = a_gating(hold=Hold.RUN)
