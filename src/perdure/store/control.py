@@ -33,6 +33,13 @@ ORDER BY seq DESC
 LIMIT 1
 """
 
+#: Whether it waits for its turn among runs of one singleton.
+_HELD_BACK = """
+SELECT 1
+FROM perdure_successors
+WHERE run_id = :run_id
+"""
+
 _CHANGE = """
 UPDATE perdure_runs
 SET inbox_seq = :inbox_seq, status = :status, reason = :reason, wake_at = :wake_at, marked = :marked
@@ -116,7 +123,7 @@ async def _resume(tx: Transaction, run: _Row, order: Order) -> Obeyed:
     if pausing is None:
         return Obeyed.ALREADY
     if run.status == Status.WAITING and run.reason == Reason.PAUSED:
-        if pausing.until > tx.now:
+        if pausing.until > tx.now and not await _has_lost_its_place(tx, pausing, order.run_id):
             run.become(Status.WAITING, pausing.waits_for, pausing.until)
         else:
             run.become(Status.PENDING, None, tx.now)
@@ -124,6 +131,12 @@ async def _resume(tx: Transaction, run: _Row, order: Order) -> Obeyed:
     await _put(tx, run, order, None)
     tx.note(order.run_id, "resumed")
     return Obeyed.DONE
+
+
+async def _has_lost_its_place(tx: Transaction, pausing: Pausing, run_id: str) -> bool:
+    """Whether it waited at a gate, where a run that is paused is passed over: it has to come there again."""
+    waited = pausing.waits_for in (Reason.LIMIT, Reason.BREAKER)
+    return waited and not await tx.fetch(_HELD_BACK, {"run_id": run_id})
 
 
 async def _pausing(tx: Transaction, run: _Row, run_id: str) -> Pausing | None:

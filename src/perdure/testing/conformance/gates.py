@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perdure.core.admission import AdmitRequest, Admitted, Arrival
-from perdure.core.control import Pause, PauseKind
+from perdure.core.control import Order, Pause, PauseKind
 from perdure.core.gates import STRIDE, Bounds, Gating, Hold, Pass
-from perdure.core.model import FAR, Again, Finish, Reason, Release, Run, Status
+from perdure.core.model import FAR, Again, Finish, Kind, Reason, Release, Run, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -347,6 +347,18 @@ class TakingTurns:
         assert await admit_ids(store, nonce="n1", types=(OTHER_TYPE,)) == ["other"]
         assert await admit_ids(store, nonce="n2", queues=("elsewhere",)) == []
         assert await admit_ids(store, nonce="n3") == ["r2"]
+
+    async def test_one_that_is_paused_in_line_may_pass_when_it_is_resumed(self, store: Store) -> None:
+        await ready(store, "r1", "r2", "r3")
+        [first] = (await admit(store)).runs
+        await store.control(Order(run_id="r2", kind=Kind.PAUSE, key="p"), ACTOR)
+        await commit(store, first.lease, next=DONE)
+        [third] = (await admit(store, nonce="n1", released=(("r1", 1),))).runs
+        assert third.run.id == "r3", "nobody waits for one that is paused"
+        await store.control(Order(run_id="r2", kind=Kind.RESUME, key="r"), ACTOR)
+        assert await admit_ids(store, nonce="n2") == []
+        await commit(store, third.lease, next=DONE)
+        assert await admit_ids(store, nonce="n3", released=(("r3", 1),)) == ["r2"]
 
     async def test_what_is_paused_keeps_its_place(self, store: Store) -> None:
         await ready(store, "r1", "r2")
