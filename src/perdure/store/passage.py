@@ -36,6 +36,7 @@ SELECT * FROM (
 """
 
 _RUNS = "SELECT id, status, token FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
+_TOKENS = "SELECT id, token FROM perdure_runs WHERE id IN ({names})"
 _PERMITS = "SELECT run_id, location, gate, token, hold, granted_at FROM perdure_permits WHERE run_id IN ({names}) AND location <> ''"
 _PLACES = "SELECT run_id, location, gate FROM perdure_lines WHERE run_id IN ({names}) AND location <> ''"
 
@@ -159,7 +160,12 @@ class Passage:
                 # Of a step that ended while its worker died.
                 await tx.execute(_RELEASE, {"run_id": run_id, "place": place, "token": token})
         places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
+        # By now: a request may come late, and whoever has the run since has permits of its own.
+        owned = {(run_id, token) for run_id, token in await in_chunks(tx, _TOKENS, ids)}
         for one in arrivals:
+            if (one.run_id, one.token) not in owned:
+                self.verdicts.append(StepVerdict(one.run_id, one.place, gate=one.gating.passes[0].gate))
+                continue
             stands_at = places.get((one.run_id, one.place))
             await self._arrived(one, permits.get((one.run_id, one.place), set()), stands_at, turns)
 

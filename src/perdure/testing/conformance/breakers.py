@@ -8,7 +8,7 @@ from typing import Any
 from perdure.core.admission import AdmitRequest, Admitted, Arrival, StepArrival, StepLeft, StepVerdict
 from perdure.core.breakers import PREFIX, BreakerRule, BreakerView, Circuit, Report
 from perdure.core.gates import Bounds, Gating, Pass
-from perdure.core.model import Finish, Kind, Lease, Reason, Status
+from perdure.core.model import Finish, Kind, Lease, Reason, Release, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -218,6 +218,16 @@ class StepsAtGates:
         other = await held(store, "r2", "w2")
         assert await ask(store, "b", a_step(other, one), worker="w2") == (_passed("r2"),)
         assert await ask(store, "c", a_step(again, one), worker="w2") == (StepVerdict("r1", PLACE, gate="external"),)
+
+    async def test_a_former_owner_who_asks_late_takes_nothing_from_the_owner(self, store: Store) -> None:
+        former = await held(store, "r1")
+        one = Bounds(concurrency=1)
+        await commit(store, former, next=Release())
+        lease = await lease_of(store, "r1", "w2")
+        assert await ask(store, "a", a_step(lease, one), worker="w2") == (_passed("r1"),)
+        assert await ask(store, "b", a_step(former, one)) == (StepVerdict("r1", PLACE, gate="external"),)
+        [gate] = await store.gates("", 1)
+        assert (gate.held, gate.waiting) == (1, 0)
 
     async def test_who_gives_up_stands_in_line_no_more(self, store: Store, harness: Harness) -> None:
         first, second = await held(store, "r1"), await held(store, "r2")
