@@ -106,7 +106,7 @@ LIMIT :limit
 _IDLE = f"""
 SELECT g.name
 FROM perdure_gates g
-WHERE g.due_at = {FAR} AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = '' AND g.arrival <= :now {{among}}
+WHERE (g.due_at = {FAR} OR g.due_at <= :now) AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = '' AND g.arrival <= :now {{among}}
   AND NOT EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
   AND NOT EXISTS (
     SELECT 1 FROM perdure_permits p JOIN perdure_runs r ON r.id = p.run_id WHERE p.gate = g.name AND {VALID}

@@ -6,13 +6,16 @@ import asyncio
 
 import pytest
 
+from perdure.core.dead import Deletion
 from perdure.core.gates import Bounds
+from perdure.core.retention import Prune
 from perdure.store import Store
 from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, admit_patiently, asks, ready
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,
     SECOND,
+    START,
     TYPE,
     Harness,
     Unshared,
@@ -52,6 +55,19 @@ class Forgetting:
         await commit(store, runs["r2"], next=DONE)
         assert await store.forget_gates(10, ACTOR) == 0, "somebody stands in line"
         assert await admit_ids(store, nonce="then", released=(("r2", 1),)) == ["r5"]
+
+    async def test_a_gate_that_somebody_waited_at_who_is_gone_is_forgotten(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await ready(store, "r1")
+        await admit(store, a_gating(Bounds(pace=SECOND), gate="tenant/a"))
+        await ready(store, "r2")
+        assert await admit_ids(store, a_gating(Bounds(pace=SECOND), gate="tenant/a"), nonce="n") == []
+        await store.cancel("r2", "", "c", ACTOR)
+        assert await store.delete("r2", "", ACTOR) is Deletion.DONE
+        harness.system.advance(10)
+        await store.prune(Prune(before=START + 5 * SECOND, deleted=True), 10, None, ACTOR)
+        assert await store.forget_gates(10, ACTOR) == 1
 
     async def test_one_that_is_forgotten_while_others_want_it_is_made_again(
         self, store: Store, harness: Harness
