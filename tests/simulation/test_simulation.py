@@ -12,6 +12,7 @@ import pytest
 
 from perdure.testing.simulation import Report, simulate
 from tests.simulation.planted import PLANTED
+from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 
@@ -27,7 +28,10 @@ FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
     "lost_claims_forgotten": 132,
+    "probes_counted_before_the_lock": 11,
+    "rate_forgotten_without_a_line": 6,
     "renewed_without_looking": 138,
+    "repeated_steps_pass_free": 8,
     "residents_trusted": 196,
     "split_check": 54,
     "split_outcome": 323,
@@ -36,9 +40,10 @@ FOUND_BEFORE = {
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Where much that is rare happens within a few worlds.
-RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
-#: Of the worlds with activities.
+RARE_FROM, RARE_WITH_ACTIVITIES_FROM, RARE_AT_GATES_FROM = 1_000_287, 1_000_049, 1_000_029
+#: Of the worlds with activities, and of those with limits besides.
 ACTIVE_SEEDS = 10_000 if PROVE else 25
+LIMITED_SEEDS = 5_000 if PROVE else 25
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -103,8 +108,28 @@ RARE_WITH_ACTIVITIES = frozenset(
 )
 
 
-def live(seed: int, *, activities: bool = False) -> Report:
-    report = simulate(seed, activities=activities)
+#: The same, where something has to pass gates.
+RARE_AT_GATES = frozenset(
+    {
+        "a breaker closed again",
+        "a breaker was half open",
+        "a limit of concurrency was reached",
+        "a probe was executed",
+        "a rate was used up",
+        "a run was taken over from another worker",
+        "a step stood in line",
+        "a step was called",
+        "a step was kept out by a breaker",
+        "a worker that had been declared dead began again",
+        "an activity failed and was tried again",
+        "an activity was requeued",
+        "pause was heeded",
+    }
+)
+
+
+def live(seed: int, *, activities: bool = False, limits: bool = False) -> Report:
+    report = simulate(seed, activities=activities, limits=limits)
     gc.collect(0)
     return report
 
@@ -121,15 +146,26 @@ def test_every_promise_holds_for_activities_and_for_what_is_over(first: int) -> 
     assert not findings, "see them with: python -m perdure.testing.simulation --activities --trace --seed N"
 
 
-def test_what_is_rare_for_activities_does_happen() -> None:
+@pytest.mark.parametrize("first", range(0, LIMITED_SEEDS, BATCH))
+def test_every_promise_holds_for_what_has_to_pass_gates(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, limits=True).findings)}
+    assert not findings, "see them with: python -m perdure.testing.simulation --limits --trace --seed N"
+
+
+@pytest.mark.parametrize(
+    ("limits", "first", "rare"),
+    [(False, RARE_WITH_ACTIVITIES_FROM, RARE_WITH_ACTIVITIES), (True, RARE_AT_GATES_FROM, RARE_AT_GATES)],
+    ids=["activities", "gates"],
+)
+def test_what_is_rare_for_activities_and_at_gates_does_happen(limits: bool, first: int, rare: frozenset[str]) -> None:
     sometimes: Counter[str] = Counter()
-    for seed in range(RARE_WITH_ACTIVITIES_FROM, RARE_WITH_ACTIVITIES_FROM + RARE_WITHIN):
-        report = live(seed, activities=True)
+    for seed in range(first, first + RARE_WITHIN):
+        report = live(seed, activities=True, limits=limits)
         assert not report.findings, f"seed {seed}"
         sometimes += report.sometimes
-        if sometimes.keys() >= RARE_WITH_ACTIVITIES:
+        if sometimes.keys() >= rare:
             break
-    assert not RARE_WITH_ACTIVITIES - sometimes.keys()
+    assert not rare - sometimes.keys()
 
 
 def test_what_is_rare_does_happen() -> None:
@@ -145,11 +181,12 @@ def test_what_is_rare_does_happen() -> None:
     assert not RARE - sometimes.keys()
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_AT_GATES])
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    PLANTED[name](monkeypatch)
+    at_gates = name in PLANTED_AT_GATES
+    (PLANTED_AT_GATES if at_gates else PLANTED)[name](monkeypatch)
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
-        report = live(seed)
+        report = live(seed, limits=at_gates)
         if report.findings:
             print(f"{name}: found by seed {seed}: {report.findings[0]}")
             return
@@ -159,7 +196,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
 TRACES = """
 from perdure.testing.simulation import simulate
 for seed in range(500, 508):
-    print(simulate(seed, activities=seed % 2 == 1).digest)
+    print(simulate(seed, activities=seed % 4 == 1, limits=seed % 4 == 3).digest)
 """
 
 

@@ -32,10 +32,13 @@ class Report(Struct, frozen=True, kw_only=True):
     trace: tuple[str, ...]
 
 
-def simulate(seed: int, *, keep_trace: bool = False, activities: bool = False) -> Report:
-    """Live through the world of a seed; with activities, and with clients who see to what is over, it is another one."""
+def simulate(seed: int, *, keep_trace: bool = False, activities: bool = False, limits: bool = False) -> Report:
+    """Live through the world of a seed.
+
+    With activities, and with clients who see to what is over, it is another one; and another with all that and limits and breakers.
+    """
     with _undisturbed():
-        world = World(seed, keep_trace=keep_trace, activities=activities)
+        world = World(seed, keep_trace=keep_trace, activities=activities, limits=limits)
         try:
             findings = world.run()
         except Violation as violation:

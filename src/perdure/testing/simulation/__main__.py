@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:100", help="from:to, without the last")
     parser.add_argument("--seed", type=int, help="just this one")
     parser.add_argument("--activities", action="store_true", help="worlds with activities, requeues and deletions")
+    parser.add_argument("--limits", action="store_true", help="worlds with limits and breakers besides")
     parser.add_argument("--trace", action="store_true", help="show what happened")
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
@@ -25,7 +26,7 @@ def main() -> int:
     failed = 0
     begun = time.monotonic()
     for seed in seeds:
-        report = simulate(seed, keep_trace=options.trace, activities=options.activities)
+        report = simulate(seed, keep_trace=options.trace, activities=options.activities, limits=options.limits)
         sometimes += report.sometimes
         failed += bool(report.findings)
         for line in (*report.trace, *(f"seed {seed}: {finding}" for finding in report.findings)):

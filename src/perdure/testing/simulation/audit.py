@@ -18,10 +18,12 @@ from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
 from perdure.replay.scoping import is_left, to_mark
 from perdure.testing.invariants import Known, scan
-from perdure.testing.simulation.interpreter import ACT, Interpreter, Steps
+from perdure.testing.simulation.guards import Guards
+from perdure.testing.simulation.interpreter import Interpreter, is_act
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.mail import Mail
 from perdure.testing.simulation.programs import DEEDS
+from perdure.testing.simulation.steps import Steps
 from perdure.workflow.definition import Workflow
 
 #: Errors with which the store itself ends a run, whatever its code was doing.
@@ -36,11 +38,19 @@ _OVERWRITTEN = "SELECT what FROM temp.overwritten"
 class Audit:
     """Everything that is wrong with a database."""
 
-    def __init__(self, query: Any, runs: Iterable[Run], histories: dict[str, list[Record]], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        query: Any,
+        runs: Iterable[Run],
+        histories: dict[str, list[Record]],
+        ledger: Ledger,
+        guards: Guards | None = None,
+    ) -> None:
         self._query = query
         self._runs = {run.id: run for run in runs}
         self._histories = histories
         self._ledger = ledger
+        self._guards = guards
         #: Runs that were deleted for good, which only a run that is over may be.
         self._pruned = {run_id for (run_id,) in query("SELECT id FROM temp.pruned")}
         self._requeued = {run_id for (run_id,) in query(_REQUEUED)}
@@ -169,7 +179,7 @@ class Audit:
     def _performances(self) -> Iterator[str]:
         """The result of an activity is that of an execution of its own."""
         for run in self._runs.values():
-            if run.type == ACT and run.status is Status.COMPLETED:
+            if is_act(run.type) and run.status is Status.COMPLETED:
                 result = msgspec.json.decode(run.output or "", type=str)
                 effect = self._ledger.effects[int(result.rpartition(" ")[2]) - 1]
                 if (effect.run_id, effect.attempt) != (run.id, run.attempt):
@@ -212,14 +222,14 @@ class Audit:
 
     def _replays(self) -> Iterator[str]:
         for run in self._runs.values():
-            if run.status.finished and run.started_at and run.type != ACT:
+            if run.status.finished and run.started_at and not is_act(run.type):
                 yield from self._replay(run, self._histories[run.id])
 
     def _replay(self, run: Run, history: list[Record]) -> Iterator[str]:
         if _error_of(run) in _ENDED_FROM_OUTSIDE:
             return
         failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
-        steps = Steps("audit", Random(0), self._ledger)  # noqa: S311 - nothing is executed
+        steps = Steps("audit", Random(0), self._ledger, self._guards)  # noqa: S311 - nothing is executed
         execution = _execution(run, history, Interpreter(steps, self._ledger.sometimes))
         try:
             execution.begin()

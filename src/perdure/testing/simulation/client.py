@@ -14,9 +14,10 @@ from perdure.client.options import StartOptions
 from perdure.core.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation import programs
+from perdure.testing.simulation.author import Author
 from perdure.testing.simulation.interpreter import PLAIN, STUBBORN
 from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.programs import CORRELATIONS, MESSAGES, NEWS, QUESTION, Author
+from perdure.testing.simulation.programs import CORRELATIONS, MESSAGES, NEWS, QUESTION
 from perdure.workflow.channels import topic
 
 T = TypeVar("T")

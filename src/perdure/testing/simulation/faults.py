@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from perdure.core.admission import Admitted, StepVerdict
 from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Claimed, Loaded, Turn, Verdict
@@ -22,11 +23,12 @@ from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Crashed, Process, SimLoop
 from perdure.testing.simulation.system import SimSystem
+from perdure.testing.simulation.turnstile import Turnstile
 
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked",
     "unread", "pauses", "recorded", "schedule", "schedules", "types", "dead", "letter", "due", "locks", "watermarks", "depth",
-    "look", "standing", "gates",
+    "look", "lined", "standing", "gates",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
 _VERBS = frozenset(READING_VERBS) | WRITING_VERBS
@@ -59,6 +61,8 @@ class Database:
         self.commits = 0
         self.caller: FaultStore | None = None
         self.store: SqliteStore | None = None
+        #: Where something has to pass gates.
+        self.turnstile: Turnstile | None = None
 
     def on_change(self, change: Change) -> None:
         """Something was committed that somebody may be waiting for; only the process that wrote it is told."""
@@ -139,15 +143,19 @@ class FaultStore:
         return cast("Broadcasted", chunk)
 
     async def lined(self, types: Sequence[str]) -> set[str]:
-        """None: nothing here has limits."""
-        return set()
+        """As the verb; none where nothing has to pass gates."""
+        return set() if self._database.turnstile is None else cast("set[str]", await self._call("lined", types))
 
     async def stir_gates(self, actor: str) -> None:
-        """There are none."""
+        """As the verb, where there are any."""
+        if self._database.turnstile is not None:
+            await self._call("stir_gates", actor)
 
     async def forget_gates(self, limit: int, actor: str) -> int:
-        """There are none."""
-        return 0
+        """As the verb, where there are any."""
+        if self._database.turnstile is None:
+            return 0
+        return cast("int", await self._call("forget_gates", limit, actor))
 
     def __getattr__(self, name: str) -> Any:
         if name not in _VERBS:
@@ -179,9 +187,14 @@ class FaultStore:
         assert database.store is not None
         database.caller = self
         try:
-            return await getattr(database.store, verb)(*args, **options)
+            answer = await getattr(database.store, verb)(*args, **options)
         finally:
             database.caller = None
+            if database.turnstile is not None:
+                database.turnstile.look()
+        if database.turnstile is not None and verb == "admit":
+            database.turnstile.admitted(args[0], answer)
+        return answer
 
     async def _delay(self) -> None:
         database = self._database
@@ -199,8 +212,8 @@ class FaultStore:
             ledger.sometimes["a transaction of a former owner was refused"] += answer is Verdict.LOST
         elif verb == "recorded":
             ledger.sometimes["a transaction whose answer was lost was found"] += answer is Verdict.APPLIED
-        elif verb == "claim":
-            for claimed in cast("Claimed", answer).runs:
+        elif verb in ("claim", "admit"):
+            for claimed in cast("Claimed | Admitted", answer).runs:
                 ledger.claimed(claimed.run, claimed.lease, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered
@@ -216,8 +229,14 @@ class FaultStore:
 
 
 def _summary(answer: Any) -> str:
+    if isinstance(answer, Admitted):
+        return " ".join([*(f"{one.run.id}/{one.run.token}" for one in answer.runs), *map(_verdict, answer.steps)])
     if isinstance(answer, Claimed):
         return " ".join(f"{claimed.run.id}/{claimed.run.token}" for claimed in answer.runs)
     if isinstance(answer, list) and answer and isinstance(answer[0], Verdict):
         return " ".join(answer)
     return ""
+
+
+def _verdict(step: StepVerdict) -> str:
+    return f"{step.run_id}:{step.place}={step.gate or step.barred_until or 'passes'}"

@@ -1,4 +1,4 @@
-"""The workflow that executes any program, and the step that it is made of.
+"""The workflow that executes any program, and what it is made of.
 
 What the workflow has seen goes into the arguments of every step, and every execution of a step returns something new. So a
 result that was acted upon and then lost, replaced or given twice leaves a mark.
@@ -7,18 +7,15 @@ result that was acted upon and then lost, replaced or given twice leaves a mark.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from random import Random
 from typing import Any
 
-from perdure.core.errors import Fatal
 from perdure.core.retry import Retry
 from perdure.testing.simulation import programs
+from perdure.testing.simulation.guards import Guard
 from perdure.testing.simulation.language import Language, Log
-from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.programs import (
     NEWS,
     QUESTION,
@@ -31,8 +28,10 @@ from perdure.testing.simulation.programs import (
     Deed,
     Gather,
     Group,
+    Guarded,
     Join,
     Limit,
+    Lined,
     Listen,
     Loop,
     Map,
@@ -52,87 +51,23 @@ from perdure.testing.simulation.programs import (
     Try,
     Version,
 )
+from perdure.testing.simulation.steps import Steps
 from perdure.workflow.activity import Activity
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
-from perdure.workflow.current import activity_info, step_info
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.placing import NO_SETTINGS
 
 PLAIN = "sim.plain"
 STUBBORN = "sim.stubborn"
 ACT = "sim.act"
+#: A workflow of which only so many go on at once.
+BOUNDED = "sim.bounded"
 
 #: How much of what it has seen a step is told.
 _MEMORY = 8
 
-_DONE = "SELECT 1 FROM deeds WHERE run_id = ? AND location = ? AND generation = ?"
-
 _RETRY = Retry(attempts=3, initial=0.3, factor=3.0, jitter=0.2)
-
-
-class Steps:
-    """The steps of one simulated process."""
-
-    def __init__(self, worker: str, rng: Random, ledger: Ledger) -> None:
-        self._worker = worker
-        self._rng = rng
-        self.ledger = ledger
-
-    async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
-        """Have an effect, take a while, then fail or succeed."""
-        info = step_info()
-        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
-        number = self.ledger.effect(effect)
-        await asyncio.sleep(seconds * (0.5 + self._rng.random()))
-        if fatal:
-            raise Fatal(f"execution {number} says that it is of no use")
-        if info.attempt <= failures:
-            self.ledger.sometimes["a step failed and was tried again"] += 1
-            raise RuntimeError(f"execution {number} failed")
-        return f"result {number}"
-
-    async def perform(self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool) -> str:
-        """The same as an activity, with signs of life."""
-        info = activity_info()
-        if info.max_attempts is not None and info.attempt > info.max_attempts:
-            self.ledger.violated(f"attempt {info.attempt} of {info.max_attempts} was made at run {info.run_id}")
-        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), False, self._worker, info.parent_id)
-        number = self.ledger.effect(effect)
-        self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
-        for beat in range(beats):
-            # In simulated time, as everything here.
-            await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))
-            info.heartbeat(beat)
-        await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))
-        if fatal:
-            raise Fatal(f"execution {number} says that it is of no use")
-        if info.attempt <= failures:
-            self.ledger.sometimes["an activity failed and was tried again"] += 1
-            raise RuntimeError(f"execution {number} failed")
-        return f"result {number}"
-
-    async def undo(self, result: str) -> str:
-        """Undo what a step did."""
-        self.ledger.sometimes["something was undone"] += 1
-        return await self.work([result], 0.0, 0, False, False)
-
-    async def write(self, connection: sqlite3.Connection, seen: list[str], failures: int) -> str:
-        """Write a row, then fail or succeed."""
-        info = step_info()
-        number = self.ledger.effect(
-            Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral=False, worker=self._worker)
-        )
-        result = f"result {number}"
-        where = info.run_id, info.location, self.ledger.generation(info.run_id)
-        done = connection.execute(_DONE, where).fetchone() is not None
-        if done and self.ledger.is_first_try(info.run_id, self._worker):
-            self.ledger.violated(f"{info.location} of run {info.run_id} was committed, and is done again")
-        connection.execute("INSERT INTO deeds VALUES (?, ?, ?, ?)", (*where[:2], result, where[2]))
-        if info.attempt <= failures:
-            self.ledger.sometimes["a transaction failed and was tried again"] += 1
-            raise RuntimeError(f"execution {number} failed")
-        return result
 
 
 class Interpreter:
@@ -141,14 +76,21 @@ class Interpreter:
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         # Bound once: the engine looks at a step's signature once for each function that it is given.
         self._work, self._write, self._undo = steps.work, steps.write, steps.undo
+        self._work_guarded, self._begin = steps.work_guarded, steps.begin
+        self._guards = steps.guards
         self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
         self.activity: Activity[Any, str] = Activity(ACT, steps.perform, settings=NO_SETTINGS)
         self._language = Language(self._run, self._child_of, self._next_of)
-        self.workflows = (
+        self.workflows: tuple[Workflow[Any, list[str]], ...] = (
             Workflow(PLAIN, self.main, retry=None),
             Workflow(STUBBORN, self.main_again, retry=Retry(attempts=3, initial=0.5, jitter=0)),
         )
+        self.guarded: tuple[Activity[Any, str], ...] = ()
+        if steps.guards is not None:
+            flows = steps.guards.flows
+            self.workflows += (Workflow(BOUNDED, self.main_bounded, retry=None, limits=flows.limits, fair=flows.fair),)
+            self.guarded = tuple(_guarded(number, guard, steps) for number, guard in enumerate(steps.guards.all))
 
     async def main(
         self, ctx: Context, program: str, seen: tuple[str, ...] = (), taken: tuple[str, ...] = ()
@@ -166,10 +108,15 @@ class Interpreter:
         await self._run(ctx, programs.decode(program), log)
         return list(log)
 
+    async def main_bounded(self, ctx: Context, key: str, program: str) -> list[str]:
+        """The same, of which only so many go on at once."""
+        self._begin(ctx.run_id, key)
+        return await self.main(ctx, program)
+
     @property
     def definitions(self) -> tuple[Workflow[Any, Any] | Activity[Any, Any], ...]:
         """All that a worker serves."""
-        return *self.workflows, self.activity
+        return *self.workflows, self.activity, *self.guarded
 
     def _child_of(self, body: Program) -> Call[list[str]]:
         return self.workflows[0](programs.encode(body))
@@ -188,6 +135,10 @@ class Interpreter:
                 log.append(await self._step(ctx, op, log))
             case Act():
                 log.append(await ctx.call(call_of(self.activity, op, log)))
+            case Lined(guard=guard):
+                log.append(await ctx.call(call_of_lined(self.guarded[guard], op, log)))
+            case Guarded():
+                log.append(await self._guarded_step(ctx, op, log))
             case Show() | Tell() | ReceiveAny() | Version() | Answer() | Listen():
                 await self._effect(ctx, op, log)
             case Join() | Contest() | Map() | Loop() | Saga() | Outcome() | Shield() | Spawn() | Anew():
@@ -230,6 +181,16 @@ class Interpreter:
         undo = self._undo if op.undo else None
         options = ctx.options(name=op.name, retry=_RETRY, timeout=op.timeout, ephemeral=op.ephemeral, undo=undo)
         return await options.step(self._work, log[-_MEMORY:], op.seconds, op.failures, op.fatal, op.ephemeral)
+
+    async def _guarded_step(self, ctx: Context, op: Guarded, log: Log) -> str:
+        assert self._guards is not None
+        guard = self._guards.all[op.guard].of_steps()
+        name = f"g{op.guard}"
+        options = ctx.options(
+            name=name, retry=_RETRY, timeout=op.timeout, limit=guard.limits or None, breaker=guard.breaker
+        )
+        seen = log[-_MEMORY:]
+        return await options.step(self._work_guarded, op.key, op.guard, seen, op.seconds, op.failures, op.fatal)
 
     async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version | Answer | Listen, log: Log) -> None:
         match op:
@@ -308,6 +269,33 @@ class Interpreter:
 def call_of(activity: Activity[Any, str], act: Act, seen: Sequence[str] = ()) -> Call[str]:
     """An activity, as it is to be called after a workflow has seen that."""
     call: Call[str] = activity(list(seen[-_MEMORY:]), act.seconds, act.beats, act.failures, act.fatal)
+    return _with_options(call, act)
+
+
+def call_of_lined(activity: Activity[Any, str], lined: Lined, seen: Sequence[str] = ()) -> Call[str]:
+    """The same of one that has to pass gates."""
+    act, told = lined.act, list(seen[-_MEMORY:])
+    call: Call[str] = activity(lined.key, lined.guard, told, act.seconds, act.beats, act.failures, act.fatal)
+    return _with_options(call, act)
+
+
+def is_act(type: str) -> bool:
+    """Whether runs of a type are activities."""
+    return type.startswith(ACT)
+
+
+def _guarded(number: int, guard: Guard, steps: Steps) -> Activity[Any, str]:
+    return Activity(
+        f"{ACT}.{number}",
+        steps.perform_guarded,
+        settings=NO_SETTINGS,
+        limits=guard.limits,
+        fair=guard.fair,
+        breaker=guard.breaker,
+    )
+
+
+def _with_options(call: Call[str], act: Act) -> Call[str]:
     return call.options(
         retry=Retry(attempts=act.attempts, initial=0.3, factor=3.0, jitter=0.2),
         schedule_to_start=act.start,

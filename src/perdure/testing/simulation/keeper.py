@@ -10,7 +10,7 @@ from contextlib import suppress
 from perdure.client.options import StartOptions
 from perdure.core.errors import RunNotFound, UsageError
 from perdure.testing.simulation.client import Action, Client
-from perdure.testing.simulation.interpreter import ACT, call_of
+from perdure.testing.simulation.interpreter import ACT, call_of, is_act
 from perdure.workflow.activity import Activity
 
 
@@ -58,7 +58,7 @@ class Keeper(Client):
         else:
             decided = await self._persist(lambda: self._engine.requeue(letter.run_id, deadline=60.0))
         self._ledger.note(name, "requeues", letter.run_id, decided.done)
-        kind = "an activity" if letter.type == ACT else "a workflow"
+        kind = "an activity" if is_act(letter.type) else "a workflow"
         self._ledger.sometimes[f"{kind} was requeued"] += bool(decided.done)
         self._ledger.sometimes["a child was requeued"] += bool(decided.done) and letter.parent_id is not None
 

@@ -56,6 +56,8 @@ class Ledger:
         #: Runs that somebody asked to stop while they were under way.
         self.to_be_cancelled: set[str] = set()
         self._holders: dict[str, str] = {}
+        #: By run and process, the token of the last lease that it was given.
+        self._tokens: dict[tuple[str, str], int] = {}
         #: Steps with a durable result, of runs that were never tried again as a whole.
         self._done: set[tuple[str, str]] = set()
         #: Runs that were tried again as a whole.
@@ -67,7 +69,7 @@ class Ledger:
         #: By run, generation and number.
         self._records: dict[tuple[str, int, int], Record] = {}
         #: By run and generation.
-        self._outcomes: dict[tuple[str, int], Finish] = {}
+        self._outcomes: dict[tuple[str, int | None], Finish] = {}
 
     def note(self, *what: object) -> None:
         """Add a line to the trace."""
@@ -100,6 +102,7 @@ class Ledger:
         run_id = run.id
         self.inputs[run_id].add(run.input)
         self._leases[lease] = run.generation
+        self._tokens[run_id, process] = lease.token
         renewed = self._generations.get(run_id, 1) < run.generation
         self._generations[run_id] = run.generation
         if run.attempt > 1:
@@ -113,6 +116,10 @@ class Ledger:
     def generation(self, run_id: str) -> int:
         """Which one of a run somebody was given last."""
         return self._generations.get(run_id, 1)
+
+    def token(self, run_id: str, process: str) -> int | None:
+        """Of the last lease of a run that a worker was given."""
+        return self._tokens.get((run_id, process))
 
     def is_first_try(self, run_id: str, process: str) -> bool:
         """Whether a worker holds a run, as far as is known, and nothing of it may be done twice."""
@@ -136,7 +143,8 @@ class Ledger:
             run_id = turn.lease.run_id
             if verdict is Verdict.LOST:
                 self.sometimes["a write of a former owner was refused"] += 1
-                if (run_id, self._leases[turn.lease]) in self._outcomes:
+                # Of a lease whose holder never heard of it, and gives it back, nothing is known.
+                if (run_id, self._leases.get(turn.lease)) in self._outcomes:
                     self.sometimes["a former owner came back after the end of the run"] += 1
             elif verdict is not Verdict.BUSY:
                 self._written(run_id, turn, verdict)

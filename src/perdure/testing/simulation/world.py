@@ -19,21 +19,27 @@ from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.audit import Audit, read_all
+from perdure.testing.simulation.author import Author
 from perdure.testing.simulation.client import Client, Operator
 from perdure.testing.simulation.faults import Database, FaultStore, Odds
-from perdure.testing.simulation.interpreter import Interpreter, Steps
+from perdure.testing.simulation.guards import GUARDS, Guards
+from perdure.testing.simulation.guest import Guest, Porter
+from perdure.testing.simulation.interpreter import Interpreter
 from perdure.testing.simulation.keeper import Keeper
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Process, SimLoop
 from perdure.testing.simulation.nemesis import Nemesis
-from perdure.testing.simulation.programs import Author
+from perdure.testing.simulation.steps import Steps
 from perdure.testing.simulation.system import SimSystem
+from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker import Worker, WorkerOptions
 
 #: A lease, in seconds; short, so that much happens in little time.
 LEASE = 3.0
 #: After this many seconds of health, every run that can end has ended.
 BOUND = 300.0
+#: The same where runs wait for each other.
+LINED_BOUND = 1200.0
 
 
 #: A record may be let go once a scope has got further, or the run has begun anew and nobody has taken it up since.
@@ -68,14 +74,16 @@ class Life:
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, keep_trace: bool = False, activities: bool = False) -> None:
+    def __init__(self, seed: int, *, keep_trace: bool = False, activities: bool = False, limits: bool = False) -> None:
         self.seed = seed
-        self._activities = activities
+        self._activities = activities or limits
         self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
         self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
         self.odds = _odds(self.rng)
         self.database = Database(self.loop, self.ledger, self._fork("database"), self.odds)
+        self._guards = Guards(self._fork("guards")) if limits else None
+        self._turnstile = self.database.turnstile = Turnstile(self.loop, self.ledger) if limits else None
         self.lives: list[Life] = []
         self.healed = False
         self._lives_begun = 0
@@ -110,9 +118,11 @@ class World:
         await self.store.open()
         self.store.subscribe(self.database.on_change)
         await self._watch_for_overwriting()
+        if self._turnstile is not None:
+            self._turnstile.install(self.store._writer._open())
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
-        author = Author(self._fork("author"), activities=self._activities)
+        author = Author(self._fork("author"), activities=self._activities, guards=GUARDS if self._guards else 0)
         clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"), LEASE)
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
@@ -122,8 +132,9 @@ class World:
         await asyncio.wait([trouble])
         await self._heal(nemesis)
         engine, context = self.client_engine("operator")
-        operator = Operator(engine, self.store, self.ledger)
-        await self.loop.create_task(operator.see_to_the_end(BOUND), name="perdure operator", context=context)
+        operator = (Porter if self._guards else Operator)(engine, self.store, self.ledger)
+        bound = LINED_BOUND if self._guards else BOUND
+        await self.loop.create_task(operator.see_to_the_end(bound), name="perdure operator", context=context)
         await asyncio.gather(*(client.compare() for client in clients))
         await self._end()
         return await self._audit()
@@ -138,7 +149,7 @@ class World:
         ]  # fmt: skip
         runs, histories = await read_all(self.store)
         raw = self.store._writer._open()
-        return failed + Audit(raw.execute, runs, histories, self.ledger).findings()
+        return failed + Audit(raw.execute, runs, histories, self.ledger, self._guards).findings()
 
     async def _watch_for_overwriting(self) -> None:
         raw = self.store._writer._open()
@@ -188,7 +199,7 @@ class World:
         self._lives_begun += 1
         name = f"worker{self._lives_begun}"
         process, system, store = self._process(name)
-        interpreter = Interpreter(Steps(name, self._fork(f"{name} steps"), self.ledger))
+        interpreter = Interpreter(self._steps(name))
         worker = Worker(
             cast("Store", Retrying(cast("Store", store), system, self._retrying_bound)),
             {definition.type: definition for definition in interpreter.definitions},
@@ -225,7 +236,7 @@ class World:
     def client_engine(self, name: str) -> tuple[Engine, Context]:
         """An engine in a process of its own, for clients."""
         process, system, store = self._process(name)
-        interpreter = Interpreter(Steps(name, self._fork(f"{name} steps"), self.ledger))
+        interpreter = Interpreter(self._steps(name))
         reliable = Retrying(cast("Store", store), system, self._retrying_bound)
         engine = Engine("sqlite://", interpreter.definitions, system=system, store=cast("Store", reliable))
         self.ledger.note(process.name, "connects")
@@ -233,7 +244,7 @@ class World:
 
     def _client(self, number: int, author: Author) -> Client:
         engine, context = self.client_engine(f"client{number}")
-        kind = Keeper if self._activities else Client
+        kind = Guest if self._guards else Keeper if self._activities else Client
         client = kind(engine, self.store, self.ledger, author, self._fork(f"client{number} plan"), f"c{number}")
         client.task = self.loop.create_task(client.act(), name=f"perdure client{number}", context=context)
         return client
@@ -243,6 +254,9 @@ class World:
         process.main.priority = self.rng.random()
         system = SimSystem(self.loop, process, self._fork(name), self.database.maybe_crash)
         return process, system, FaultStore(self.database, system)
+
+    def _steps(self, name: str) -> Steps:
+        return Steps(name, self._fork(f"{name} steps"), self.ledger, self._guards, self._turnstile)
 
     def _fork(self, name: str) -> Random:
         return Random(f"perdure {self.seed} {name}")  # noqa: S311 - to be repeated

@@ -1,0 +1,198 @@
+"""Whoever writes the programs of a simulation, at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from perdure.testing.simulation.programs import (
+    CORRELATIONS,
+    DEEDS,
+    KEYS,
+    MESSAGES,
+    STEPS,
+    Act,
+    Anew,
+    Answer,
+    Child,
+    Cleanup,
+    Contest,
+    Deed,
+    Gather,
+    Group,
+    Guarded,
+    Join,
+    Limit,
+    Lined,
+    Listen,
+    Loop,
+    Map,
+    Op,
+    Outcome,
+    Program,
+    Race,
+    Receive,
+    ReceiveAny,
+    Saga,
+    Shield,
+    Show,
+    Sleep,
+    Spawn,
+    Step,
+    Tell,
+    Try,
+    Version,
+)
+
+
+class Author:
+    """Writes programs; with activities in them, and with what has to pass so many guards, if that is wanted."""
+
+    def __init__(self, rng: Random, *, activities: bool = False, guards: int = 0) -> None:
+        self._rng = rng
+        #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
+        leaves: list[tuple[Callable[[], Op], int]] = [
+            (self._step, 8), (self._deed, 6), (self._sleep, 3), (self._receive, 3), (self._effect, 3), (self._listen, 2),
+        ]  # fmt: skip
+        nests: list[tuple[Callable[[int], Op], int]] = [
+            (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
+            (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4), (self._anew, 6),
+        ]  # fmt: skip
+        self._guards = guards
+        if activities:
+            leaves.append((self.act, 12))
+        if guards:
+            leaves += [(self.lined, 16), (self._guarded, 24)]
+        self._leaves = leaves
+        self._nests = [each for each in nests if rng.random() < 0.7] or nests
+
+    def program(self, depth: int = 2) -> Program:
+        """A program whose operations nest at most so deep."""
+        return tuple(self._op(depth) for _ in range(self._rng.randint(1, 4 if depth == 2 else 2)))
+
+    def _op(self, depth: int) -> Op:
+        if depth > 0 and self._rng.random() < 0.4:
+            makers, weights = zip(*self._nests, strict=True)
+            nest: Callable[[int], Op] = self._rng.choices(makers, weights)[0]
+            return nest(depth - 1)
+        leaves, weights = zip(*self._leaves, strict=True)
+        leaf: Callable[[], Op] = self._rng.choices(leaves, weights)[0]
+        return leaf()
+
+    def _step(self) -> Op:
+        rng = self._rng
+        return Step(
+            name=rng.choice(STEPS),
+            seconds=rng.choice((0.0, 0.0, 0.01, 0.1, 1.0, 5.0)),
+            failures=rng.choice((0, 0, 0, 1, 2, 3)),
+            fatal=rng.random() < 0.05,
+            timeout=rng.choice((None, None, 0.5, 3.0)),
+            ephemeral=rng.random() < 0.15,
+            undo=rng.random() < 0.2,
+        )
+
+    def act(self) -> Act:
+        """An activity."""
+        rng = self._rng
+        return Act(
+            seconds=rng.choice((0.0, 0.0, 0.1, 1.0, 5.0)),
+            beats=rng.choice((0, 0, 1, 4)),
+            failures=rng.choice((0, 0, 0, 1, 2, 3)),
+            attempts=rng.choice((1, 2, 3)),
+            fatal=rng.random() < 0.05,
+            start=rng.choice((None, None, None, 0.5, 5.0)),
+            close=rng.choice((None, None, 0.5, 3.0)),
+            total=rng.choice((None, None, None, 2.0, 10.0)),
+            heartbeat=rng.choice((None, None, 1.0)),
+        )
+
+    def lined(self) -> Lined:
+        """An activity that has to pass gates."""
+        guard, key = self.place()
+        return Lined(guard, key, self.act())
+
+    def place(self) -> tuple[int, str]:
+        """A guard and a key."""
+        return self._rng.randrange(self._guards), self._rng.choice(KEYS)
+
+    def _guarded(self) -> Op:
+        rng = self._rng
+        guard, key = self.place()
+        return Guarded(
+            guard,
+            key,
+            seconds=rng.choice((0.0, 0.1, 1.0, 5.0)),
+            failures=rng.choice((0, 0, 0, 1, 2, 3)),
+            fatal=rng.random() < 0.05,
+            timeout=rng.choice((None, None, 0.5, 3.0)),
+        )
+
+    def _deed(self) -> Op:
+        return Deed(self._rng.choice(DEEDS), self._rng.choice((0, 0, 1, 3)))
+
+    def _sleep(self) -> Op:
+        return Sleep(self._rng.choice((0.0, 0.01, 0.2, 1.0, 6.0)), plain=self._rng.random() < 0.4)
+
+    def _receive(self) -> Op:
+        return Receive(self._rng.choice(MESSAGES), self._rng.choice((None, 0.2, 1.0, 4.0)))
+
+    def _effect(self) -> Op:
+        rng = self._rng
+        kinds: tuple[Callable[[], Op], ...] = (
+            lambda: Show(rng.randint(0, 3)),
+            lambda: Tell(rng.choice(MESSAGES)),
+            lambda: ReceiveAny(rng.choice((None, 0.2, 3.0)), many=rng.random() < 0.5),
+            lambda: Version(rng.choice(STEPS)),
+            lambda: Answer(rng.choice((0.5, 3.0, 8.0))),
+        )
+        return rng.choice(kinds)()
+
+    def _listen(self) -> Op:
+        return Listen(self._rng.choice(CORRELATIONS), self._rng.choice((None, 1.0, 4.0)))
+
+    def _parallel(self, depth: int) -> Op:
+        rng = self._rng
+        if rng.random() < 0.3:
+            return Map(self.program(depth), rng.randint(1, 4), rng.randint(1, 3))
+        return (Join if rng.random() < 0.5 else Contest)(self._branches(depth))
+
+    def _loop(self, depth: int) -> Op:
+        rng = self._rng
+        return Loop(self.program(depth), rng.randint(1, 5), rng.randint(1, 3), rng.choice((0, 0, 1, 2)))
+
+    def _saga(self, depth: int) -> Op:
+        rng = self._rng
+        if rng.random() < 0.3:
+            return (Outcome if rng.random() < 0.5 else Shield)(self.program(depth))
+        return Saga((Step(rng.choice(STEPS), undo=True), *self.program(depth)), fails=rng.random() < 0.5)
+
+    def _spawn(self, depth: int) -> Op:
+        rng = self._rng
+        return Spawn(self.program(depth), rng.choice(("cancel", "abandon", "wait")), awaited=rng.random() < 0.4)
+
+    def _anew(self, depth: int) -> Op:
+        return Anew(self.program(depth))
+
+    def _branches(self, depth: int) -> tuple[Program, ...]:
+        return tuple(self.program(depth) for _ in range(self._rng.randint(2, 3)))
+
+    def _gather(self, depth: int) -> Op:
+        return Gather(self._branches(depth), tolerant=self._rng.random() < 0.5)
+
+    def _group(self, depth: int) -> Op:
+        return Group(self._branches(depth))
+
+    def _race(self, depth: int) -> Op:
+        return Race(self._branches(depth))
+
+    def _limit(self, depth: int) -> Op:
+        return Limit(self._rng.choice((0.1, 0.5, 2.0, 8.0)), self.program(depth))
+
+    def _try(self, depth: int) -> Op:
+        return Try(self.program(depth))
+
+    def _cleanup(self, depth: int) -> Op:
+        return Cleanup(self.program(depth), self._rng.choice(STEPS))
+
+    def _child(self, depth: int) -> Op:
+        return Child(self.program(depth), stubborn=self._rng.random() < 0.2)

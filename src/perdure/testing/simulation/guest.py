@@ -1,0 +1,92 @@
+"""Clients of a world with limits and breakers, and the operator who sees to it that nothing is left at its gates."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.client.options import StartOptions
+from perdure.core.gates import KEYED
+from perdure.testing.simulation import programs
+from perdure.testing.simulation.client import LOOK, Action, Operator
+from perdure.testing.simulation.interpreter import ACT, BOUNDED, call_of_lined
+from perdure.testing.simulation.keeper import Keeper
+from perdure.testing.simulation.programs import KEYS
+from perdure.workflow.activity import Activity
+
+#: Limits of which somebody changes the concurrency.
+_TUNED = ("shared", "keyed", f"keyed{KEYED}{KEYS[0]}", "whole", "flows")
+_BREAKERS = ("frail", "brittle")
+
+#: What is to be gone when all runs are over: places, permits that count, and gates of keys.
+_LEFT = f"""
+SELECT 'line', gate, run_id FROM perdure_lines
+UNION ALL
+SELECT 'permit', p.gate, p.run_id FROM perdure_permits p JOIN perdure_runs r ON r.id = p.run_id
+WHERE r.status NOT IN ('completed', 'failed', 'cancelled')
+UNION ALL
+SELECT 'gate', name, '' FROM perdure_gates WHERE name LIKE '%{KEYED}%' AND override = ''
+"""
+
+
+class Guest(Keeper):
+    """A client who starts what has to wait in lines, and now and then changes what is allowed."""
+
+    def _kinds(self) -> tuple[tuple[Action, int], ...]:
+        return (
+            *super()._kinds(),
+            (self._line_up, 10), (self._crowd, 3), (self._begin_bounded, 6), (self._tune, 2), (self._trip, 2),
+        )  # fmt: skip
+
+    async def _line_up(self, name: str) -> None:
+        lined = self._author.lined()
+        activity = self._engine.workflows[f"{ACT}.{lined.guard}"]
+        assert isinstance(activity, Activity)
+        call = call_of_lined(activity, lined)
+        options = StartOptions(id=name, priority=self._rng.choice((0, 0, 1)))
+        self._ledger.asked.add(name)
+        run = await self._persist(lambda: self._engine.start(call, **options))
+        self._ledger.started.add(run.id)
+        self._runs.append(run)
+
+    async def _crowd(self, name: str) -> None:
+        """Several at once."""
+        for number in range(self._rng.randint(2, 6)):
+            await self._line_up(f"{name}.{number}")
+
+    async def _begin_bounded(self, name: str) -> None:
+        call = self._engine.workflows[BOUNDED](self._rng.choice(KEYS), programs.encode(self._author.program()))
+        self._ledger.asked.add(name)
+        run = await self._persist(lambda: self._engine.start(call, id=name))
+        self._ledger.started.add(run.id)
+        self._runs.append(run)
+
+    async def _tune(self, name: str) -> None:
+        limits, limit = self._engine.limits, self._rng.choice(_TUNED)
+        concurrency = self._rng.choice((None, 1, 3))
+        self._ledger.note(name, "tunes", limit, concurrency)
+        if concurrency is None:
+            await self._persist(lambda: limits.clear(limit))
+        else:
+            await self._persist(lambda: limits.set(limit, concurrency=concurrency))
+
+    async def _trip(self, name: str) -> None:
+        breakers, breaker = self._engine.breakers, self._rng.choice(_BREAKERS)
+        change = self._rng.choice((breakers.open, breakers.close, breakers.reset, breakers.reset))
+        self._ledger.note(name, "trips", breaker, change.__name__)
+        await self._persist(lambda: change(breaker))
+
+
+class Porter(Operator):
+    """Sees to the gates as well."""
+
+    async def see_to_the_end(self, bound: float) -> None:
+        """Leave no breaker open by hand, wait for every run, and then until nothing is left at the gates."""
+        for breaker in _BREAKERS:
+            await self._engine.breakers.reset(breaker)
+        await super().see_to_the_end(bound)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + bound
+        while left := await self._store.query(_LEFT):
+            if loop.time() > until:
+                self._ledger.violated(f"{bound:g} s after the end of all runs this is left at the gates: {left}")
+            await asyncio.sleep(LOOK)

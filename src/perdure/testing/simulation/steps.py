@@ -1,0 +1,121 @@
+"""The functions that the steps and activities of a simulation call.
+
+Each execution is one of its own: it is noted, takes a while, fails or succeeds, and returns something new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from random import Random
+from typing import cast
+
+from perdure.core.errors import Fatal
+from perdure.testing.simulation.guards import Guards
+from perdure.testing.simulation.ledger import Effect, Ledger
+from perdure.testing.simulation.turnstile import Turnstile
+from perdure.worker.attempts import Attempt
+from perdure.worker.held import Held
+from perdure.workflow.current import activity_info, step_info
+
+_DONE = "SELECT 1 FROM deeds WHERE run_id = ? AND location = ? AND generation = ?"
+
+
+class Steps:
+    """The steps of one simulated process."""
+
+    def __init__(
+        self, worker: str, rng: Random, ledger: Ledger, guards: Guards | None = None, turnstile: Turnstile | None = None
+    ) -> None:
+        self._worker = worker
+        self._rng = rng
+        self.ledger = ledger
+        #: Where there are limits.
+        self.guards = guards
+        self._turnstile = turnstile
+
+    async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
+        """Have an effect, take a while, then fail or succeed."""
+        info = step_info()
+        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
+        number = self.ledger.effect(effect)
+        await asyncio.sleep(seconds * (0.5 + self._rng.random()))
+        if fatal:
+            raise Fatal(f"execution {number} says that it is of no use")
+        if info.attempt <= failures:
+            self.ledger.sometimes["a step failed and was tried again"] += 1
+            raise RuntimeError(f"execution {number} failed")
+        return f"result {number}"
+
+    async def perform(self, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool) -> str:
+        """The same as an activity, with signs of life."""
+        info = activity_info()
+        if info.max_attempts is not None and info.attempt > info.max_attempts:
+            self.ledger.violated(f"attempt {info.attempt} of {info.max_attempts} was made at run {info.run_id}")
+        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), False, self._worker, info.parent_id)
+        number = self.ledger.effect(effect)
+        self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
+        for beat in range(beats):
+            # In simulated time, as everything here.
+            await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))
+            info.heartbeat(beat)
+        await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))
+        if fatal:
+            raise Fatal(f"execution {number} says that it is of no use")
+        if info.attempt <= failures:
+            self.ledger.sometimes["an activity failed and was tried again"] += 1
+            raise RuntimeError(f"execution {number} failed")
+        return f"result {number}"
+
+    async def work_guarded(
+        self, key: str, guard: int, seen: list[str], seconds: float, failures: int, fatal: bool
+    ) -> str:
+        """As a step that has passed what guards it."""
+        assert self.guards is not None
+        assert self._turnstile is not None
+        info = step_info()
+        attempt = cast("Attempt", info._made_by)
+        held = cast("Held", attempt.recipient)
+        bounds = self.guards.all[guard].of_steps().bounds(f"step:{held.run.type}:{attempt.operation.request.name}", key)
+        with self._turnstile.step(info.run_id, info.location, held.lease.token, bounds):
+            return await self.work(seen, seconds, failures, fatal, False)
+
+    async def perform_guarded(
+        self, key: str, guard: int, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool
+    ) -> str:
+        """As an activity that has passed what guards it."""
+        assert self.guards is not None
+        assert self._turnstile is not None
+        info = activity_info()
+        bounds = self.guards.all[guard].bounds(f"type:{info.type}", key)
+        token = int(info.attempt_id.rpartition(".")[2])
+        with self._turnstile.activity(info.run_id, token, bounds):
+            return await self.perform(seen, seconds, beats, failures, fatal)
+
+    def begin(self, run_id: str, key: str) -> None:
+        """A workflow begins of which only so many go on at once."""
+        if self.guards is not None and self._turnstile is not None:
+            token = self.ledger.token(run_id, self._worker)
+            self._turnstile.workflow(run_id, token, self.guards.flows.bounds("", key, whole=True))
+
+    async def undo(self, result: str) -> str:
+        """Undo what a step did."""
+        self.ledger.sometimes["something was undone"] += 1
+        return await self.work([result], 0.0, 0, False, False)
+
+    async def write(self, connection: sqlite3.Connection, seen: list[str], failures: int) -> str:
+        """Write a row, then fail or succeed."""
+        info = step_info()
+        number = self.ledger.effect(
+            Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral=False, worker=self._worker)
+        )
+        result = f"result {number}"
+        where = info.run_id, info.location, self.ledger.generation(info.run_id)
+        done = connection.execute(_DONE, where).fetchone() is not None
+        if done and self.ledger.is_first_try(info.run_id, self._worker):
+            self.ledger.violated(f"{info.location} of run {info.run_id} was committed, and is done again")
+        connection.execute("INSERT INTO deeds VALUES (?, ?, ?, ?)", (*where[:2], result, where[2]))
+        if info.attempt <= failures:
+            self.ledger.sometimes["a transaction failed and was tried again"] += 1
+            raise RuntimeError(f"execution {number} failed")
+        return result
