@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from perdure import Context, Engine, StoreUnavailable, workflow
+from perdure import Breaker, Context, Engine, StoreUnavailable, workflow
+from perdure.core.admission import AdmitRequest, Admitted
 from perdure.core.model import Loaded, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
@@ -24,7 +26,7 @@ async def two_words(ctx: Context) -> list[str]:
 
 
 class LateAnswers:
-    """A store whose answers to a commit come late, and only when the gate is open."""
+    """A store whose answers to a commit or a transaction come late, and only when the gate is open."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -35,6 +37,8 @@ class LateAnswers:
         self.loading = asyncio.Event()
         self.loading.set()
         self.loads = 0
+        #: Steps that were kept out by a breaker.
+        self.barred = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -46,6 +50,16 @@ class LateAnswers:
             await asyncio.sleep(0)
         await self.gate.wait()
         return verdicts
+
+    async def transact(self, deed: Any) -> Verdict:
+        verdict: Verdict = await self._store.transact(deed)
+        await self.gate.wait()
+        return verdict
+
+    async def admit(self, request: AdmitRequest) -> Admitted:
+        admitted: Admitted = await self._store.admit(request)
+        self.barred += sum(step.barred_until > 0 for step in admitted.steps)
+        return admitted
 
     async def load(self, run_ids: Sequence[str]) -> list[Loaded]:
         self.loads += 1
@@ -120,6 +134,34 @@ async def test_a_slot_is_used_as_soon_as_it_is_free() -> None:
         assert await first[0].result(timeout=20) == "a"
         for run in later:
             assert await run.result(timeout=20) == "a"
+
+
+async def test_a_step_that_is_kept_out_by_a_breaker_while_a_transaction_commits_fails_afterwards() -> None:
+    host = Host()
+    store: Any = LateAnswers(open_store("sqlite://", host, inline=True))
+    broken = Breaker("broken", when_open="fail")
+
+    def write(connection: sqlite3.Connection) -> str:
+        return "written"
+
+    async def call() -> str:
+        return "called"
+
+    @workflow("test.both")
+    async def both(ctx: Context) -> list[str]:
+        step = ctx.options(breaker=broken).step(call)
+        ended: list[object] = await asyncio.gather(ctx.transaction(write), step, return_exceptions=True)
+        return [one if isinstance(one, str) else type(one).__name__ for one in ended]
+
+    async with Engine("sqlite://", [both], system=host, store=store) as engine, engine.worker():
+        await engine.breakers.open("broken")
+        store.gate.clear()
+        run = await engine.start(both())
+        await until(lambda: store.barred == 1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        store.gate.set()
+        assert await run.result(timeout=5) == ["written", "BreakerOpen"]
 
 
 class Unready:

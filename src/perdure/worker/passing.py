@@ -124,6 +124,10 @@ class Passing:
         """Fail a step whose function is not called."""
         held = self._held
         self._asked.pop(place_of(operation.location), None)
+        if held.stage is Stage.SEALED:
+            # A transaction has the run to itself; when that has ended, the step asks again.
+            held._ready.append(operation)
+            return
         execution = held._execution
         if held.stage is not Stage.ACTIVE or execution is None or not operation.open:
             return
