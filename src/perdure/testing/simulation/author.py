@@ -125,6 +125,7 @@ class Author:
             failures=rng.choice((0, 0, 0, 1, 2, 3)),
             fatal=rng.random() < 0.05,
             timeout=rng.choice((None, None, 0.5, 3.0)),
+            deed=rng.choice((None, None, None, *DEEDS)),
         )
 
     def _deed(self) -> Op:

@@ -76,7 +76,7 @@ class Interpreter:
     def __init__(self, steps: Steps, sometimes: Counter[str] | None = None) -> None:
         # Bound once: the engine looks at a step's signature once for each function that it is given.
         self._work, self._write, self._undo = steps.work, steps.write, steps.undo
-        self._work_guarded, self._begin = steps.work_guarded, steps.begin
+        self._work_guarded, self._write_guarded, self._begin = steps.work_guarded, steps.write_guarded, steps.begin
         self._guards = steps.guards
         self._ledger = steps.ledger
         self._sometimes: Counter[str] = Counter() if sometimes is None else sometimes
@@ -185,11 +185,16 @@ class Interpreter:
     async def _guarded_step(self, ctx: Context, op: Guarded, log: Log) -> str:
         assert self._guards is not None
         guard = self._guards.all[op.guard].of_steps()
-        name = f"g{op.guard}"
         options = ctx.options(
-            name=name, retry=_RETRY, timeout=op.timeout, limit=guard.limits or None, breaker=guard.breaker
+            name=op.deed or f"g{op.guard}",
+            retry=_RETRY,
+            timeout=None if op.deed else op.timeout,
+            limit=guard.limits or None,
+            breaker=guard.breaker,
         )
         seen = log[-_MEMORY:]
+        if op.deed:
+            return await options.transaction(self._write_guarded, op.key, op.guard, seen, op.failures)
         return await options.step(self._work_guarded, op.key, op.guard, seen, op.seconds, op.failures, op.fatal)
 
     async def _effect(self, ctx: Context, op: Show | Tell | ReceiveAny | Version | Answer | Listen, log: Log) -> None:

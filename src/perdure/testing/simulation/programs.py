@@ -47,7 +47,7 @@ class Act(Struct, frozen=True, tag="act"):
 
 
 class Guarded(Struct, frozen=True, tag="guarded"):
-    """A step that has to pass gates: those of one of the world's guards, for one of its keys."""
+    """A step that has to pass gates: those of one of the world's guards, for one of its keys. With a `deed`, a transaction."""
 
     guard: int
     key: str
@@ -55,6 +55,7 @@ class Guarded(Struct, frozen=True, tag="guarded"):
     failures: int = 0
     fatal: bool = False
     timeout: float | None = None
+    deed: str | None = None
 
 
 class Lined(Struct, frozen=True, tag="lined"):

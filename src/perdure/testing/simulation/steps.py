@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import AbstractContextManager
 from random import Random
 from typing import cast
 
@@ -71,14 +72,25 @@ class Steps:
         self, key: str, guard: int, seen: list[str], seconds: float, failures: int, fatal: bool
     ) -> str:
         """As a step that has passed what guards it."""
+        with self._passed(key, guard):
+            return await self.work(seen, seconds, failures, fatal, False)
+
+    async def write_guarded(
+        self, connection: sqlite3.Connection, key: str, guard: int, seen: list[str], failures: int
+    ) -> str:
+        """As a transaction that has passed what guards it."""
+        with self._passed(key, guard):
+            return await self.write(connection, seen, failures)
+
+    def _passed(self, key: str, guard: int) -> AbstractContextManager[None]:
         assert self.guards is not None
         assert self._turnstile is not None
         info = step_info()
         attempt = cast("Attempt", info._made_by)
         held = cast("Held", attempt.recipient)
-        bounds = self.guards.all[guard].of_steps().bounds(f"step:{held.run.type}:{attempt.operation.request.name}", key)
-        with self._turnstile.step(info.run_id, info.location, held.lease.token, bounds):
-            return await self.work(seen, seconds, failures, fatal, False)
+        own = f"step:{held.run.type}:{attempt.operation.request.name}"
+        bounds = self.guards.all[guard].of_steps().bounds(own, key)
+        return self._turnstile.step(info.run_id, info.location, held.lease.token, bounds)
 
     async def perform_guarded(
         self, key: str, guard: int, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool
