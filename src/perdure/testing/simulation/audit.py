@@ -22,7 +22,7 @@ from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.interpreter import Interpreter, is_act
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.mail import Mail
-from perdure.testing.simulation.programs import DEEDS
+from perdure.testing.simulation.programs import DEEDS, GUARDED_DEEDS
 from perdure.testing.simulation.steps import Steps
 from perdure.workflow.definition import Workflow
 
@@ -149,7 +149,10 @@ class Audit:
             (run_id, record.location, msgspec.json.decode(record.payload, type=str))
             for run_id, history in self._everything()
             for record in history
-            if record.kind is Kind.STEP and record.payload and not record.failed and _name(record) in DEEDS
+            if record.kind is Kind.STEP
+            and record.payload
+            and not record.failed
+            and _name(record) in (*DEEDS, *GUARDED_DEEDS)
         }
         yield from (f"{row} was written twice" for row, times in Counter(rows).items() if times > 1)
         yield from (

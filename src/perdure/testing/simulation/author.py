@@ -8,6 +8,7 @@ from random import Random
 from perdure.testing.simulation.programs import (
     CORRELATIONS,
     DEEDS,
+    GUARDED_DEEDS,
     KEYS,
     MESSAGES,
     STEPS,
@@ -125,7 +126,7 @@ class Author:
             failures=rng.choice((0, 0, 0, 1, 2, 3)),
             fatal=rng.random() < 0.05,
             timeout=rng.choice((None, None, 0.5, 3.0)),
-            deed=rng.choice((None, None, None, *DEEDS)),
+            deed=rng.choice((None, None, None, *GUARDED_DEEDS)),
         )
 
     def _deed(self) -> Op:

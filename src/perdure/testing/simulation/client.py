@@ -18,6 +18,7 @@ from perdure.testing.simulation.author import Author
 from perdure.testing.simulation.interpreter import PLAIN, STUBBORN
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.programs import CORRELATIONS, MESSAGES, NEWS, QUESTION
+from perdure.worker import Worker
 from perdure.workflow.channels import topic
 
 T = TypeVar("T")
@@ -52,6 +53,11 @@ class Client:
         self._rng = rng
         self._name = name
         self._runs: list[Handle[Any]] = []
+
+    @property
+    def worker(self) -> Worker | None:
+        """As which it works on runs, if it does."""
+        return None
 
     async def act(self) -> None:
         """Do a few things, one after the other, without hurry."""

@@ -17,6 +17,7 @@ from perdure.core.admission import Admitted, StepVerdict
 from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Claimed, Loaded, Turn, Verdict
+from perdure.core.push import Taken
 from perdure.store import MUTATING_VERBS
 from perdure.store.protocol import Change, Listener
 from perdure.store.sqlite.store import SqliteStore
@@ -215,6 +216,8 @@ class FaultStore:
         elif verb in ("claim", "admit"):
             for claimed in cast("Claimed | Admitted", answer).runs:
                 ledger.claimed(claimed.run, claimed.lease, self.process.name)
+        elif verb == "take" and (taken := cast("Taken", answer).claimed) is not None:
+            ledger.claimed(taken.run, taken.lease, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered
             self._registered = True

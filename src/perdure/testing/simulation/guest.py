@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from perdure.client.options import StartOptions
+from perdure.client.pushing import Pusher
 from perdure.core.gates import KEYED
+from perdure.core.model import Reason
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.client import LOOK, Action, Operator
 from perdure.testing.simulation.interpreter import ACT, BOUNDED, call_of_lined
 from perdure.testing.simulation.keeper import Keeper
+from perdure.testing.simulation.nemesis import LEASE
 from perdure.testing.simulation.programs import KEYS
+from perdure.worker import Worker
 from perdure.workflow.activity import Activity
 
 #: Limits of which somebody changes the concurrency.
@@ -29,12 +33,20 @@ SELECT 'gate', name, '' FROM perdure_gates WHERE name LIKE '%{KEYED}%' AND overr
 
 
 class Guest(Keeper):
-    """A client who starts what has to wait in lines, and now and then changes what is allowed."""
+    """A client who starts what has to wait in lines, works on runs itself, and now and then changes what is allowed."""
+
+    _pusher: Pusher | None = None
+
+    @property
+    def worker(self) -> Worker | None:
+        """As which it works on runs."""
+        return None if self._pusher is None else self._pusher._worker
 
     def _kinds(self) -> tuple[tuple[Action, int], ...]:
         return (
             *super()._kinds(),
             (self._line_up, 10), (self._crowd, 3), (self._begin_bounded, 6), (self._tune, 2), (self._trip, 2),
+            (self._if_there(self._execute), 4),
         )  # fmt: skip
 
     async def _line_up(self, name: str) -> None:
@@ -59,6 +71,15 @@ class Guest(Keeper):
         run = await self._persist(lambda: self._engine.start(call, id=name))
         self._ledger.started.add(run.id)
         self._runs.append(run)
+
+    async def _execute(self, name: str) -> None:
+        pusher = self._pusher = self._pusher or self._engine.pusher(lease=LEASE, grace=1.0)
+        run = self._rng.choice(self._runs)
+        timeout = self._rng.choice((None, 0.5, 5.0))
+        done = await self._persist(lambda: pusher.execute(run.id, timeout=timeout))
+        self._ledger.note(name, "executed", run.id, done.stands, done.worked)
+        self._ledger.sometimes["a run was worked on because somebody named it"] += done.worked
+        self._ledger.sometimes["a run that somebody named stood in line"] += done.reason == Reason.LIMIT
 
     async def _tune(self, name: str) -> None:
         limits, limit = self._engine.limits, self._rng.choice(_TUNED)

@@ -12,6 +12,8 @@ from perdure.testing.simulation.loop import Lane
 if TYPE_CHECKING:
     from perdure.testing.simulation.world import Life, World
 
+#: A lease, in seconds; short, so that much happens in little time.
+LEASE = 3.0
 #: Workers at work at the same time, at the most.
 MOST = 4
 
@@ -19,10 +21,9 @@ MOST = 4
 class Nemesis:
     """Does one thing after the other, of the few kinds that it has chosen for this world."""
 
-    def __init__(self, world: World, rng: Random, lease: float) -> None:
+    def __init__(self, world: World, rng: Random) -> None:
         self._world = world
         self._rng = rng
-        self._lease = lease
         self._pause = rng.choice((0.3, 1.0, 3.0))
         self._stalled: list[Lane] = []
         kinds: list[Callable[[Life], Awaitable[None]]] = [
@@ -69,7 +70,7 @@ class Nemesis:
         for lane in lanes:
             lane.stalls += 1
         self._stalled += lanes
-        self._world.loop.call_later(self._rng.random() * 3 * self._lease, self._release, lanes)
+        self._world.loop.call_later(self._rng.random() * 3 * LEASE, self._release, lanes)
 
     def _release(self, lanes: list[Lane]) -> None:
         for lane in lanes:

@@ -17,6 +17,8 @@ CORRELATIONS = ("east", "west")
 STEPS = ("a", "b", "c")
 KEYS = ("red", "blue")
 DEEDS = ("x", "y")
+#: Of those that have to pass gates.
+GUARDED_DEEDS = ("u", "v")
 
 
 class Step(Struct, frozen=True, tag="step"):

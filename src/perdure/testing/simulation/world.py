@@ -28,14 +28,12 @@ from perdure.testing.simulation.interpreter import Interpreter
 from perdure.testing.simulation.keeper import Keeper
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Process, SimLoop
-from perdure.testing.simulation.nemesis import Nemesis
+from perdure.testing.simulation.nemesis import LEASE, Nemesis
 from perdure.testing.simulation.steps import Steps
 from perdure.testing.simulation.system import SimSystem
 from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker import Worker, WorkerOptions
 
-#: A lease, in seconds; short, so that much happens in little time.
-LEASE = 3.0
 #: After this many seconds of health, every run that can end has ended.
 BOUND = 300.0
 #: The same where runs wait for each other.
@@ -85,6 +83,7 @@ class World:
         self._guards = Guards(self._fork("guards")) if limits else None
         self._turnstile = self.database.turnstile = Turnstile(self.loop, self.ledger) if limits else None
         self.lives: list[Life] = []
+        self._clients: list[Client] = []
         self.healed = False
         self._lives_begun = 0
         self._retrying_bound = self.rng.choice((0.0, 0.0, 0.5, 5.0, 30.0))
@@ -98,9 +97,10 @@ class World:
     def close(self) -> None:
         """Let go of everything, in order and in silence."""
         self.loop.close()
-        for life in self.lives:
-            life.worker.drop_everything()
-            life.worker._residents.clear()
+        pushers = [worker for client in self._clients if (worker := client.worker) is not None]
+        for worker in [*(life.worker for life in self.lives), *pushers]:
+            worker.drop_everything()
+            worker._residents.clear()
 
     @property
     def store(self) -> SqliteStore:
@@ -123,8 +123,8 @@ class World:
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
         author = Author(self._fork("author"), activities=self._activities, guards=GUARDS if self._guards else 0)
-        clients = [self._client(number, author) for number in range(2)]
-        nemesis = Nemesis(self, self._fork("nemesis"), LEASE)
+        clients = self._clients = [self._client(number, author) for number in range(2)]
+        nemesis = Nemesis(self, self._fork("nemesis"))
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
         await asyncio.wait([client.task for client in clients])
         await asyncio.sleep(self.rng.choice((0.0, 2.0, 10.0)))
