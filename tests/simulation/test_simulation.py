@@ -28,8 +28,6 @@ FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
     "lost_claims_forgotten": 132,
-    "probes_counted_before_the_lock": 11,
-    "rate_forgotten_without_a_line": 6,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
     "residents_trusted": 196,

@@ -78,11 +78,11 @@ class Steps:
     async def write_guarded(
         self, connection: sqlite3.Connection, key: str, guard: int, seen: list[str], failures: int
     ) -> str:
-        """As a transaction that has passed what guards it."""
-        with self._passed(key, guard):
+        """As a transaction that has passed what guards it. One that the database interrupts is begun anew with what it has."""
+        with self._passed(key, guard, again=True):
             return await self.write(connection, seen, failures)
 
-    def _passed(self, key: str, guard: int) -> AbstractContextManager[None]:
+    def _passed(self, key: str, guard: int, *, again: bool = False) -> AbstractContextManager[None]:
         assert self.guards is not None
         assert self._turnstile is not None
         info = step_info()
@@ -90,7 +90,7 @@ class Steps:
         held = cast("Held", attempt.recipient)
         own = f"step:{held.run.type}:{attempt.operation.request.name}"
         bounds = self.guards.all[guard].of_steps().bounds(own, key)
-        return self._turnstile.step(info.run_id, info.location, held.lease.token, bounds)
+        return self._turnstile.step(info.run_id, info.location, held.lease.token, bounds, again=again)
 
     async def perform_guarded(
         self, key: str, guard: int, seen: list[str], seconds: float, beats: int, failures: int, fatal: bool

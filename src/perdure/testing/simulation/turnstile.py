@@ -18,11 +18,13 @@ from msgspec import Struct
 
 from perdure.core.admission import AdmitRequest, Admitted
 from perdure.core.gates import base_of, place_of
+from perdure.testing.rules import FINISHED, GATES
 from perdure.testing.simulation.guards import Bound
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import SimLoop
 
-_FINISHED = ("completed", "failed", "cancelled")
+#: One in so many transactions is followed by a look at everything.
+_SELDOM = 8
 
 _SEEN = "CREATE TEMP TABLE seen (seq INTEGER PRIMARY KEY, kind TEXT, name TEXT, place TEXT, said TEXT, number INTEGER)"
 #: What is seen, when, and what of it.
@@ -61,6 +63,7 @@ class Turnstile:
         self._loop = loop
         self._ledger = ledger
         self._raw: Any = None
+        self._looks = 0
         #: By run, the token under which it is held.
         self._held: dict[str, int] = {}
         self._cancelled: set[str] = set()
@@ -73,6 +76,8 @@ class Turnstile:
         #: Of steps, by run, place and gate: turns that are kept for them, and what else they were granted, by token.
         self._turns: dict[tuple[str, str, str], Grant] = {}
         self._granted: dict[tuple[str, str, int], dict[str, Grant]] = {}
+        #: What steps have passed and begun.
+        self._used: set[tuple[str, str, int]] = set()
         self._inside: list[Inside] = []
         #: By gate, unfinished runs that have begun and count until their end.
         self._whole: defaultdict[str, set[str]] = defaultdict(set)
@@ -111,6 +116,15 @@ class Turnstile:
                 self._turns[name, place, said] = self._now()
             elif kind in ("permit", "gone"):
                 self._forget(name, place, said)
+        self._looks += 1
+        if self._looks % _SELDOM == 0:
+            self._scan()
+
+    def _scan(self) -> None:
+        """What is true of lines and permits at every moment."""
+        for rule in GATES:
+            for row in self._raw.execute(rule.broken_by):
+                self._ledger.violated(f"run {row[0]}: not true that {rule.promise}; the database has {tuple(row[1:])}")
 
     def _gate(self, name: str, circuit: str) -> None:
         if circuit == "half_open":
@@ -128,7 +142,7 @@ class Turnstile:
             self._held[run_id] = token
             return
         self._held.pop(run_id, None)
-        if status in _FINISHED:
+        if status in FINISHED:
             self._first.pop(run_id, None)
             for runs in self._whole.values():
                 runs.discard(run_id)
@@ -163,9 +177,17 @@ class Turnstile:
     # what the executions say
 
     @contextmanager
-    def step(self, run_id: str, location: str, token: int, bounds: Mapping[str, Bound]) -> Generator[None]:
-        """A step's function is being called."""
-        granted = self._granted.pop((run_id, place_of(location), token), {})
+    def step(
+        self, run_id: str, location: str, token: int, bounds: Mapping[str, Bound], *, again: bool = False
+    ) -> Generator[None]:
+        """A step's function is being called; perhaps `again` for one attempt, of which nothing else is left."""
+        place = run_id, place_of(location), token
+        granted = self._granted.pop(place, {})
+        if not granted and again and place in self._used:
+            with self._execution(run_id, token, bounds, {}):
+                yield
+            return
+        self._used.add(place)
         missing = sorted(bounds.keys() - granted.keys())
         if missing and self._held.get(run_id) == token:
             self._ledger.violated(f"{location} of run {run_id} was begun and has not passed {missing}")
