@@ -119,6 +119,27 @@ def test_messages_of_an_earlier_attempt_are_in_the_mailbox_again() -> None:
     assert again.result == [1, 2]
 
 
+def test_an_attempt_that_needs_no_message_to_end_takes_none_in_and_replays() -> None:
+    async def waiting(ctx: Context) -> Any:
+        await ctx.receive("item")
+        await named(ctx, "use")
+
+    async def at_once(ctx: Context) -> Any:
+        return "done"
+
+    async def by_one(ctx: Context) -> Any:
+        return await ctx.receive("item")
+
+    first = Driver(waiting)
+    first.message("item", 1)
+    first.message("item", 2)
+    first.fail("use", ValueError("no"))
+    for flow, result in ((at_once, "done"), (by_one, 1)):
+        second = second_attempt(flow, first.history)
+        assert second.result == result
+        assert Driver(flow, history=second.history, attempt=2).result == result
+
+
 def test_a_child_that_succeeded_is_kept_and_one_that_failed_is_another_run() -> None:
     async def flow(ctx: Context) -> Any:
         return await asyncio.gather(ctx.call(child(1)), ctx.call(child(2)))

@@ -133,7 +133,8 @@ class Execution(Versioning):
         self._history, self.recorded = (), NOTHING_RECORDED
         if not history:
             for message in self._memo.messages:
-                self.record(Kind.MESSAGE, message.location, message.payload, self.time)
+                if self.outcome is None or self.outcome.renewed is not None:
+                    self.record(Kind.MESSAGE, message.location, message.payload, self.time)
         return True
 
     def _is_alone(self, record: Record) -> bool:
