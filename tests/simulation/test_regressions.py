@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from perdure import Breaker, Context, Engine, StoreUnavailable, workflow
+from perdure import Breaker, Context, Engine, Limit, StoreUnavailable, workflow
 from perdure.core.admission import AdmitRequest, Admitted
 from perdure.core.model import Loaded, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
-from perdure.worker import Worker
+from perdure.worker import Worker, WorkerOptions
 from perdure.worker.stage import Stage
 
 
@@ -150,7 +150,7 @@ async def test_a_step_that_is_kept_out_by_a_breaker_while_a_transaction_commits_
     @workflow("test.both")
     async def both(ctx: Context) -> list[str]:
         step = ctx.options(breaker=broken).step(call)
-        ended: list[object] = await asyncio.gather(ctx.transaction(write), step, return_exceptions=True)
+        ended = await asyncio.gather(ctx.transaction(write), step, return_exceptions=True)
         return [one if isinstance(one, str) else type(one).__name__ for one in ended]
 
     async with Engine("sqlite://", [both], system=host, store=store) as engine, engine.worker():
@@ -162,6 +162,48 @@ async def test_a_step_that_is_kept_out_by_a_breaker_while_a_transaction_commits_
             await asyncio.sleep(0)
         store.gate.set()
         assert await run.result(timeout=5) == ["written", "BreakerOpen"]
+
+
+class Interrupting:
+    """A store whose first transaction finds no database."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._interrupted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, deed: Any) -> Verdict:
+        if not self._interrupted:
+            self._interrupted = True
+            raise StoreUnavailable("gone")
+        verdict: Verdict = await self._store.transact(deed)
+        return verdict
+
+
+async def test_a_transaction_that_is_begun_again_under_another_lease_has_passed_for_that_one() -> None:
+    host = Host()
+    store: Any = Interrupting(open_store("sqlite://", host, inline=True))
+    permitted: list[tuple[int, ...]] = []
+
+    def write(connection: sqlite3.Connection) -> None:
+        permitted.extend(
+            connection.execute(
+                "SELECT r.token, p.token FROM perdure_runs r LEFT JOIN perdure_permits p ON p.run_id = r.id"
+            )
+        )
+
+    @workflow("test.limited")
+    async def limited(ctx: Context) -> None:
+        await ctx.options(limit=Limit("one", concurrency=1)).transaction(write)
+
+    async with Engine("sqlite://", [limited], system=host, store=store) as engine:
+        worker = engine._make_worker(store, WorkerOptions(linger=0.0))
+        await worker.start()
+        await (await engine.start(limited())).result(timeout=20)
+        assert permitted == [(2, 2)], "it has parked in between"
+        await worker.stop()
 
 
 class Unready:

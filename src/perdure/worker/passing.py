@@ -72,7 +72,10 @@ class Passing:
         place = place_of(operation.location)
         passed = self._passed.get(place)
         if passed is not None and passed.operation is operation:
-            return True
+            if passed.token == self._held.lease.token:
+                return True
+            # It passed for an earlier lease, and does not count any more.
+            self._give_back(place, self._passed.pop(place))
         if place not in self._waiting:
             self._ask(operation)
         return False
