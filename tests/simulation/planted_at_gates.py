@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from perdure.core.breakers import Circuit
 from perdure.store import admission, gates, passage
 from perdure.store.dialect import Transaction
-from perdure.store.gates import GateState
+from perdure.store.gatestate import GateState
 from tests.simulation.planted import Patch, reword
 
 
