@@ -85,10 +85,22 @@ class Breaker:
     def __repr__(self) -> str:
         return f"<breaker {self.name}>"
 
+    @classmethod
+    def of(cls, name: str, rule: BreakerRule) -> Breaker:
+        """One that was stored."""
+        breaker = cls(name)
+        breaker.rule = rule
+        return breaker
+
     @property
     def gate(self) -> str:
         """The gate that it is."""
         return PREFIX + self.name
+
+    @property
+    def counts_by_code(self) -> bool:
+        """Whether `counts` was given, which cannot be stored."""
+        return self._counts is not None
 
     def judge(self, error: BaseException | None, policy: Retry) -> bool | None:
         """Whether an attempt speaks for the dependency (True), against it (False) or says nothing (None).

@@ -250,10 +250,12 @@ def gating(
     also: Sequence[str] = (),
     breaker: Breaker | None = None,
     own: str = "",
+    given: Sequence[Pass] = (),
 ) -> Gating:
     """What a run of a type with these arguments has to pass.
 
-    `also` are gates without bounds in the code; `own` is what a limit without a name is called, if not after the type. Raises whatever the functions of the user raise.
+    `also` are gates without bounds in the code, `given` those of one call; `own` is what a limit without a name is called, if not after the
+    type. Raises whatever the functions of the user raise.
     """
     args, kwargs = arguments
     passes: dict[str, Pass] = {}
@@ -263,6 +265,7 @@ def gating(
         name = limit.name or own or of_type(type)
         gate = name if limit.key is None else keyed(name, limit.key(*args, **kwargs))
         passes[gate] = Pass(gate, limit.bounds, limit.hold or hold)
+    passes |= {one.gate: one for one in given}
     for gate in also:
         passes.setdefault(gate, Pass(gate, Bounds(), hold))
     if fair is None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from perdure.core.admission import Arrival, StepArrival
 from perdure.core.breakers import BreakerState, Circuit, Report
 from perdure.core.gates import Bounds
+from perdure.core.given import given_by
 from perdure.core.model import Run
 from perdure.store.dialect import Transaction
 from perdure.store.gates import in_chunks, lock_gates, save_gates
@@ -86,15 +87,21 @@ async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> No
 
 async def barred(tx: Transaction, runs: Sequence[Run], failing: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
     """Those of claimed runs that may not be executed, because their breaker does not let them pass now, and until when."""
-    gates = dict(failing)
-    asked = [run for run in runs if run.type in gates]
-    states: dict[str, str] = dict(await in_chunks(tx, _STATES, sorted({gates[run.type] for run in asked})))
+    declared = dict(failing)
+    gates = {run.id: gate for run in runs if (gate := _fails_at(run, declared))}
+    states: dict[str, str] = dict(await in_chunks(tx, _STATES, sorted(set(gates.values()))))
     known = {name: BreakerState.from_json(text) for name, text in states.items()}
-    permitted = {(run_id, gate) for run_id, gate in await in_chunks(tx, _PERMITTED, [run.id for run in asked])}
+    permitted = {(run_id, gate) for run_id, gate in await in_chunks(tx, _PERMITTED, list(gates))}
     return [
-        (run.id, known[gate].until)
-        for run in asked
-        if (gate := gates[run.type]) in known
-        and known[gate].circuit is not Circuit.CLOSED
-        and (run.id, gate) not in permitted
+        (run_id, known[gate].until)
+        for run_id, gate in gates.items()
+        if gate in known and known[gate].circuit is not Circuit.CLOSED and (run_id, gate) not in permitted
     ]
+
+
+def _fails_at(run: Run, declared: Mapping[str, str]) -> str | None:
+    """The gate of the breaker at which a run fails that does not let it pass."""
+    given = given_by(run.options).breaker
+    if given is None:
+        return declared.get(run.type)
+    return given.breaker.gate if given.rule.fails else None

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from perdure.core.admission import Look, Waiting
 from perdure.core.gates import STRIDE, Gating, Position
+from perdure.core.given import given_by
 from perdure.core.model import FAR, Run
-from perdure.store.dialect import Row, Transaction, placeholders
+from perdure.store.dialect import Params, Row, Transaction, placeholders
 from perdure.store.gates import in_chunks, next_due, one_gate
 from perdure.store.gatestate import GateState
 
@@ -95,6 +96,13 @@ _STAND = f"""
 UPDATE perdure_runs
 SET status = 'waiting', reason = :reason, wake_at = {FAR}
 WHERE id IN ({{names}}) AND status = 'pending'
+"""
+
+
+_START_BY = """
+UPDATE perdure_runs
+SET close_by = deadline, deadline = :start_by
+WHERE id = :run_id AND deadline > :start_by
 """
 
 
@@ -230,7 +238,9 @@ async def join(
         }
         for one in given
     ]
-    await tx.execute_many(_JOIN, [row for row, one in zip(rows, given, strict=True) if one.run_id not in there])
+    new = [row for row, one in zip(rows, given, strict=True) if one.run_id not in there]
+    await tx.execute_many(_JOIN, new)
+    await tx.execute_many(_START_BY, _start_by(tx.now, [runs[str(row["run_id"])] for row in new]))
     moved = [
         {"run_id": one.run_id, "gate": one.gate, "turn": one.turn, "gating": one.gating.to_json()}
         for one in given
@@ -242,6 +252,16 @@ async def join(
         for start in range(0, len(standing), 400):
             chosen, params = placeholders("name", standing[start : start + 400])
             await tx.execute(_STAND.replace("{names}", chosen), {**params, "reason": why})
+
+
+def _start_by(now: int, runs: Sequence[Run]) -> list[Params]:
+    """Those whose first beginning is to come soon, which the claim that sent them here took for done."""
+    found: list[Params] = []
+    for run in runs:
+        within = given_by(run.options).start_within
+        if within is not None and run.attempt == 1 and run.close_by == 0:
+            found.append({"run_id": run.id, "start_by": now + int(within * 1e6)})
+    return found
 
 
 async def leave(tx: Transaction, run_ids: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from perdure.core.given import says_of_gates
 from perdure.core.model import FINISHED, ClaimedRun, Reason, Run, Status
 from perdure.core.push import Refusal, Take, Taken
 from perdure.store.dialect import Transaction, placeholders
@@ -136,7 +137,8 @@ async def _refusal(tx: Transaction, run: Run, request: Take, known: Sequence[tup
     if not await tx.fetch(_ALIVE, {"worker": request.worker}):
         return Refusal.DEAD
     guarded = (LIMITED_TYPE, run.type) in known or (LIMITED_QUEUE, run.queue) in known
-    return Refusal.GATED if in_line or guarded or run.type in request.gated else None
+    gated = in_line or guarded or run.type in request.gated or says_of_gates(run.options)
+    return Refusal.GATED if gated else None
 
 
 async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> Taken:

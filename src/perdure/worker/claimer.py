@@ -11,10 +11,24 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from perdure.core.codec import Codec
 from perdure.core.errors import StoreCorrupt, StoreError
 from perdure.core.failure import Failure
-from perdure.core.model import FAR, Block, Claimed, ClaimedRun, ClaimRequest, Lease, Loaded, Reason, Release, Turn
+from perdure.core.model import (
+    FAR,
+    Block,
+    Claimed,
+    ClaimedRun,
+    ClaimRequest,
+    Lease,
+    Loaded,
+    Reason,
+    Release,
+    Turn,
+    Verdict,
+)
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
 from perdure.worker.alarm import Alarm
@@ -149,9 +163,9 @@ class Claimer:
         if hint & Change.MARKED and not self._worker.holds_nothing:
             await self._deliver()
         if self._system.monotonic() >= self._reconcile_at:
+            self._reconcile_at = self._system.monotonic() + self._worker.options.lease
             await self._reconcile()
             await self._worker.usher.look_around()
-            self._reconcile_at = self._system.monotonic() + self._worker.options.lease
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         self._full = True
@@ -166,6 +180,9 @@ class Claimer:
         self._next_wake = claimed.next_wake
         self._worker.scheduler.heard(claimed.next_fire)
         usher.hear(claimed.limited)
+        if away := usher.turn_away(claimed.runs):
+            claimed = replace(claimed, runs=tuple(one for one in claimed.runs if one not in away))
+            await self._give_back([one.lease for one in away])
         await self.take_up(claimed.runs)
         if usher.has_work and (admitted := await self._admit(room - len(claimed.runs))):
             self._full |= len(claimed.runs) + len(admitted) >= room
@@ -313,4 +330,10 @@ class Claimer:
         unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]
         if unknown:
             logger.warning("giving back %d runs of a claim whose answer was lost", len(unknown))
-            await self._store.commit([Turn(lease=lease, next=Release()) for lease in unknown], self._worker.id)
+            await self._give_back(unknown)
+
+    async def _give_back(self, leases: list[Lease]) -> None:
+        """What is busy is tried again when what is held is looked at next, which is soon then."""
+        turns = [Turn(lease=lease, next=Release()) for lease in leases]
+        if Verdict.BUSY in await self._store.commit(turns, self._worker.id):
+            self._reconcile_at = 0.0

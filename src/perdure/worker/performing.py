@@ -178,8 +178,8 @@ class Performance(Kept):
         self._attempt = None
         self._wakeup.disarm()
         self._silence.disarm()
-        if self._activity.breaker is not None and self._cancelled is None:
-            self._crew.usher.judged_run(self._activity.breaker, error, self._policy(), self.run)
+        if self._cancelled is None and (breaker := self._crew.usher.breaker_of(self.run)) is not None:
+            self._crew.usher.judged_run(breaker, error, self._policy(), self.run)
         failed = error
         if failed is None:
             failed = self._succeeded(result)
@@ -297,7 +297,7 @@ class Performance(Kept):
         if not moment.may_start:
             self._wakeup.arm(LEASE_RECHECK, self._look_again)
             return
-        if (barred := crew.usher.barred(self._activity.breaker, self.run)) is not None:
+        if (barred := crew.usher.barred(self.run)) is not None:
             self._after = Finish(Status.FAILED, replace(Failure.of(barred, crew.codec), given_up="fatal").to_json())
             return
         policy = self._policy()

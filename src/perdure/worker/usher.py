@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,8 +19,9 @@ from perdure.core.admission import AdmitRequest, Admitted, Arrival, Look, StepAr
 from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
 from perdure.core.errors import BreakerOpen, StoreError
-from perdure.core.gates import Gating, Hold, gating, of_queue, of_type
-from perdure.core.model import FAR, Finish, Next, Run
+from perdure.core.gates import Gating, Hold, Limit, gating, of_queue, of_type
+from perdure.core.given import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
+from perdure.core.model import FAR, ClaimedRun, Finish, Next, Run
 from perdure.core.retry import Retry
 from perdure.core.system import System
 from perdure.store.protocol import Store
@@ -81,6 +82,8 @@ class Usher:
         self._barred: dict[str, int] = {}
         self._limited: tuple[str, ...] = ()
         self._lined: set[str] = set()
+        #: Types of which single calls were seen that have gates of their own.
+        self._mixed: frozenset[str] = frozenset()
         self.types: tuple[str, ...] = ()
         self.queues: tuple[str, ...] = ()
         self._pairs: list[tuple[str, str]] = []
@@ -126,8 +129,17 @@ class Usher:
             self._limited = limited
             self._arrange()
 
+    def turn_away(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
+        """Those of claimed runs that have gates of their own to pass before; from now on, their types are claimed there."""
+        away = [one for one in claimed if says_of_gates(one.run.options)]
+        mixed = self._mixed | {one.run.type for one in away}
+        if mixed != self._mixed:
+            self._mixed = mixed
+            self._arrange()
+        return away
+
     def _arrange(self) -> None:
-        limited, asked = self._limited, self._declared | self._lined
+        limited, asked = self._limited, self._declared | self._lined | self._mixed
         gated = {type for type in self._definitions if type in asked or of_type(type) in limited}
         queues = {queue for queue in self._queues if of_queue(queue) in limited}
         self.types = tuple(type for type in self._definitions if type not in gated)
@@ -182,14 +194,18 @@ class Usher:
         """The same of an activity: one that has a permit may be a probe."""
         self.judged(breaker, error, policy, run.wake_at, probe=run.id in self._passed)
 
-    def barred(self, breaker: Breaker | None, run: Run) -> BreakerOpen | None:
+    def breaker_of(self, run: Run) -> Breaker | None:
+        """What its call says, or else its code."""
+        given = given_by(run.options).breaker
+        return self._definitions[run.type].breaker if given is None else given.breaker
+
+    def barred(self, run: Run) -> BreakerOpen | None:
         """Why a run may not be executed although it was claimed."""
         until = self._barred.pop(run.id, None)
-        return (
-            None
-            if until is None or breaker is None
-            else kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
-        )
+        breaker = None if until is None else self.breaker_of(run)
+        if until is None or breaker is None:
+            return None
+        return kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
 
     async def tell(self, worker: str) -> None:
         """Say what this worker has let go of, and ask for nothing."""
@@ -303,7 +319,7 @@ class Usher:
     def _note(self, admitted: Admitted) -> None:
         for one in admitted.runs:
             if one.run.id in admitted.counted:
-                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run.type)
+                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run)
 
     async def _ask(self, request: AdmitRequest) -> Admitted:
         """Say what is to be told, and ask."""
@@ -352,13 +368,16 @@ class Usher:
 
     def _gating(self, one: Waiting) -> Gating:
         definition = self._definitions[one.type]
+        breaker = definition.breaker
         also = [gate for gate in (of_queue(one.queue), of_type(one.type)) if gate in self._limited]
         hold = Hold.LEASE if isinstance(definition, Activity) else Hold.RUN
+        given = NOTHING_GIVEN
         try:
+            given = given_by(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
-            return gating(
-                one.type, definition.limits, definition.fair, spread, hold=hold, also=also, breaker=definition.breaker
+            return given.gating(
+                one.type, definition.limits, definition.fair, spread, hold=hold, also=also, breaker=breaker
             )
         except Exception:
             # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
@@ -366,14 +385,16 @@ class Usher:
                 "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
             )
             plain = [limit for limit in definition.limits if limit.key is None]
-            passes = gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=definition.breaker)
+            passes = given.gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
             return (
                 passes if passes.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
             )
 
-    def _holds_whole(self, type: str) -> bool:
-        """Whether a run of it gives back nothing before its end."""
-        definition = self._definitions[type]
+    def _holds_whole(self, run: Run) -> bool:
+        """Whether it gives back nothing before its end."""
+        definition = self._definitions[run.type]
+        given = given_by(run.options).limits
+        limits: Sequence[Limit | GivenLimit] = definition.limits if given is None else given
         if isinstance(definition, Activity):
-            return bool(definition.limits) and all(limit.hold is Hold.RUN for limit in definition.limits)
-        return all(limit.hold is not Hold.LEASE for limit in definition.limits)
+            return bool(limits) and all(limit.hold is Hold.RUN for limit in limits)
+        return all(limit.hold is not Hold.LEASE for limit in limits)

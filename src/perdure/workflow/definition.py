@@ -12,11 +12,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from perdure.core.breakers import Breaker
+from msgspec import structs
+
+from perdure.core.breakers import Breaker, check_breaker
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration
 from perdure.core.errors import BadArguments, EncodeError, UsageError
 from perdure.core.gates import Fair, Limit, check_limits
+from perdure.core.given import give_breaker, give_fair, give_limits
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.core.singleton import Singleton
@@ -147,15 +150,18 @@ class Call(Generic[R_co]):
         schedule_to_close: Duration | None = None,
         heartbeat: Duration | None = None,
         singleton: Singleton | None = None,
+        limit: Limit | Sequence[Limit] | None = None,
+        fair: Fair | None = None,
+        breaker: Breaker | None = None,
     ) -> Call[R_co]:
-        """The same call of an activity under another policy than its code says.
+        """The same call under another policy than its code says: whatever is given replaces that, and the rest stays.
 
-        What travels with the run has to be plain: a `retry` with functions or exception classes in it is refused. Raises
-        `UsageError`, also for a workflow, whose policy is its code's alone, but for a `singleton`.
+        What travels with the run has to be plain: a `retry` with functions or exception classes in it is refused, and so is a
+        `breaker` with `counts`. A `limit` needs a name; `limit=[]` is none. Their keys are told from the arguments here and now. A
+        workflow may be given a `singleton`, a `limit` and `fair`; the rest of its policy is its code's alone. Raises `UsageError`.
         """
-        others = (retry, schedule_to_start, start_to_close, schedule_to_close, heartbeat)
-        alone = all(other is None for other in others)
-        if isinstance(self.definition, Workflow) and not (alone and singleton is not None):
+        others = (retry, schedule_to_start, start_to_close, schedule_to_close, heartbeat, breaker)
+        if isinstance(self.definition, Workflow) and not all(other is None for other in others):
             raise UsageError(
                 f"{self.type} is a workflow; its policy is in its code, and its deadline is given where it is started"
             )
@@ -167,8 +173,22 @@ class Call(Generic[R_co]):
             heartbeat=heartbeat,
             singleton=singleton,
         )
+        if limit is not None or fair is not None or breaker is not None:
+            settings = structs.replace(
+                settings,
+                limits=give_limits(limit, self.type, self._spread()),
+                fair=give_fair(fair, self._spread()),
+                breaker=give_breaker(check_breaker(breaker)),
+            )
         settings.to_json()
         return replace(self, settings=settings.over(self.settings))
+
+    def _spread(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        if not isinstance(self.arguments, Mapping):
+            return self.arguments, {}
+        return (
+            ((), self.arguments) if self.definition is None else self.definition.signature.spread(dict(self.arguments))
+        )
 
     def place(self, ready_at: int, queue: str | None, priority: int | None, deadline: int) -> Placed:
         """Where and until when its run is to be executed, if it is ready at that time and told no more than that."""

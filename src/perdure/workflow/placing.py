@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import DecodeError, UsageError
+from perdure.core.given import GivenBreaker, GivenFair, GivenLimit
 from perdure.core.ids import check_name
 from perdure.core.model import FAR
 from perdure.core.retry import Retry
@@ -31,6 +32,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     singleton: Singleton | None = None
     #: What that is for one call; it travels with the run.
     single: Single | None = None
+    #: What one call has to pass in place of what its code says.
+    limits: tuple[GivenLimit, ...] | None = None
+    breaker: GivenBreaker | None = None
+    fair: GivenFair | None = None
 
     def over(self, other: Settings) -> Settings:
         """These settings, filled up from `other`."""
@@ -43,12 +48,21 @@ class Settings(Struct, frozen=True, kw_only=True):
             }
         )
 
+    @property
+    def gated(self) -> bool:
+        """Whether one call has gates of its own."""
+        return self.limits is not None or self.breaker is not None or self.fair is not None
+
     def to_json(self) -> str:
         """What bounds an attempt, as it is stored. Raises `UsageError`."""
         if self is NO_SETTINGS:
             return "{}"
         retry = None if self.retry is None else _plain(self.retry)
-        return msgspec.json.encode(_Stored(retry, self.start_to_close, self.heartbeat, self.single)).decode()
+        start_within = self.schedule_to_start if self.gated else None
+        stored = _Stored(
+            retry, self.start_to_close, self.heartbeat, self.single, self.limits, self.breaker, self.fair, start_within
+        )
+        return msgspec.json.encode(stored).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
@@ -62,6 +76,9 @@ class Settings(Struct, frozen=True, kw_only=True):
                 start_to_close=stored.start_to_close,
                 heartbeat=stored.heartbeat,
                 single=stored.single,
+                limits=stored.limits,
+                breaker=stored.breaker,
+                fair=stored.fair,
             )
         except Exception as error:
             raise DecodeError(f"the options {text!r} of a run make no sense: {error}") from error
@@ -89,6 +106,10 @@ class _Stored(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     start_to_close: float | None = None
     heartbeat: float | None = None
     single: Single | None = None
+    limits: tuple[GivenLimit, ...] | None = None
+    breaker: GivenBreaker | None = None
+    fair: GivenFair | None = None
+    start_within: float | None = None
 
 
 class Placed(Struct, frozen=True):
@@ -162,8 +183,15 @@ def place(
         min(deadline, FAR),
         close_by,
         attempts or 0,
-        (given if single is None else replace(given, single=single)).to_json(),
+        _told(given, settings.schedule_to_start, single).to_json(),
     )
+
+
+def _told(given: Settings, start_within: float | None, single: Single | None) -> Settings:
+    """What travels with a run."""
+    if given.gated and given.schedule_to_start != start_within:
+        given = replace(given, schedule_to_start=start_within)
+    return given if single is None else replace(given, single=single)
 
 
 def _limit(name: str, value: Duration | None) -> float | None:
