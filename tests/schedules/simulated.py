@@ -22,7 +22,7 @@ from perdure.testing.simulation import _undisturbed
 from perdure.testing.simulation.loop import Violation
 from perdure.testing.simulation.nemesis import Nemesis
 from perdure.testing.simulation.system import SimSystem
-from perdure.testing.simulation.world import LEASE, World
+from perdure.testing.simulation.world import World
 
 CALL: Call[Any] = Call.named("simulated.tick.v1")
 SECOND = 1_000_000
@@ -108,7 +108,7 @@ class TimedWorld(World):
             await self._do(keepers[0][0].create(id, **options), keepers[0][1])
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
-        nemesis = Nemesis(self, self._fork("nemesis"), LEASE)
+        nemesis = Nemesis(self, self._fork("nemesis"))
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
         await asyncio.wait([self._do(keeper.act(), context) for keeper, context in keepers])
         trouble.cancel()

@@ -16,7 +16,8 @@ from perdure.core.gates import Bounds, Hold, Pass
 from perdure.core.model import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
 from perdure.store.breakers import barred
 from perdure.store.dialect import Transaction
-from perdure.store.gates import count_held, due_gates, in_chunks, next_due, open_up, save_gates, waited_at
+from perdure.store.due import due_gates, next_due, waited_at
+from perdure.store.gates import count_held, in_chunks, open_up, save_gates
 from perdure.store.grip import Grip
 from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places
 from perdure.store.passage import STEPS, Passage, steps_before

@@ -14,6 +14,7 @@ from perdure.core.breakers import view
 from perdure.core.gates import KEYED, Bounds, Gate, base_of, of_queue, of_type
 from perdure.core.model import FAR
 from perdure.store.dialect import Row, Transaction, placeholders
+from perdure.store.due import waited_at
 from perdure.store.gatestate import COLUMNS, GateState, to_bounds
 from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE
 from perdure.store.protocol import Change
@@ -64,24 +65,10 @@ WHERE gate IN ({{names}}) AND NOT EXISTS (
 )
 """
 
-#: Gates that are waited at by somebody of some types, those that are due first.
-_BY_DUE = """
-FROM perdure_gates g
-WHERE g.due_at <= :until AND EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name AND l.type IN ({names}))
-ORDER BY g.due_at, g.name
-LIMIT :limit
-"""
-
 _SET = """
 UPDATE perdure_gates
 SET override = :override, changed_at = :now, changed_by = :actor, due_at = CASE WHEN due_at < :far THEN :now ELSE due_at END
 WHERE name = :name
-"""
-
-_WAITED_AT = """
-SELECT g.name
-FROM perdure_gates g
-WHERE g.name IN ({names}) AND EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
 """
 
 _FORGET_PAUSE = "DELETE FROM perdure_pauses WHERE kind = :kind AND name = :name"
@@ -173,33 +160,9 @@ async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
         await tx.execute(_FORGET.replace("{names}", chosen), {**params, "reserved": tx.now - RESERVED})
 
 
-async def waited_at(tx: Transaction, names: Iterable[str]) -> set[str]:
-    """Those of the gates in whose lines somebody stands."""
-    return {row[0] for row in await in_chunks(tx, _WAITED_AT, sorted(names))}
-
-
 async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
     """Write what has changed."""
     await tx.execute_many(_SAVE, [gate.row() for gate in gates if gate.changed])
-
-
-async def next_due(tx: Transaction, types: Sequence[str]) -> int:
-    """When it is worth looking at a gate for somebody of these types."""
-    rows = await _by_due(tx, "g.due_at", types, FAR - 1, 1)
-    return rows[0][0] if rows else FAR
-
-
-async def due_gates(tx: Transaction, types: Sequence[str], limit: int) -> list[str]:
-    """Gates at which somebody of these types may pass, those that have waited longest first."""
-    return [row[0] for row in await _by_due(tx, "g.name", types, tx.now, limit)]
-
-
-async def _by_due(tx: Transaction, column: str, types: Sequence[str], until: int, limit: int) -> list[Row]:
-    if not types:
-        return []
-    chosen, params = placeholders("name", types)
-    sql = f"SELECT {column} {_BY_DUE.replace('{names}', chosen)}"
-    return await tx.fetch(sql, {**params, "until": until, "limit": limit})
 
 
 async def stir_gates(tx: Transaction) -> None:

@@ -14,7 +14,7 @@ from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.breakers import Circuit
 from perdure.core.gates import Bounds, Gate, Position
 from perdure.core.system import System
-from perdure.store import breakers, gates, lines
+from perdure.store import breakers, due, gates, lines
 from perdure.store.admission import admit
 from perdure.store.dialect import Body
 
@@ -60,7 +60,7 @@ class Guarding(ABC):
 
     async def lined(self, types: Sequence[str]) -> set[str]:
         """Those of the types of which somebody stands in a line."""
-        return await self._read("lined", lambda tx: lines.lined(tx, types))
+        return await self._read("lined", lambda tx: due.lined(tx, types))
 
     async def stir_gates(self, actor: str) -> None:
         """Have every gate looked at that waits for room."""

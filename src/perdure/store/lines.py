@@ -16,7 +16,8 @@ from perdure.core.gates import STRIDE, Gating, Position
 from perdure.core.given import given_by
 from perdure.core.model import FAR, Run
 from perdure.store.dialect import Params, Row, Transaction, placeholders
-from perdure.store.gates import in_chunks, next_due, one_gate
+from perdure.store.due import next_due
+from perdure.store.gates import in_chunks, one_gate
 from perdure.store.gatestate import GateState
 
 #: How many parts a statement may have.
@@ -82,15 +83,24 @@ WHERE run_id = :run_id AND location = ''
 """
 
 _STANDING = "SELECT gate, type, priority, turn, since FROM perdure_lines WHERE run_id = :run_id ORDER BY since LIMIT 1"
+#: Each part along the index.
 _AHEAD = """
 SELECT COUNT(*) FROM (
-  SELECT 1 FROM perdure_lines
-  WHERE gate = :gate AND type = :type AND (priority < :priority OR (priority = :priority AND turn < :turn))
-  LIMIT 1000
+  SELECT 1 FROM (
+    SELECT 1 FROM perdure_lines
+    WHERE gate = :gate AND type = :type AND priority < :priority
+    ORDER BY priority, turn, run_id
+    LIMIT 1000
+  ) more_urgent
+  UNION ALL
+  SELECT 1 FROM (
+    SELECT 1 FROM perdure_lines
+    WHERE gate = :gate AND type = :type AND priority = :priority AND turn < :turn
+    ORDER BY priority, turn, run_id
+    LIMIT 1000
+  ) earlier
 ) ahead
 """
-
-_LINED = "SELECT DISTINCT type FROM perdure_lines WHERE type IN ({names})"
 
 _STAND = f"""
 UPDATE perdure_runs
@@ -208,12 +218,7 @@ async def standing(tx: Transaction, run_id: str) -> Position | None:
         return None
     gate, type, priority, turn, since = rows[0]
     [(ahead,)] = await tx.fetch(_AHEAD, {"gate": gate, "type": type, "priority": priority, "turn": turn})
-    return Position(gate=await one_gate(tx, gate), ahead=ahead, since=since)
-
-
-async def lined(tx: Transaction, types: Sequence[str]) -> set[str]:
-    """Those of the types of which somebody stands in a line."""
-    return {row[0] for row in await in_chunks(tx, _LINED, types)}
+    return Position(gate=await one_gate(tx, gate), ahead=min(ahead, 1000), since=since)
 
 
 async def places(tx: Transaction, run_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
