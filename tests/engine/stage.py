@@ -60,12 +60,14 @@ class Stage:
 
 
 @asynccontextmanager
-async def set_up(kind: str, tmp_path: Path, schemas: Schemas, databases: Databases) -> AsyncGenerator[Stage]:
-    """A stage on a database of that kind: "memory", "file", "postgres" or "mysql"."""
+async def set_up(
+    kind: str, tmp_path: Path, schemas: Schemas, databases: Databases, *, fresh: bool = False
+) -> AsyncGenerator[Stage]:
+    """A stage on a database of that kind: "memory", "file", "postgres" or "mysql"; a fresh one is for nobody else afterwards."""
     async with AsyncExitStack() as stack:
         if kind in ("postgres", "mysql"):
             places = schemas if kind == "postgres" else databases
-            stage = Stage(None, await stack.enter_async_context(places.one()))
+            stage = Stage(None, await stack.enter_async_context(places.one(fresh=fresh)))
         else:
             stage = Stage(None if kind == "memory" else tmp_path / "runs.db")
         stack.push_async_callback(stage.close)

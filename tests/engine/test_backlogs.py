@@ -64,7 +64,8 @@ ADMISSION = "FROM perdure_workers WHERE id ="
 async def stage(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[Stage]:
-    async with set_up(request.param, tmp_path, schemas, databases) as stage:
+    # To empty a place of so many runs takes longer than to make another.
+    async with set_up(request.param, tmp_path, schemas, databases, fresh=WHOLE) as stage:
         yield stage
 
 
