@@ -20,6 +20,7 @@ from perdure.core.model import Claimed, Loaded, Turn, Verdict
 from perdure.core.push import Taken
 from perdure.store import MUTATING_VERBS
 from perdure.store.protocol import Change, Listener
+from perdure.store.sqlite.statements import Statement
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Crashed, Process, SimLoop
@@ -45,10 +46,12 @@ class Odds(Struct, kw_only=True):
     delay: float = 0.0
     #: That a process dies at a crash point.
     crash: float = 0.0
+    #: That somebody else has a row locked which is then passed over.
+    busy: float = 0.0
 
     def heal(self) -> None:
         """No more trouble."""
-        self.error_before = self.reply_lost = self.slow = self.crash = 0.0
+        self.error_before = self.reply_lost = self.slow = self.crash = self.busy = 0.0
 
 
 class Database:
@@ -64,6 +67,25 @@ class Database:
         self.store: SqliteStore | None = None
         #: Where something has to pass gates.
         self.turnstile: Turnstile | None = None
+
+    def guard(self, turnstile: Turnstile) -> None:
+        """Have gates: who passes them is seen, and rows that are passed over where somebody has them locked are, perhaps."""
+        assert self.store is not None
+        writer = self.store._writer
+        render = writer._render
+
+        def sharing(sql: str) -> Statement:
+            return render(f"SELECT * FROM ({sql}) WHERE is_free()" if "{skip_locked}" in sql else sql)
+
+        writer._open().create_function("is_free", 0, self._is_free)
+        writer._render = sharing  # type: ignore[method-assign]  # the one way in: SQLite locks no rows
+        turnstile.install(writer._open())
+        self.turnstile = turnstile
+
+    def _is_free(self) -> bool:
+        free = self.rng.random() >= self.odds.busy
+        self.ledger.sometimes["somebody else had a gate or a run locked"] += not free
+        return free
 
     def on_change(self, change: Change) -> None:
         """Something was committed that somebody may be waiting for; only the process that wrote it is told."""

@@ -81,7 +81,7 @@ class World:
         self.odds = _odds(self.rng)
         self.database = Database(self.loop, self.ledger, self._fork("database"), self.odds)
         self._guards = Guards(self._fork("guards")) if limits else None
-        self._turnstile = self.database.turnstile = Turnstile(self.loop, self.ledger) if limits else None
+        self._turnstile = Turnstile(self.loop, self.ledger) if limits else None
         self.lives: list[Life] = []
         self._clients: list[Client] = []
         self.healed = False
@@ -119,7 +119,8 @@ class World:
         self.store.subscribe(self.database.on_change)
         await self._watch_for_overwriting()
         if self._turnstile is not None:
-            self._turnstile.install(self.store._writer._open())
+            self.odds.busy = self._fork("busy").choice((0.0, 0.1, 0.4))
+            self.database.guard(self._turnstile)
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
         author = Author(self._fork("author"), activities=self._activities, guards=GUARDS if self._guards else 0)
