@@ -28,6 +28,7 @@ FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
     "lost_claims_forgotten": 132,
+    "probes_counted_before_the_lock": 11,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
     "residents_trusted": 196,
@@ -35,6 +36,7 @@ FOUND_BEFORE = {
     "split_outcome": 323,
     "transaction_unsealed": 101,
     "transaction_with_a_turn_of_its_own": 834,
+    "turns_not_counted": 7,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Worlds in which what is rare happened before, which are looked at first; and from where on it is looked for then.
