@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure import Context, Engine, Limit, QueueHandler, Reason, Singleton, Standing, Status, activity, step, workflow
+from perdure import (
+    Context,
+    Engine,
+    Fate,
+    Limit,
+    QueueHandler,
+    QueueMessage,
+    Reason,
+    Singleton,
+    Standing,
+    Status,
+    activity,
+    step,
+    workflow,
+)
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 
@@ -136,3 +150,66 @@ async def test_a_step_that_waits_for_a_limit_has_its_run_asked_for_again(on_disk
 
     await eventually(done)
     assert (crowd.most, crowd.done) == (1, 2)
+
+
+class Queue:
+    """Remembers what was enqueued, and for when."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, float]] = []
+
+    async def enqueue(self, message: QueueMessage, delay: float) -> None:
+        self.messages.append((message.execution_id, delay))
+
+    def at_once(self) -> list[str]:
+        return [run_id for run_id, delay in self.messages if delay == 0]
+
+
+async def test_who_is_next_in_line_is_enqueued_when_a_place_is_free(stage: Stage) -> None:
+    crowd, queue = Crowd(), Queue()
+
+    @activity("push.next.v1", limit=Limit("external:next", concurrency=1))
+    async def limited() -> None:
+        await crowd.visit()
+
+    engine = stage.engine(limited)
+    runs = [await engine.start(limited()) for _ in range(3)]
+    async with QueueHandler(engine, enqueue=queue.enqueue) as handler:
+        first = asyncio.ensure_future(handler.answer(handler.message(runs[0].id).encode()))
+        await eventually(lambda: crowd.inside == 1)
+        for run in runs[1:]:
+            assert (await handler.answer(handler.message(run.id).encode())).fate is Fate.WAITING
+        assert queue.at_once() == []
+        crowd.go_on.set()
+        assert (await first).fate is Fate.FINISHED
+        await eventually(queue.at_once)
+        # One place, one message: the others come when it is their turn.
+        assert queue.at_once() == [runs[1].id]
+        assert (await handler.answer(handler.message(runs[1].id).encode())).fate is Fate.FINISHED
+        await eventually(lambda: queue.at_once() == [runs[1].id, runs[2].id])
+        assert (await handler.answer(handler.message(runs[2].id).encode())).fate is Fate.FINISHED
+    assert queue.at_once() == [runs[1].id, runs[2].id]
+    assert crowd.most == 1
+
+
+async def test_the_run_of_a_step_that_is_next_is_enqueued_too(on_disk: Stage) -> None:
+    crowd, queue = Crowd(), Queue()
+
+    @step(limit=Limit("external:next-step", concurrency=1))
+    async def visit() -> None:
+        await crowd.visit()
+
+    @workflow("push.next.step.v1")
+    async def stepping(ctx: Context) -> None:
+        await ctx.step(visit)
+
+    engine = on_disk.engine(stepping)
+    one, two = await engine.start(stepping()), await engine.start(stepping())
+    async with QueueHandler(engine, enqueue=queue.enqueue) as handler:
+        first = asyncio.ensure_future(handler.answer(handler.message(one.id).encode()))
+        await eventually(lambda: crowd.inside == 1)
+        assert (await handler.answer(handler.message(two.id).encode())).fate is Fate.WAITING
+        crowd.go_on.set()
+        await first
+        await eventually(lambda: queue.at_once() == [two.id])
+        assert (await handler.answer(handler.message(two.id).encode())).fate is Fate.FINISHED

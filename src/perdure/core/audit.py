@@ -15,6 +15,8 @@ from perdure.core.model import Event
 
 #: What repeats for one run without changing what a person would ask about.
 REPEATED = frozenset({"claimed", "parked", "heartbeat", "lock_extended"})
+#: A run is next in line, and there is room for it. Only for those who listen, at no level written.
+NEXT = "next"
 
 
 class Audit(StrEnum):
@@ -28,7 +30,7 @@ class Audit(StrEnum):
 
     def writes(self, kind: str) -> bool:
         """Whether events of this kind are written."""
-        return self is _FULL or (self is _LIFECYCLE and kind not in REPEATED)
+        return kind != NEXT and (self is _FULL or (self is _LIFECYCLE and kind not in REPEATED))
 
     @classmethod
     def of(cls, name: str) -> Audit:

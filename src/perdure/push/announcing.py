@@ -1,6 +1,7 @@
 """Enqueueing what becomes ready: whoever writes something that a run was waiting for tells the queue, after the commit.
 
-New runs, runs that were sent something, resumed, woken or given another chance by this process. What is lost between a commit and
+New runs, runs that were sent something, resumed, woken or given another chance by this process, and who is next in line where this process has
+given a place back. What is lost between a commit and
 the queue is found by `Engine.due`; what is enqueued twice is worked on once.
 """
 
@@ -11,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from perdure.client.engine import Engine
+from perdure.core.audit import NEXT
 from perdure.push.message import QueueMessage
 from perdure.store.protocol import Line
 
@@ -18,7 +20,7 @@ logger = logging.getLogger("perdure.push")
 
 #: Kinds of events after which a run may have something to do.
 _READY = frozenset({
-    "created", "sent", "cancel_requested", "resumed", "woken", "unblocked", "reopened", "requeued", "recovered", "reclaimed", "forked",
+    "created", "sent", "cancel_requested", "resumed", "woken", "unblocked", "reopened", "requeued", "recovered", "reclaimed", "forked", NEXT,
 })  # fmt: skip
 
 

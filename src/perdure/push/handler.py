@@ -66,7 +66,7 @@ class QueueHandler:
     ) -> None:
         """`enqueue(message, delay)` puts a message into the queue.
 
-        With it, whatever this process makes ready (children, parents, receivers of messages) is enqueued, and a run that waits for a time
+        With it, whatever this process makes ready (children, parents, receivers of messages, who is next in line) is enqueued, and a run that waits for a time
         is enqueued for that time; without it, its message is answered with that delay. `credentials(message)` is asked for each
         execution; what it gives is found by `perdure.credentials()` and never stored. `timeout` is how long one execution may take
         before the run is given back. A message that failed `max_retries` times, or that is older than `stale_after` (None: none is)

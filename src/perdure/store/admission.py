@@ -19,7 +19,7 @@ from perdure.store.dialect import Transaction
 from perdure.store.due import due_gates, next_due, waited_at
 from perdure.store.gates import count_held, in_chunks, open_up, save_gates
 from perdure.store.grip import Grip
-from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places
+from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places, tell_next
 from perdure.store.passage import STEPS, Passage, steps_before
 from perdure.store.pauses import unpaused
 from perdure.store.permits import grant
@@ -133,6 +133,7 @@ class _Admission:
         await passage.rest(self._turns)
         self._passed_by_steps = passage.touched
         runs = await self._write(lines)
+        await tell_next(tx, self._gates, grip.freed, request)
         due_at = await next_due(tx, request.types)
         return Admitted(
             runs=runs,

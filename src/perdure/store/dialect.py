@@ -80,6 +80,10 @@ class Transaction(Protocol):
         """Whether anything is noted at all. To be asked before a line is made for each of many."""
 
     @property
+    def listened(self) -> bool:
+        """Whether somebody listens to what is noted, when it is durable."""
+
+    @property
     def repeats(self) -> bool:
         """Whether the audit trail is told what only repeats."""
 

@@ -8,6 +8,7 @@ Gates that are not there are made in a transaction of their own: whoever makes o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perdure.core.admission import AdmitRequest, Arrival, StepLeft
@@ -32,6 +33,8 @@ class Grip:
         #: What is given back: run, gate and token of permits; gates of steps, by run and place.
         self._freed: list[tuple[str, str, int]] = []
         self._left: dict[tuple[str, str], set[str]] = {}
+        #: The gates where that makes room, and for how many at the most.
+        self.freed: Counter[str] = Counter()
         #: Of the arrivals those all of whose gates are locked.
         self.arrivals: list[Arrival] = []
         #: What has to be told again.
@@ -95,9 +98,12 @@ class Grip:
         tokens = dict(self._request.released)
         busy = {run_id for run_id, gate, _ in self._freed if gate not in self.gates}
         self.untold = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
-        await release(self._tx, [one for one in self._freed if one[1] in self.gates])
+        released = [one for one in self._freed if one[1] in self.gates]
+        await release(self._tx, released)
         done: list[StepLeft] = []
         for one in self._request.left:
             free = self._left.get((one.run_id, one.place), set()) <= self.gates.keys()
             (done if free else self.untold_steps).append(one)
         await release_steps(self._tx, done)
+        self.freed.update(gate for _, gate, _ in released)
+        self.freed.update(gate for one in done for gate in self._left.get((one.run_id, one.place), ()))

@@ -11,7 +11,8 @@ from collections.abc import Container, Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.admission import Look, Waiting
+from perdure.core.admission import AdmitRequest, Look, Waiting
+from perdure.core.audit import NEXT
 from perdure.core.gates import STRIDE, Gating, Position
 from perdure.core.given import given_by
 from perdure.core.model import FAR, Run
@@ -169,6 +170,24 @@ async def heads(
         for gate, priority, turn, run_id, _, gating, _ in await tx.fetch(" UNION ALL ".join(parts), params):
             found[gate][run_id] = InLine(run_id, Gating.from_json(gating), priority, turn, gate)
     return {gate: list(those.values()) for gate, those in found.items()}
+
+
+async def tell_next(
+    tx: Transaction, gates: Mapping[str, GateState], freed: Mapping[str, int], request: AdmitRequest
+) -> None:
+    """Say who is next, as many as there is new room for, where whoever made it takes nobody from a line."""
+    if not tx.listened or (request.limit and not request.only):
+        return
+    for name in [name for name in freed if gates[name].waited_at and gates[name].has_room(tx.now)]:
+        found: list[Row] = []
+        for start in range(0, len(request.types), _PARTS):
+            part = request.types[start : start + _PARTS]
+            params: dict[str, object] = {f"type{number}": type for number, type in enumerate(part)}
+            params |= {f"gate{number}": name for number in range(len(part))}
+            sql = " UNION ALL ".join(_HEADS.replace("#", str(number)) for number in range(len(part)))
+            found += await tx.fetch(sql.replace("{queues}", "AND location = ''"), {**params, "limit": freed[name]})
+        for row in sorted(found, key=lambda row: row[1:4])[: freed[name]]:
+            tx.note(row[3], NEXT)
 
 
 class Turns:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from perdure.core.audit import REPEATED, Audit
+from perdure.core.audit import NEXT, REPEATED, Audit
 from perdure.core.model import Run
 from perdure.store.clock import ServerClock
 from perdure.store.protocol import Change, Line
 from perdure.store.said import of_claim
 
 _FULL, _OFF = Audit.FULL, Audit.OFF
+#: What is not written at the highest level, and at the others.
+_SPOKEN = frozenset({NEXT})
+_UNWRITTEN = REPEATED | _SPOKEN
 
 
 class Noting(ABC):
@@ -31,7 +34,7 @@ class Noting(ABC):
         #: Lines for those who listen, also if they are not written; None: nobody does.
         self.heard: list[Line] | None = [] if listened else None
         self._writes = audit is not _OFF
-        self._unwritten = frozenset[str]() if self.repeats else REPEATED
+        self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
         self._stirred = 0
         self._lines: list[Line] = []
 
@@ -39,6 +42,11 @@ class Noting(ABC):
     @abstractmethod
     def now(self) -> int:
         """The database's time when the transaction got its locks."""
+
+    @property
+    def listened(self) -> bool:
+        """Whether somebody listens to what is noted, when it is durable."""
+        return self.heard is not None
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add a line to the audit trail, if it is of the level that is written."""

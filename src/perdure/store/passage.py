@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perdure.core.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.audit import NEXT
 from perdure.core.breakers import Circuit
 from perdure.core.gates import Gating, Pass
 from perdure.core.model import FINISHED, Kind, NewMessage, Status
@@ -144,6 +145,8 @@ class Passage:
         key = f" call:{tx.now}:{one.location}"
         self.called += 1
         await deliver(tx, NewMessage(run_id=one.run_id, kind=Kind.CALL, name=one.location, key=key))
+        if Status(status) is not Status.RUNNING:
+            tx.note(one.run_id, NEXT)
         return True
 
     async def _arrive(self, arrivals: Sequence[StepArrival], turns: Turns) -> None:

@@ -202,17 +202,15 @@ class Usher:
     def barred(self, run: Run) -> BreakerOpen | None:
         """Why a run may not be executed although it was claimed."""
         until = self._barred.pop(run.id, None)
-        breaker = None if until is None else self.breaker_of(run)
-        if until is None or breaker is None:
+        if until is None or (breaker := self.breaker_of(run)) is None:
             return None
         return kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
 
     async def tell(self, worker: str) -> None:
         """Say what this worker has let go of, and ask for nothing."""
         if self._has_news:
-            types = ("",) if self._has_steps else ()
             nonce = self._system.entropy(16).hex()
-            request = AdmitRequest(worker=worker, nonce=nonce, limit=0, types=types, queues=(), insists=True)
+            request = AdmitRequest(worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), insists=True)
             try:
                 await self._ask(request)
             except StoreError as error:
@@ -229,6 +227,11 @@ class Usher:
         return bool(self._released or self._asking or self._left or self._judging.urgent)
 
     @property
+    def _all_types(self) -> tuple[str, ...]:
+        """For whom there may be room by what is told: whoever is next in line."""
+        return (*self._definitions, "") if self._has_steps else tuple(self._definitions)
+
+    @property
     def gated(self) -> frozenset[str]:
         """Types of which each has to pass gates, as far as is known."""
         return frozenset(type for type in self._definitions if type not in self.types)
@@ -243,7 +246,7 @@ class Usher:
             worker=worker,
             nonce=self._system.entropy(16).hex(),
             limit=1,
-            types=(run.type,),
+            types=self._all_types,
             queues=(run.queue,),
             arrivals=tuple(self._arrivals([waiting])),
             alone=alone,
@@ -376,19 +379,16 @@ class Usher:
             given = given_by(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
-            return given.gating(
-                one.type, definition.limits, definition.fair, spread, hold=hold, also=also, breaker=breaker
-            )
+            limits, fair = definition.limits, definition.fair
+            return given.gating(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
         except Exception:
             # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
             logger.exception(
                 "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
             )
             plain = [limit for limit in definition.limits if limit.key is None]
-            passes = given.gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
-            return (
-                passes if passes.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
-            )
+            rest = given.gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
+            return rest if rest.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
 
     def _holds_whole(self, run: Run) -> bool:
         """Whether it gives back nothing before its end."""

@@ -51,6 +51,8 @@ class BorrowedTransaction:
         self.actor = actor
         self.notes = home.audit is not Audit.OFF
         self.repeats = home.audit is Audit.FULL
+        #: When it is durable is not known here.
+        self.listened = False
         self._locking = locking
         self.now = 0
         self._wire = wire
