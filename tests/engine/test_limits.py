@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -165,6 +168,37 @@ async def test_a_run_that_waits_for_a_limit_is_cancelled_at_once(stage: Stage) -
             await run.cancel()
             await eventually(partial(is_now, run, Status.CANCELLED))
         crowd.let_out()
+
+
+async def test_a_worker_that_cannot_tell_the_gates_signs_off_all_the_same(
+    on_disk: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = Crowd()
+
+    @activity("limits.stuck.v1", limit=Limit(concurrency=1))
+    async def visit(name: str) -> str:
+        return await crowd.visit(name)
+
+    engine = on_disk.engine(visit)
+    run = await engine.start(visit("a"))
+    worker = engine.worker()
+    await worker.start()
+    await eventually(lambda: crowd.inside == ["a"])
+    assert on_disk.path is not None
+    with closing(sqlite3.connect(on_disk.path)) as connection:
+        connection.execute(
+            "CREATE TRIGGER stuck BEFORE DELETE ON perdure_permits BEGIN SELECT RAISE(ABORT, 'stuck'); END"
+        )
+    stopping = asyncio.ensure_future(worker.stop())
+    await eventually(lambda: worker.stopping)
+    crowd.let_out()
+    await stopping
+    assert "could not say what it has let go of" in caplog.text
+    assert await on_disk.rows("SELECT status FROM perdure_workers") == [("stopped",)]
+    # What it did is done, and its place is free, which is seen from its run.
+    assert await run.result("10s") == "a"
+    assert await on_disk.rows("SELECT COUNT(*) FROM perdure_permits") == [(1,)]
+    assert [gate.held for gate in await engine.limits.list()] == [0]
 
 
 def test_a_limit_that_limits_nothing_is_refused() -> None:
