@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -189,10 +188,8 @@ async def test_a_worker_that_cannot_tell_the_gates_signs_off_all_the_same(
         connection.execute(
             "CREATE TRIGGER stuck BEFORE DELETE ON perdure_permits BEGIN SELECT RAISE(ABORT, 'stuck'); END"
         )
-    stopping = asyncio.ensure_future(worker.stop())
-    await eventually(lambda: worker.stopping)
     crowd.let_out()
-    await stopping
+    await worker.stop()
     assert "could not say what it has let go of" in caplog.text
     assert await on_disk.rows("SELECT status FROM perdure_workers") == [("stopped",)]
     # What it did is done, and its place is free, which is seen from its run.
