@@ -35,6 +35,7 @@ from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, errands, labour, siege
 from tests.faults.deeds import deeds, echo
+from tests.faults.narrow import narrow
 from tests.faults.prepared import pass_after_preparing
 from tests.faults.watched import watch
 
@@ -331,6 +332,16 @@ async def serve(directory: Path, world: World, *, lease: float) -> None:
         await engine.worker(lease=lease, grace=0.02, slots=siege.SLOTS, poison_after=1000).run()
 
 
+async def squeeze(directory: Path, world: World) -> None:
+    """Start the runs whose steps have to pass one by one, and work on them to their end."""
+    url, ledger = url_in(directory), str(directory / "ledger")
+    lease = LEASE if url.startswith("sqlite") else 1.5
+    async with Engine(url, [narrow], system=world) as engine, engine.worker(lease=lease, grace=0.02):
+        runs = [await engine.start(narrow(ledger), id=id) for id in ("one", "two")]
+        for run in runs:
+            await run.result()
+
+
 async def transact(directory: Path, world: World, *, url: str, table: str) -> None:
     """Start the run that writes rows in transactions, and work on it to its end."""
     # A server is asked over the network by many processes at once, which on a busy machine takes a while.
@@ -364,4 +375,4 @@ def _in_the_child(engine: Engine) -> int:
     return asyncio.run(use())
 
 
-ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, serve, transact, fork)}
+ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, serve, squeeze, transact, fork)}
