@@ -115,6 +115,7 @@ RARE_AT_GATES = frozenset(
     {
         "a breaker closed again",
         "a breaker was half open",
+        "a call had gates of its own",
         "a limit of concurrency was reached",
         "a probe was executed",
         "a rate was used up",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.programs import (
     CORRELATIONS,
     DEEDS,
@@ -47,9 +48,9 @@ from perdure.testing.simulation.programs import (
 
 
 class Author:
-    """Writes programs; with activities in them, and with what has to pass so many guards, if that is wanted."""
+    """Writes programs; with activities in them, and with what has to pass guards, if that is wanted."""
 
-    def __init__(self, rng: Random, *, activities: bool = False, guards: int = 0) -> None:
+    def __init__(self, rng: Random, *, activities: bool = False, guards: Guards | None = None) -> None:
         self._rng = rng
         #: Each simulation uses its own few kinds of operation, so that rare combinations come up.
         leaves: list[tuple[Callable[[], Op], int]] = [
@@ -59,7 +60,7 @@ class Author:
             (self._gather, 3), (self._group, 2), (self._race, 2), (self._limit, 2), (self._try, 3), (self._cleanup, 2),
             (self._child, 6), (self._parallel, 5), (self._loop, 5), (self._saga, 4), (self._spawn, 4), (self._anew, 6),
         ]  # fmt: skip
-        self._guards = guards
+        self.guards = guards
         if activities:
             leaves.append((self.act, 12))
         if guards:
@@ -110,11 +111,12 @@ class Author:
     def lined(self) -> Lined:
         """An activity that has to pass gates."""
         guard, key = self.place()
-        return Lined(guard, key, self.act())
+        return Lined(guard, key, self.act(), given=self._rng.random() < 0.3)
 
     def place(self) -> tuple[int, str]:
         """A guard and a key."""
-        return self._rng.randrange(self._guards), self._rng.choice(KEYS)
+        assert self.guards is not None
+        return self._rng.randrange(len(self.guards.all)), self._rng.choice(KEYS)
 
     def _guarded(self) -> Op:
         rng = self._rng

@@ -39,6 +39,10 @@ class Guard:
         """The same without what holds until the end of a run, which a step has none of."""
         return Guard([limit for limit in self.limits if limit.hold is not Hold.RUN], None, self.breaker)
 
+    def of_calls(self) -> Guard:
+        """The same without what is named after a type, which is no matter of a single call."""
+        return Guard([limit for limit in self.limits if limit.name is not None], self.fair, self.breaker)
+
     def bounds(self, own: str, key: str, *, whole: bool = False) -> dict[str, Bound]:
         """By gate, what is to hold for a key; `own` is what a limit without a name is called."""
         found: dict[str, Bound] = {}

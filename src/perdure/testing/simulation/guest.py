@@ -10,7 +10,7 @@ from perdure.core.gates import KEYED
 from perdure.core.model import Reason
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.client import LOOK, Action, Operator
-from perdure.testing.simulation.interpreter import ACT, BOUNDED, call_of_lined
+from perdure.testing.simulation.interpreter import BOUNDED, call_of_lined, type_of
 from perdure.testing.simulation.keeper import Keeper
 from perdure.testing.simulation.nemesis import LEASE
 from perdure.testing.simulation.programs import KEYS
@@ -51,9 +51,11 @@ class Guest(Keeper):
 
     async def _line_up(self, name: str) -> None:
         lined = self._author.lined()
-        activity = self._engine.workflows[f"{ACT}.{lined.guard}"]
+        self._ledger.sometimes["a call had gates of its own"] += lined.given
+        activity, guards = self._engine.workflows[type_of(lined)], self._author.guards
         assert isinstance(activity, Activity)
-        call = call_of_lined(activity, lined)
+        assert guards is not None
+        call = call_of_lined(activity, guards, lined)
         options = StartOptions(id=name, priority=self._rng.choice((0, 0, 1)))
         self._ledger.asked.add(name)
         run = await self._persist(lambda: self._engine.start(call, **options))

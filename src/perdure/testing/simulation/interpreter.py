@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.core.retry import Retry
 from perdure.testing.simulation import programs
-from perdure.testing.simulation.guards import Guard
+from perdure.testing.simulation.guards import Guard, Guards
 from perdure.testing.simulation.language import Language, Log
 from perdure.testing.simulation.programs import (
     NEWS,
@@ -51,7 +51,7 @@ from perdure.testing.simulation.programs import (
     Try,
     Version,
 )
-from perdure.testing.simulation.steps import Steps
+from perdure.testing.simulation.steps import ACT, GIVEN, Steps
 from perdure.workflow.activity import Activity
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
@@ -60,7 +60,6 @@ from perdure.workflow.placing import NO_SETTINGS
 
 PLAIN = "sim.plain"
 STUBBORN = "sim.stubborn"
-ACT = "sim.act"
 #: A workflow of which only so many go on at once.
 BOUNDED = "sim.bounded"
 
@@ -86,11 +85,12 @@ class Interpreter:
             Workflow(PLAIN, self.main, retry=None),
             Workflow(STUBBORN, self.main_again, retry=Retry(attempts=3, initial=0.5, jitter=0)),
         )
-        self.guarded: tuple[Activity[Any, str], ...] = ()
+        self.guarded: dict[str, Activity[Any, str]] = {}
         if steps.guards is not None:
             flows = steps.guards.flows
             self.workflows += (Workflow(BOUNDED, self.main_bounded, retry=None, limits=flows.limits, fair=flows.fair),)
-            self.guarded = tuple(_guarded(number, guard, steps) for number, guard in enumerate(steps.guards.all))
+            guards = {f"{ACT}.{number}": guard for number, guard in enumerate(steps.guards.all)}
+            self.guarded = {type: _guarded(type, guard, steps) for type, guard in (*guards.items(), (GIVEN, Guard([])))}
 
     async def main(
         self, ctx: Context, program: str, seen: tuple[str, ...] = (), taken: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Interpreter:
     @property
     def definitions(self) -> tuple[Workflow[Any, Any] | Activity[Any, Any], ...]:
         """All that a worker serves."""
-        return *self.workflows, self.activity, *self.guarded
+        return *self.workflows, self.activity, *self.guarded.values()
 
     def _child_of(self, body: Program) -> Call[list[str]]:
         return self.workflows[0](programs.encode(body))
@@ -135,8 +135,9 @@ class Interpreter:
                 log.append(await self._step(ctx, op, log))
             case Act():
                 log.append(await ctx.call(call_of(self.activity, op, log)))
-            case Lined(guard=guard):
-                log.append(await ctx.call(call_of_lined(self.guarded[guard], op, log)))
+            case Lined():
+                assert self._guards is not None
+                log.append(await ctx.call(call_of_lined(self.guarded[type_of(op)], self._guards, op, log)))
             case Guarded():
                 log.append(await self._guarded_step(ctx, op, log))
             case Show() | Tell() | ReceiveAny() | Version() | Answer() | Listen():
@@ -277,10 +278,18 @@ def call_of(activity: Activity[Any, str], act: Act, seen: Sequence[str] = ()) ->
     return _with_options(call, act)
 
 
-def call_of_lined(activity: Activity[Any, str], lined: Lined, seen: Sequence[str] = ()) -> Call[str]:
+def type_of(lined: Lined) -> str:
+    """The type of an activity that has to pass gates."""
+    return GIVEN if lined.given else f"{ACT}.{lined.guard}"
+
+
+def call_of_lined(activity: Activity[Any, str], guards: Guards, lined: Lined, seen: Sequence[str] = ()) -> Call[str]:
     """The same of one that has to pass gates."""
     act, told = lined.act, list(seen[-_MEMORY:])
     call: Call[str] = activity(lined.key, lined.guard, told, act.seconds, act.beats, act.failures, act.fatal)
+    if lined.given:
+        guard = guards.all[lined.guard].of_calls()
+        call = call.options(limit=guard.limits, fair=guard.fair, breaker=guard.breaker)
     return _with_options(call, act)
 
 
@@ -289,9 +298,9 @@ def is_act(type: str) -> bool:
     return type.startswith(ACT)
 
 
-def _guarded(number: int, guard: Guard, steps: Steps) -> Activity[Any, str]:
+def _guarded(type: str, guard: Guard, steps: Steps) -> Activity[Any, str]:
     return Activity(
-        f"{ACT}.{number}",
+        type,
         steps.perform_guarded,
         settings=NO_SETTINGS,
         limits=guard.limits,

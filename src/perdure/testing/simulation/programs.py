@@ -61,11 +61,12 @@ class Guarded(Struct, frozen=True, tag="guarded"):
 
 
 class Lined(Struct, frozen=True, tag="lined"):
-    """An activity that has to pass gates."""
+    """An activity that has to pass gates, by its code or, if they are `given`, for this call alone."""
 
     guard: int
     key: str
     act: Act
+    given: bool = False
 
 
 class Deed(Struct, frozen=True, tag="deed"):

@@ -19,6 +19,10 @@ from perdure.worker.attempts import Attempt
 from perdure.worker.held import Held
 from perdure.workflow.current import activity_info, step_info
 
+ACT = "sim.act"
+#: An activity whose calls say themselves what they have to pass.
+GIVEN = "sim.act.given"
+
 _DONE = "SELECT 1 FROM deeds WHERE run_id = ? AND location = ? AND generation = ?"
 
 
@@ -99,7 +103,8 @@ class Steps:
         assert self.guards is not None
         assert self._turnstile is not None
         info = activity_info()
-        bounds = self.guards.all[guard].bounds(f"type:{info.type}", key)
+        whole = self.guards.all[guard]
+        bounds = (whole.of_calls() if info.type == GIVEN else whole).bounds(f"type:{info.type}", key)
         token = int(info.attempt_id.rpartition(".")[2])
         with self._turnstile.activity(info.run_id, token, bounds):
             return await self.perform(seen, seconds, beats, failures, fatal)

@@ -22,7 +22,7 @@ from perdure.testing.simulation.audit import Audit, read_all
 from perdure.testing.simulation.author import Author
 from perdure.testing.simulation.client import Client, Operator
 from perdure.testing.simulation.faults import Database, FaultStore, Odds
-from perdure.testing.simulation.guards import GUARDS, Guards
+from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.guest import Guest, Porter
 from perdure.testing.simulation.interpreter import Interpreter
 from perdure.testing.simulation.keeper import Keeper
@@ -123,7 +123,7 @@ class World:
             self.database.guard(self._turnstile)
         for _ in range(self.rng.randint(1, 3)):
             self.begin_life()
-        author = Author(self._fork("author"), activities=self._activities, guards=GUARDS if self._guards else 0)
+        author = Author(self._fork("author"), activities=self._activities, guards=self._guards)
         clients = self._clients = [self._client(number, author) for number in range(2)]
         nemesis = Nemesis(self, self._fork("nemesis"))
         trouble = asyncio.get_running_loop().create_task(nemesis.run(), name="perdure nemesis")
