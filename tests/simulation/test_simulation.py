@@ -28,7 +28,7 @@ FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
     "lost_claims_forgotten": 132,
-    "probes_counted_before_the_lock": 11,
+    "probes_counted_before_the_lock": 5,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
     "residents_trusted": 196,
@@ -36,12 +36,12 @@ FOUND_BEFORE = {
     "split_outcome": 323,
     "transaction_unsealed": 101,
     "transaction_with_a_turn_of_its_own": 834,
-    "turns_not_counted": 7,
+    "turns_not_counted": 2,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Worlds in which what is rare happened before, which are looked at first; and from where on it is looked for then.
 SEEN_BEFORE = (1_000_580, 1_000_567, 1_000_411, 1_000_469, 1_000_511, 1_000_441, 1_000_500)
-SEEN_AT_GATES_BEFORE = (1_000_003, 1_000_018, 1_000_023)
+SEEN_AT_GATES_BEFORE = (1_000_003, 1_000_010, 1_000_023, 1_000_026)
 RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
 #: Of the worlds with activities, and of those with limits besides.
 ACTIVE_SEEDS = 10_000 if PROVE else 25
