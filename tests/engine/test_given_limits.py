@@ -11,6 +11,7 @@ from perdure import (
     BreakerOpen,
     Call,
     Context,
+    Every,
     Fair,
     Handle,
     Limit,
@@ -245,3 +246,16 @@ async def test_who_waits_in_line_for_it_is_not_begun_in_time(stage: Stage) -> No
         # Once it has begun, it has all the time that it may take.
         assert await first.result("20s") == "a"
         assert (await first.run()).close_by == 0
+
+
+async def test_what_a_schedule_starts_has_it_too(on_disk: Stage) -> None:
+    @activity("given.nightly.v1")
+    async def nightly(name: str) -> str:
+        return name
+
+    engine = on_disk.engine(nightly)
+    await engine.schedules.create("nightly", nightly("a").options(limit=ONE), Every("1d"))
+    async with engine.worker():
+        run = await engine.schedules.trigger("nightly")
+        assert await run.result("20s") == "a"
+    assert [gate.name for gate in await engine.limits.list()] == ["one"]
