@@ -172,7 +172,8 @@ async def test_what_a_consumer_had_that_was_killed_is_taken_over(
     command = [sys.executable, "-c", CONSUMER, on_disk.url, broker.server.dsn, broker.name]
     first = await asyncio.create_subprocess_exec(*command)
     try:
-        await eventually(ledger.exists)
+        # A file is there before anything is written into it.
+        await eventually(lambda: ledger.exists() and "begun" in ledger.read_text())
         first.kill()
         await first.wait()
         second = await asyncio.create_subprocess_exec(*command)
