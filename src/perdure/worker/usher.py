@@ -21,10 +21,11 @@ from perdure.core.codec import Codec
 from perdure.core.errors import BreakerOpen, StoreError
 from perdure.core.gates import Gating, Hold, Limit, gating, of_queue, of_type
 from perdure.core.given import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
-from perdure.core.model import FAR, ClaimedRun, Finish, Next, Run
+from perdure.core.model import ClaimedRun, Finish, Next, Run
 from perdure.core.retry import Retry
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.worker.attendance import Attendance
 from perdure.worker.judging import Judging, kept_out
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition
@@ -37,12 +38,6 @@ Answer = Callable[[StepVerdict, int, int], None]
 #: So many of each queue and type are looked at together; fewer while others pass, who need not wait until these stand in line.
 ARRIVALS = 200
 FEW = 20
-#: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.
-_SHORTEST, _LONGEST = 0.05, 2.0
-#: Where another worker serves a gate, this one looks so much later than it could.
-_BEHIND = 0.3
-#: Where another worker has a gate locked, what it does not see to is looked at after this, which grows, in seconds.
-_SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.32
 #: Steps stand in lines without queue and type: anybody may let them pass.
 _STEPS = (("", ""),)
 
@@ -90,12 +85,7 @@ class Usher:
         #: Runs that were let pass here, and for how long they count.
         self._passed: dict[str, tuple[int, bool]] = {}
         self._released: list[tuple[str, int]] = []
-        self._patience = _SHORTEST
-        self._patient_until = 0.0
-        #: Until when gates are left to those who have them locked.
-        self._off = _SHORTEST_OFF
-        self._off_until = 0.0
-        self._serves = False
+        self._attendance = Attendance(system)
         #: Whether the last admission let somebody pass.
         self._busy = False
         self._arrange()
@@ -220,7 +210,12 @@ class Usher:
     @property
     def tells(self) -> bool:
         """Whether others wait for what this worker has to tell, and it may be told now."""
-        return self._has_news and self._system.monotonic() >= self._off_until
+        return self._has_news and self._off_for <= 0
+
+    @property
+    def _off_for(self) -> float:
+        # A step that asks waits for its gates anyway.
+        return 0.0 if self._asking else self._attendance.off_for
 
     @property
     def _has_news(self) -> bool:
@@ -260,16 +255,16 @@ class Usher:
 
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
         """What may be worked on."""
-        if (off := self._off_until - self._system.monotonic()) > 0:
+        if (off := self._off_for) > 0:
             now = self._store.clock()
             return Admitted(next_due=now + int(off * 1e6), now=now)
         page = FEW if self._busy else ARRIVALS
         pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         look = await self._store.look(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
-        due = look.next_due <= look.now and self._system.monotonic() >= self._patient_until
+        due = look.next_due <= look.now and not self._attendance.is_patient
         if not (look.arrived or due or self.tells):
-            return Admitted(next_due=self._expect(look.next_due, look.now), now=look.now)
+            return Admitted(next_due=self._attendance.expect(look.next_due, look.now), now=look.now)
         request = AdmitRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
@@ -281,29 +276,12 @@ class Usher:
             poison_after=poison_after,
         )
         admitted = await self._ask(request)
-        passed = bool(admitted.runs or admitted.called)
-        if passed or due:
-            self._serves = passed
-        if passed or look.arrived:
-            self._patience = _SHORTEST
-        elif due:
-            self._patience = min(_LONGEST, 2 * self._patience)
-            self._patient_until = self._system.monotonic() + self._patience
         self._note(admitted)
         self._busy = bool(admitted.runs)
-        if admitted.busy:
-            return replace(admitted, next_due=admitted.now + self._leave_alone(passed=passed))
-        self._off = _SHORTEST_OFF
-        more = len(look.arrived) >= page
-        next_due = admitted.now if more else self._expect(admitted.next_due, admitted.now)
+        self._attendance.saw(admitted, arrived=bool(look.arrived), due=due)
+        more = len(look.arrived) >= page and not admitted.busy
+        next_due = admitted.now if more else self._attendance.expect(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
-
-    def _leave_alone(self, *, passed: bool) -> int:
-        """Leave gates to those who have them locked, for how many microseconds."""
-        self._off = _SHORTEST_OFF if passed else min(_LONGEST_OFF, 2 * self._off)
-        wait = self._off * (0.5 + self._system.random())
-        self._off_until = self._system.monotonic() + wait
-        return int(wait * 1e6)
 
     async def _overtaking(self, look: Look, page: int) -> list[Arrival]:
         """Of types that take turns, who has come last of those whose keys have nobody among the first.
@@ -356,14 +334,6 @@ class Usher:
             loop.call_soon(answer, verdict, arrival.token, admitted.now)
         for key, unanswered in asking.items():
             self._asking.setdefault(key, unanswered)
-
-    def _expect(self, due: int, now: int) -> int:
-        """When to look, by when it is worth that: whoever serves a gate does so in time, and others stand by."""
-        if due >= FAR:
-            return due
-        wait = 0.0 if self._serves else _BEHIND * (0.5 + self._system.random())
-        wait = max(wait, self._patient_until - self._system.monotonic())
-        return max(due, now) + int(wait * 1e6)
 
     def _arrivals(self, arrived: Iterable[Waiting]) -> Iterable[Arrival]:
         for one in arrived:
