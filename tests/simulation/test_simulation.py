@@ -27,16 +27,21 @@ ENOUGH = 5_000 if PROVE else 600
 FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
+    "commit_retried_under_another_number": 13,
     "lost_claims_forgotten": 132,
+    "message_retried_under_another_key": 22,
     "probes_counted_before_the_lock": 5,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
     "residents_trusted": 196,
     "split_check": 54,
     "split_outcome": 323,
+    "steps_before_records": 8,
+    "transaction_repeated_unasked": 22,
     "transaction_unsealed": 101,
     "transaction_with_a_turn_of_its_own": 834,
     "turns_not_counted": 2,
+    "unreceived_left_behind": 21,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Worlds in which what is rare happened before, which are looked at first; and from where on it is looked for then.
