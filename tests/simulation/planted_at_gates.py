@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from perdure.core.breakers import Circuit
+from perdure.core.breakers import BreakerState, Circuit, Report
 from perdure.store import admission, gates, passage
 from perdure.store.dialect import Transaction
 from perdure.store.gatestate import GateState
@@ -54,6 +54,17 @@ def probes_counted_before_the_lock(patch: Patch) -> None:
     patch.setattr(admission, "count_held", count_held)
 
 
+def reports_counted_again(patch: Patch) -> None:
+    """A report that is repeated because its answer was lost counts a second time."""
+
+    def hear(self: BreakerState, worker: str, report: Report, now: int) -> bool:
+        self.heard = {}
+        return original(self, worker, report, now)
+
+    original = BreakerState.hear
+    patch.setattr(BreakerState, "hear", hear)
+
+
 PLANTED_AT_GATES: dict[str, Callable[[Patch], None]] = {
     plant.__name__: plant
     for plant in (
@@ -61,5 +72,6 @@ PLANTED_AT_GATES: dict[str, Callable[[Patch], None]] = {
         repeated_steps_pass_free,
         rate_forgotten_without_a_line,
         probes_counted_before_the_lock,
+        reports_counted_again,
     )
 }

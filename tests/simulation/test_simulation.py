@@ -33,6 +33,7 @@ FOUND_BEFORE = {
     "probes_counted_before_the_lock": 5,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
+    "reports_counted_again": 4,
     "residents_trusted": 196,
     "split_check": 54,
     "split_outcome": 323,

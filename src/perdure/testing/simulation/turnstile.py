@@ -8,7 +8,7 @@ rate, the times that count are those at which the database let pass what was exe
 from __future__ import annotations
 
 from bisect import insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.admission import AdmitRequest, Admitted
+from perdure.core.breakers import BreakerState, Circuit
 from perdure.core.gates import base_of, place_of
 from perdure.testing.rules import FINISHED, GATES
 from perdure.testing.simulation.guards import Bound
@@ -67,7 +68,9 @@ class Turnstile:
         #: By run, the token under which it is held.
         self._held: dict[str, int] = {}
         self._cancelled: set[str] = set()
-        self._half_open: set[str] = set()
+        self._circuits: dict[str, Circuit] = {}
+        #: By breaker, executions that did not succeed since it is what it is.
+        self._failures: Counter[str] = Counter()
         #: By gate, the greatest concurrency that anybody has ever set there.
         self._set: defaultdict[str, int] = defaultdict(int)
         #: When a run was claimed: by its token, and for the first time since it was unfinished.
@@ -104,7 +107,7 @@ class Turnstile:
         # Within a transaction gates are written last, and are what they are from its beginning.
         for kind, name, _, said, _ in rows:
             if kind == "gate":
-                self._gate(name, msgspec.json.decode(said)["circuit"])
+                self._gate(name, msgspec.json.decode(said, type=BreakerState))
             elif kind == "bounds":
                 self._set[name] = max(self._set[name], msgspec.json.decode(said)["concurrency"])
         for kind, name, place, said, number in rows:
@@ -126,13 +129,17 @@ class Turnstile:
             for row in self._raw.execute(rule.broken_by):
                 self._ledger.violated(f"run {row[0]}: not true that {rule.promise}; the database has {tuple(row[1:])}")
 
-    def _gate(self, name: str, circuit: str) -> None:
-        if circuit == "half_open":
-            self._ledger.sometimes["a breaker was half open"] += name not in self._half_open
-            self._half_open.add(name)
-        else:
-            self._ledger.sometimes["a breaker closed again"] += circuit == "closed" and name in self._half_open
-            self._half_open.discard(name)
+    def _gate(self, name: str, state: BreakerState) -> None:
+        if state.circuit is self._circuits.get(name, Circuit.CLOSED):
+            return
+        before, self._circuits[name] = self._circuits.get(name, Circuit.CLOSED), state.circuit
+        failures = self._failures.pop(name, 0)
+        self._ledger.sometimes["a breaker was half open"] += state.circuit is Circuit.HALF_OPEN
+        self._ledger.sometimes["a breaker closed again"] += (
+            before is Circuit.HALF_OPEN and state.circuit is Circuit.CLOSED
+        )
+        if before is Circuit.CLOSED and not state.by_hand and failures < state.rule.failures:
+            self._ledger.violated(f"{name} has opened after {failures} failures, and not after {state.rule.failures}")
 
     def _run(self, run_id: str, status: str, token: int) -> None:
         if status == "running":
@@ -154,7 +161,8 @@ class Turnstile:
                 granted.pop(gate, None)
 
     def _now(self) -> Grant:
-        return Grant(self._loop.now(), frozenset(self._half_open))
+        half_open = frozenset(name for name, circuit in self._circuits.items() if circuit is Circuit.HALF_OPEN)
+        return Grant(self._loop.now(), half_open)
 
     def admitted(self, request: AdmitRequest, answer: Admitted) -> None:
         """The database has let steps pass, or kept them; whether anybody will be told is another matter."""
@@ -227,6 +235,9 @@ class Turnstile:
         try:
             self._check(run_id, bounds)
             yield
+        except BaseException:
+            self._failures.update(bounds.keys())
+            raise
         finally:
             self._inside.remove(inside)
 
