@@ -25,7 +25,7 @@ from tests.servers.schemas import Schemas
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 TENANTS = 1000 if WHOLE else 100
 #: Runs of each, and of the one that has many.
-EACH, MANY = (3, 100_000) if WHOLE else (3, 3000)
+EACH, MANY = (3, 100_000) if WHOLE else (3, 2000)
 BACKLOG = 100_000 if WHOLE else 600
 WORKERS = 4
 #: So many are let pass in a second, and so many of them are watched.

@@ -9,7 +9,7 @@ from perdure.store import SqlStore, due, lines
 from perdure.store.dialect import Transaction
 from perdure.testing.conformance.harness import START
 
-STANDING = 20_000
+STANDING = 4_000
 WAITED_AT = {"type0": "suite.a.v1", "type1": "suite.b.v1", "until": FAR - 1, "limit": 1}
 AHEAD = {"gate": "long", "type": "suite.a.v1", "priority": 100, "turn": 15}
 HEADS = {"gate0": "long", "type0": "suite.a.v1", "limit": 100}
