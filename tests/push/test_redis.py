@@ -105,6 +105,26 @@ async def test_runs_children_timers_and_messages_go_through_the_queue(stage: Sta
         await eventually(broker.is_empty)
 
 
+async def test_a_consumer_ends_although_its_client_takes_the_cancellation_for_a_broken_connection(
+    on_disk: Stage, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked = broker.client.execute_command, asyncio.Event()
+
+    async def swallow(*arguments: Any) -> Any:
+        try:
+            asked.set()
+            return await ask(*arguments)
+        except asyncio.CancelledError:
+            raise ConnectionError("closed") from None
+
+    monkeypatch.setattr(broker.client, "execute_command", swallow)
+    async with asyncio.timeout(20), QueueHandler(on_disk.engine(leaf), enqueue=broker.queue.enqueue) as handler:
+        consuming = asyncio.ensure_future(broker.queue.run(handler))
+        await asked.wait()
+        consuming.cancel()
+        assert await asyncio.wait([consuming]) == ({consuming}, set())
+
+
 async def test_what_is_no_message_is_put_aside_and_a_duplicate_is_done_once(on_disk: Stage, broker: Broker) -> None:
     engine = on_disk.engine(leaf)
     run = await engine.start(leaf(7))

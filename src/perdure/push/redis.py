@@ -165,8 +165,11 @@ class _Consumer:
         self._look_at = 0.0
 
     async def run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            while True:
+            # Asked for, and not only raised: what lies in between may take a cancellation for a connection that broke.
+            while not task.cancelling():
                 try:
                     await self._round()
                 except (OSError, _redis_error()) as error:
