@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from perdure import Breaker, Context, Engine, Limit, StoreUnavailable, workflow
-from perdure.core.admission import AdmitRequest, Admitted
+from perdure.core.admission import AdmitRequest, Admitted, StepVerdict
 from perdure.core.model import Loaded, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
 from perdure.worker import Worker, WorkerOptions
+from perdure.worker.held import Held
 from perdure.worker.stage import Stage
 
 
@@ -37,7 +38,10 @@ class LateAnswers:
         self.loading = asyncio.Event()
         self.loading.set()
         self.loads = 0
-        #: Steps that were kept out by a breaker.
+        #: The same for admissions, and how many steps were kept out by a breaker.
+        self.admitting = asyncio.Event()
+        self.admitting.set()
+        self.admissions = 0
         self.barred = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +62,9 @@ class LateAnswers:
 
     async def admit(self, request: AdmitRequest) -> Admitted:
         admitted: Admitted = await self._store.admit(request)
+        self.admissions += 1
         self.barred += sum(step.barred_until > 0 for step in admitted.steps)
+        await self.admitting.wait()
         return admitted
 
     async def load(self, run_ids: Sequence[str]) -> list[Loaded]:
@@ -162,6 +168,31 @@ async def test_a_step_that_is_kept_out_by_a_breaker_while_a_transaction_commits_
             await asyncio.sleep(0)
         store.gate.set()
         assert await run.result(timeout=5) == ["written", "BreakerOpen"]
+
+
+async def test_a_step_whose_answer_was_for_an_earlier_lease_asks_again() -> None:
+    host = Host()
+    store: Any = LateAnswers(open_store("sqlite://", host, inline=True))
+
+    async def call() -> str:
+        return "called"
+
+    @workflow("test.asking")
+    async def asking(ctx: Context) -> str:
+        return await ctx.options(limit=Limit("one", concurrency=1)).step(call)
+
+    async with Engine("sqlite://", [asking], system=host, store=store) as engine, engine.worker() as started:
+        worker = started._worker
+        assert isinstance(worker, Worker)
+        store.admitting.clear()
+        run = await engine.start(asking(), id="r")
+        await until(lambda: store.admissions == 1)
+        held = worker._held["r"]
+        assert isinstance(held, Held)
+        assert held._passing is not None
+        held._passing.answered(StepVerdict("r", "call"), held.lease.token - 1, host.now())
+        store.admitting.set()
+        assert await run.result(timeout=5) == "called"
 
 
 class Interrupting:

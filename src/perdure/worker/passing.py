@@ -107,6 +107,10 @@ class Passing:
         operation = self._asked.pop(verdict.place, None)
         if operation is None or held.stage is Stage.OVER or token != held.lease.token:
             held._crew.usher.leave(StepLeft(held.run.id, token, verdict.place))
+            if operation is not None and held.stage is not Stage.OVER:
+                # That was for an earlier lease; under this one it has yet to ask.
+                held._ready.append(operation)
+                held.settle(held._crew.moment())
             return
         if verdict.barred_until:
             breaker = _breaker(operation)
