@@ -30,10 +30,10 @@ FOUND_BEFORE = {
     "commit_retried_under_another_number": 13,
     "lost_claims_forgotten": 132,
     "message_retried_under_another_key": 22,
-    "probes_counted_before_the_lock": 5,
+    "probes_counted_before_the_lock": 10,
     "renewed_without_looking": 138,
-    "repeated_steps_pass_free": 8,
-    "reports_counted_again": 4,
+    "repeated_steps_pass_free": 4,
+    "reports_counted_again": 23,
     "residents_trusted": 196,
     "split_check": 54,
     "split_outcome": 323,
@@ -41,13 +41,13 @@ FOUND_BEFORE = {
     "transaction_repeated_unasked": 22,
     "transaction_unsealed": 101,
     "transaction_with_a_turn_of_its_own": 834,
-    "turns_not_counted": 2,
+    "turns_not_counted": 4,
     "unreceived_left_behind": 21,
 }
 RARE_WITHIN = 10_000 if PROVE else 400
 #: Worlds in which what is rare happened before, which are looked at first; and from where on it is looked for then.
 SEEN_BEFORE = (1_000_580, 1_000_567, 1_000_411, 1_000_469, 1_000_511, 1_000_441, 1_000_500)
-SEEN_AT_GATES_BEFORE = (1_000_003, 1_000_010, 1_000_023, 1_000_026)
+SEEN_AT_GATES_BEFORE = (1_000_003, 1_000_026, 1_000_050)
 RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
 #: Of the worlds with activities, and of those with limits besides.
 ACTIVE_SEEDS = 10_000 if PROVE else 25
