@@ -295,12 +295,14 @@ GATES = (
           AND NOT EXISTS (SELECT 1 FROM perdure_successors s WHERE s.run_id = r.id)
         """,
     ),
-    # One that has ended meanwhile is found out when it is its turn, and others' workers know nothing of lines.
+    # One that has ended meanwhile is found out when it is its turn, and others' workers know nothing of lines. Gates of one call
+    # are seen by whoever has claimed its run, who gives it back.
     Rule(
         "nobody stands in a line for what is being worked on (I8)",
         """
         SELECT r.id, l.gate, r.status FROM perdure_lines l JOIN perdure_runs r ON r.id = l.run_id
         WHERE l.location = '' AND r.status = 'running' AND r.lease_until = 0
+          AND REPLACE(REPLACE(REPLACE(r.options, '"limits"', ''), '"breaker"', ''), '"fair"', '') = r.options
         """,
     ),
     Rule(
