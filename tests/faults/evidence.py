@@ -61,20 +61,24 @@ class Snapshot(Struct, frozen=True):
 
 async def snapshot(home: Home, name: str) -> Snapshot:
     """What is there now."""
-    lines = len(app.read(home.directory / "ledger"))
     async with home.looking(name) as look:
         if look is None:
-            return Snapshot(lines, {}, {}, [], [])
+            return Snapshot(_lines(home), {}, {}, [], [])
         history: dict[str, list[dict[str, Any]]] = {}
         for row in await look("SELECT * FROM perdure_history ORDER BY run_id, seq"):
             history.setdefault(row["run_id"], []).append(row)
+        # Afterwards: whatever is recorded was executed before, also by somebody who goes on meanwhile.
         return Snapshot(
-            lines,
+            _lines(home),
             {row["id"]: row for row in await look("SELECT * FROM perdure_runs")},
             history,
             [tuple(row.values()) for row in await look("SELECT * FROM perdure_messages ORDER BY run_id, seq")],
             [tuple(row.values()) for row in await look("SELECT run_id, kind FROM perdure_events ORDER BY id")],
         )
+
+
+def _lines(home: Home) -> int:
+    return len(app.read(home.directory / "ledger"))
 
 
 async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
