@@ -152,16 +152,13 @@ def one_at_a_time(passed: list[str], homes: Homes) -> Iterator[tuple[Trap]]:
 
 
 def chosen(often: Counter[str]) -> Iterator[Trap]:
-    """Of busy points the first passing and a later one; of each other verb one before its writing and one after."""
+    """Of busy points the first passing and a later one; of each other verb one."""
     for point in BUSY:
         for hit in {1, random.randint(1, often[point])}:
             yield Trap(point=point, hit=hit)
     for verb in dict.fromkeys(point.partition(".")[0] for point in often if point not in BUSY):
-        points = [point for point in often if point.startswith(f"{verb}.")]
-        for some in (points[:2], points[2:]):
-            if some:
-                point = random.choice(some)
-                yield Trap(point=point, hit=random.randint(1, often[point]))
+        point = random.choice([point for point in often if point.startswith(f"{verb}.")])
+        yield Trap(point=point, hit=random.randint(1, often[point]))
 
 
 def test_every_verb_of_the_store_either_only_reads_or_is_swept() -> None:

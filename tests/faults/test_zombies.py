@@ -234,12 +234,11 @@ class Frozen:
 
 
 def traps(passed: list[str], points: tuple[str, ...], homes: Homes) -> Iterator[Trap]:
-    """Every passing of every point; or, bounded, one or two of each; or, on a server, of some."""
+    """Every passing of every point; or, bounded, one of each; or, on a server, of some."""
     if not WHOLE and not homes.is_file and len(points) > SOME:
         points = tuple(random.sample([point for point in points if point in passed], SOME))
     for point, often in Counter(point for point in passed if point in points).items():
-        some = often if WHOLE else min(often, 2 if point in OUTSIDE and homes.is_file else 1)
-        for hit in random.sample(range(1, often + 1), some):
+        for hit in random.sample(range(1, often + 1), often if WHOLE else 1):
             yield Trap(point=point, hit=hit, signal=signal.SIGSTOP)
 
 
