@@ -21,10 +21,10 @@ from tests.faults.family import Family
 from tests.faults.homes import Home, Homes
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
-PAIRS = 2000 if WHOLE else 20
-PAIRS_ON_A_SERVER = 300 if WHOLE else 3
+PAIRS = 2000 if WHOLE else 10
+PAIRS_ON_A_SERVER = 300 if WHOLE else 2
 #: Cases on a server, where each takes longer and passes the same code, when not proving.
-SOME = 9
+SOME = 6
 AT_ONCE = 4
 KILLED = -9
 TRIES = 8

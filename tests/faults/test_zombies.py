@@ -28,7 +28,7 @@ from tests.helpers import eventually
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 AT_ONCE = 4
 #: Cases on a server, where each takes longer and passes the same code, when not proving.
-SOME = 6
+SOME = 4
 TRIES = 8
 #: Seconds that others may take for everything there is to do, beyond the lease of somebody who stands still.
 BOUND = 60.0
