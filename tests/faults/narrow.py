@@ -16,7 +16,7 @@ FRAGILE = Breaker("narrow", failures=1, successes=1, reset="20ms")
 @step(limit=ONE)
 async def squeeze(ledger: str, what: str) -> str:
     value = begin(ledger, what)
-    await asyncio.sleep(0.005)
+    await asyncio.sleep(0.005)  # so long it takes
     note(ledger, did="end", value=value)
     return value
 
@@ -24,7 +24,7 @@ async def squeeze(ledger: str, what: str) -> str:
 @step(limit=ONE, breaker=FRAGILE, retry=Retry.fixed("5ms", attempts=None))
 async def stumble(ledger: str, what: str) -> str:
     value = begin(ledger, what)
-    await asyncio.sleep(0.005)
+    await asyncio.sleep(0.005)  # so long it takes
     note(ledger, did="end", value=value)
     if step_info().attempt == 1:
         raise ConnectionError("the first attempt")

@@ -51,7 +51,7 @@ class LateAnswers:
         verdicts: list[Verdict] = await self._store.commit(turns, actor)
         self.commits += 1
         for _ in range(3):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets the others go on
         await self.gate.wait()
         return verdicts
 
@@ -77,7 +77,7 @@ class LateAnswers:
 async def until(condition: Any) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - there is nobody to tell us
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets the others go on
 
 
 async def test_a_run_that_comes_back_before_its_park_was_answered_is_held_once() -> None:
@@ -165,7 +165,7 @@ async def test_a_step_that_is_kept_out_by_a_breaker_while_a_transaction_commits_
         run = await engine.start(both())
         await until(lambda: store.barred == 1)
         for _ in range(10):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets the others go on
         store.gate.set()
         assert await run.result(timeout=5) == ["written", "BreakerOpen"]
 

@@ -64,3 +64,12 @@ async def test_whoever_insists_waits_for_a_locked_gate(store: SqlStore) -> None:
         assert not (await asyncio.wait([asking], timeout=0.3))[0]
     assert [one.run.id for one in (await asking).runs] == ["r2"]
     assert not asking.result().untold
+
+
+async def test_whoever_lost_an_answer_gets_it_again_although_the_gate_is_locked_by_then(store: SqlStore) -> None:
+    await ready(store, "r1")
+    request = await asks(store, nonce="lost")
+    [first] = (await store.admit(request)).runs
+    async with locked(store, GATE):
+        again = await store.admit(request)
+    assert [one.lease for one in again.runs] == [first.lease]

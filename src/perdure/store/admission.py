@@ -67,9 +67,10 @@ async def admit(
     # A step passes without a slot.
     slotless = tuple(type for type in request.types if type == STEPS)
     due = await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES)
-    if not await grip.take(due):
-        return Admitted(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
+    taken = await grip.take(due)
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
+    if not taken and not before:
+        return Admitted(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
         admitted = Admitted(

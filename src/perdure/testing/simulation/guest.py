@@ -112,4 +112,4 @@ class Porter(Operator):
         while left := await self._store.query(_LEFT):
             if loop.time() > until:
                 self._ledger.violated(f"{bound:g} s after the end of all runs this is left at the gates: {left}")
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(LOOK)  # simulated time

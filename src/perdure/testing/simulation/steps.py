@@ -44,7 +44,7 @@ class Steps:
         info = step_info()
         effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
         number = self.ledger.effect(effect)
-        await asyncio.sleep(seconds * (0.5 + self._rng.random()))
+        await asyncio.sleep(seconds * (0.5 + self._rng.random()))  # simulated time
         if fatal:
             raise Fatal(f"execution {number} says that it is of no use")
         if info.attempt <= failures:
@@ -62,9 +62,9 @@ class Steps:
         self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
         for beat in range(beats):
             # In simulated time, as everything here.
-            await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))
+            await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))  # simulated time
             info.heartbeat(beat)
-        await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))
+        await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))  # simulated time
         if fatal:
             raise Fatal(f"execution {number} says that it is of no use")
         if info.attempt <= failures:
