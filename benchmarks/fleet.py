@@ -5,29 +5,38 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from benchmarks.bench import Bench, Result, median, none_left, probing, until
-from benchmarks.programs import ALL, steps
-from perdure import Engine, Status
+from benchmarks.programs import ALL, computing, steps
+from perdure import Call, Engine, Status
 from perdure.cli.process import fast_loop, tune_collector
 
 #: Sequential steps of each run.
 STEPS = 10
+#: Slots of a worker whose steps compute: what it has taken, nobody else can work on.
+FEW_SLOTS = 20
 
 
 async def w8(bench: Bench) -> Result:
-    """The same queue of runs for one worker process and for two."""
-    runs = max(2, bench.sizes.runs)
+    """The same queue of runs for one worker process and for two: of steps that do nothing, and of steps that compute."""
+    # Many more than the workers have slots, so that both are at work until nearly the end.
+    runs = max(2, 3 * bench.sizes.runs)
+    few = max(2, bench.sizes.runs // 2)
+    slots = bench.sizes.slots
     alone, together, ratios = [], [], []
+    computed, busy_ratios = [], []
     async with bench.engine() as engine:
         for _ in range(bench.sizes.rounds):
             bench.raw.sample()
-            one, two = [await _work_off(bench, engine, runs, workers) for workers in (1, 2)]
+            one, two = [await _work_off(bench, engine, [steps(STEPS)] * runs, n, slots) for n in (1, 2)]
             alone.append(one)
             together.append(two)
             ratios.append(one / two)
+            one, two = [await _work_off(bench, engine, [computing(STEPS)] * few, n, FEW_SLOTS) for n in (1, 2)]
+            computed.append(two)
+            busy_ratios.append(one / two)
     return bench.result(
         runs=runs,
         steps=runs * STEPS,
@@ -35,20 +44,21 @@ async def w8(bench: Bench) -> Result:
         steps_per_s=runs * STEPS / median(together),
         alone_steps_per_s=runs * STEPS / median(alone),
         ratio_two_workers_to_one=median(ratios),
+        computing_steps_per_s=few * STEPS / median(computed),
+        ratio_two_workers_to_one_computing=median(busy_ratios),
     )
 
 
-async def _work_off(bench: Bench, engine: Engine, runs: int, workers: int) -> float:
+async def _work_off(bench: Bench, engine: Engine, calls: Sequence[Call[int]], workers: int, slots: int) -> float:
     """Seconds from the start of the workers, whose processes are there already, until the last step."""
-    calls = [steps(STEPS) for _ in range(runs)]
-    for start in range(0, runs, 1000):
+    for start in range(0, len(calls), 1000):
         await engine.start_many(calls[start : start + 1000])
     async with AsyncExitStack() as stack:
-        children = [await stack.enter_async_context(_process(bench)) for _ in range(workers)]
+        children = [await stack.enter_async_context(_process(bench, slots)) for _ in range(workers)]
         begun = time.perf_counter()
         for child in children:
             _tell(child)
-        await _done(children, runs * STEPS)
+        await _done(children, len(calls) * STEPS)
         took = time.perf_counter() - begun
         await until(lambda: none_left(engine, Status.PENDING, Status.RUNNING, Status.WAITING), every=0.02)
     return took
@@ -74,9 +84,9 @@ async def _done(children: list[asyncio.subprocess.Process], expected: int) -> No
 
 
 @asynccontextmanager
-async def _process(bench: Bench) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _process(bench: Bench, slots: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that is ready to be a worker; it becomes one at the first word and ends at the second."""
-    command = (sys.executable, "-m", "benchmarks.fleet", bench.url, str(bench.sizes.slots))
+    command = (sys.executable, "-m", "benchmarks.fleet", bench.url, str(slots))
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     await _lines(child).readline()

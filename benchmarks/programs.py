@@ -6,6 +6,7 @@ Their steps run on the measuring process's own loop and report to the `Probe` th
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 
@@ -54,6 +55,22 @@ async def pay(number: int) -> Receipt:
     return Receipt("order-000042", 4200, True)
 
 
+#: An order as it might come in from elsewhere: some 9 KB of JSON.
+_ORDER = json.dumps(
+    {"lines": [{"article": f"article-{n}", "count": n, "cents": 100 * n, "note": "x" * 40} for n in range(80)]}
+)
+
+
+async def add_up(number: int) -> Receipt:
+    """A step that computes: it reads an order and writes it anew, which keeps a processor busy for a few tenths of a millisecond."""
+    order = json.loads(_ORDER)
+    cents = sum(line["count"] * line["cents"] for line in order["lines"])
+    json.dumps(order)
+    if Stage.probe is not None:
+        Stage.probe.report()
+    return Receipt("order-000042", cents, True)
+
+
 async def gate() -> None:
     """A step that never ends by itself."""
     if Stage.probe is not None:
@@ -67,6 +84,15 @@ async def steps(ctx: Context, count: int) -> int:
     total = 0
     for number in range(count):
         total += (await ctx.step(pay, number)).cents
+    return total
+
+
+@workflow("bench.computing.v1")
+async def computing(ctx: Context, count: int) -> int:
+    """Steps that compute, one after the other."""
+    total = 0
+    for number in range(count):
+        total += (await ctx.step(add_up, number)).cents
     return total
 
 
@@ -126,4 +152,4 @@ async def foreign(ctx: Context) -> None:
     """Served by nobody."""
 
 
-ALL = (steps, parallel, sleeper, resumed, waiter, errand, awaiting, fanning)
+ALL = (steps, computing, parallel, sleeper, resumed, waiter, errand, awaiting, fanning)

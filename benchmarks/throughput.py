@@ -18,7 +18,8 @@ async def w2(bench: Bench) -> Result:
 
 async def _sequential(bench: Bench, each: int) -> Result:
     sizes = bench.sizes
-    runs = max(1, sizes.runs // each * 2 if each > 1 else sizes.runs)
+    # Enough of them that what is measured is the work, and not how a worker starts and how the last runs end.
+    runs = max(1, sizes.runs if each > 1 else 5 * sizes.runs)
     walls, cpus, ratios = [], [], []
     async with bench.engine() as engine:
         for _ in range(sizes.rounds):

@@ -30,7 +30,12 @@ OF_ITS_OWN = {
     "w5": {"done_after_last_due_s"},
     "w6": {"records_per_s"},
     "w7": {"alone_p50_ms", "ratio_beside_to_alone", "ratio_woken_beside_to_alone"},
-    "w8": {"alone_steps_per_s", "ratio_two_workers_to_one"},
+    "w8": {
+        "alone_steps_per_s",
+        "ratio_two_workers_to_one",
+        "computing_steps_per_s",
+        "ratio_two_workers_to_one_computing",
+    },
     "w9": {"cpu_us_per_activity", "awaited_per_s", "cpu_us_per_awaited", "together_per_s", "cpu_us_per_one_of_many"},
     "memory": {"rss_growth_mb", "resident_bytes_per_run"},
     "audit": {"full_runs_per_s", "lifecycle_runs_per_s", "off_runs_per_s", "off_cpu_us_per_step"},

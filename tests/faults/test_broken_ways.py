@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -17,6 +18,7 @@ from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.faults.proxy import Loss, Proxy
 from tests.faults.served import Served
 from tests.helpers import eventually
+from tests.servers.schemas import PGBOUNCER
 
 
 @pytest.fixture
@@ -54,6 +56,10 @@ async def test_a_worker_finds_what_was_taken_for_it_by_a_claim_that_arrived_late
         claim = proxy.lose(Loss.DELAY, about=b"'started'")
         async with engine.worker(slots=1, lease=1.5):
             await eventually(lambda: door.waiting == 1)
+            if not claim.fired and PGBOUNCER in os.environ:
+                pytest.skip(
+                    "where nothing is prepared a claim is a transaction, whose end does not say what it was about"
+                )
             assert claim.fired
             # A claim that finds runs under its own name takes no others, so these have to be gone first.
             door.let_through(1)

@@ -35,10 +35,11 @@ WHERE t.relnamespace = $1::text::regnamespace
 """
 
 
+#: Without those that the server itself fills: they are there for the sake of an index.
 MYSQL_COLUMNS = """
 SELECT table_name, column_name, data_type, is_nullable = 'YES', column_default IS NOT NULL OR extra <> ''
 FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
-WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE'
+WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND COALESCE(generation_expression, '') = ''
 """
 
 MYSQL_INDEXES = """

@@ -14,6 +14,8 @@ import pytest
 
 from perdure import Engine, SchemaMismatch
 from perdure.store.migrations import known
+from perdure.store.mysql.dialect import MYSQL
+from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.sqlite.connection import SQLITE
 from perdure.testing.conformance.harness import ACTOR, a_run
 from perdure.testing.invariants import Known, scan_store
@@ -23,6 +25,8 @@ from tests.migrations.versions import LATER, tasting
 
 ROUNDS = 10 if os.environ.get("PERDURE_PROVE") else 1
 POINTS = ("migrate.enter", "migrate.begun", "migrate.written", "migrate.committed")
+
+DIALECTS = {"sqlite": SQLITE, "postgres": POSTGRES, "mysql": MYSQL}
 
 Process = subprocess.Popen[str]
 
@@ -77,7 +81,7 @@ async def test_processes_that_start_at_once_migrate_once(place: Place, _: int) -
         assert end(*started[:4]) == []
         async with place.store_of_later() as store:
             applied = await store.query("SELECT version FROM perdure_migrations ORDER BY version")
-        ours = [one.version for one in known(SQLITE)]
+        ours = [one.version for one in known(DIALECTS[place.kind])]
         assert [row[0] for row in applied] == [*ours, ours[-1] + 1]
         # This version does not know what the later one has made of the schema, and leaves it alone.
         begin(*started[4:])

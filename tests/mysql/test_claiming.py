@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 from perdure.core.control import Pause, PauseKind
-from perdure.core.model import FAR, ClaimRequest, Turn, Verdict
+from perdure.core.model import FAR, ClaimRequest, Release, Turn, Verdict
+from perdure.store import picking, watermarks
 from perdure.store.mysql import claim as claiming
+from perdure.store.mysql import looking
 from perdure.store.mysql.driver import Way
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.store import MysqlStore
@@ -80,6 +85,7 @@ VALUES = {
     "claims_below": 2,
     "left_before": 0,
     "limit": 50,
+    "after": "",
 }
 HOT = {
     "by priority": (claiming.BY_PRIORITY, "perdure_runs_to_claim"),
@@ -98,12 +104,61 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
         assert plan["key"] == index, name
         assert "filesort" not in str(plan["Extra"]), name
         assert "temporary" not in str(plan["Extra"]), name
-    for plan in await explain(store, claiming.LOOK):
-        assert plan["table"] in (None, "perdure_workers") or plan["key"], plan
+    for plan in await explain(store, looking.LOOK):
+        table = plan["table"]
+        assert table in (None, "perdure_workers") or str(table).startswith("<derived") or plan["key"], plan
         assert "filesort" not in str(plan["Extra"]), plan
     # So many rows take longer to look through than a statement of the store may.
     for table in ("perdure_runs", "perdure_events"):
         await store.query(f"TRUNCATE TABLE {table}")
+
+
+#: Of statements that all databases share.
+SHARED = {
+    "in a queue": (watermarks._IN_QUEUE, "perdure_runs_to_claim"),
+    "of a type": (watermarks._OF_TYPE, "perdure_runs_to_claim"),
+    "ready to be pushed": (picking._READY, "perdure_runs_to_claim_by_age"),
+    "due to be pushed": (
+        picking._DUE.replace("{types}", ":types").replace("{queues}", ":queues"),
+        "perdure_runs_to_wake",
+    ),
+}
+
+
+async def test_what_is_ready_is_counted_and_pushed_along_the_same_indexes(store: MysqlStore) -> None:
+    await create_many(store, DUE)
+    await create_many(store, DUE, "s", wake_at=FAR - 1)
+    await store.query("ANALYZE TABLE perdure_runs")
+    for name, (template, index) in SHARED.items():
+        plans = await explain(store, template)
+        assert index in [plan["key"] for plan in plans], (name, plans)
+        assert "filesort" not in str([plan["Extra"] for plan in plans]), (name, plans)
+    [plan] = await explain(store, watermarks._NEXT_QUEUE)
+    # The server looks it up while it plans.
+    assert "optimized away" in str(plan["Extra"])
+    for table in ("perdure_runs", "perdure_events"):
+        await store.query(f"TRUNCATE TABLE {table}")
+
+
+async def test_a_run_that_somebody_had_since_it_was_chosen_is_not_taken_for_new(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.register(a_worker())
+    await store.create([a_run("r")], ACTOR)
+    candidates = claiming._Claim._candidates
+
+    async def overtaken(claim: claiming._Claim, claims_below: int) -> Any:
+        found = await candidates(claim, claims_below)
+        monkeypatch.undo()
+        turn = Turn(lease=await lease_of(store, "r"), records=(a_record(0),), next=Release())
+        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        await store.query("UPDATE perdure_runs SET wake_at = 0 WHERE id = 'r'")
+        return found
+
+    monkeypatch.setattr(claiming._Claim, "_candidates", overtaken)
+    [claimed] = (await store.claim(ClaimRequest(worker="w1", nonce="late", limit=10, types=(TYPE,)))).runs
+    assert claimed.run.token > 1
+    assert not claimed.fresh
 
 
 async def explain(store: MysqlStore, template: str) -> list[dict[str, object]]:

@@ -17,8 +17,8 @@ from tests.servers.schemas import PGBOUNCER, Schemas, postgres_dsn
 
 
 @pytest.fixture
-async def url(schemas: Schemas) -> AsyncIterator[str]:
-    async with schemas.one() as url:
+async def url(request: pytest.FixtureRequest, schemas: Schemas) -> AsyncIterator[str]:
+    async with schemas.one(still=request.node.get_closest_marker("plans") is not None) as url:
         yield url
 
 

@@ -11,6 +11,7 @@ from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.store.postgres import claim as claiming
 from perdure.store.postgres import ready
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
 
@@ -66,6 +67,7 @@ HOT = {
 }
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("informed", [True, False], ids=["analyzed", "never analyzed"])
 @pytest.mark.parametrize("name", HOT)
 async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore, name: str, *, informed: bool) -> None:
@@ -133,9 +135,13 @@ async def create_many_waiting(store: PostgresStore) -> None:
 
 
 async def explain(store: PostgresStore, sql: str, params: tuple[object, ...]) -> list[tuple[str]]:
+    async def ask(tx: PostgresTransaction) -> list[tuple[str]]:
+        if sql is claiming.WAKE:
+            await tx.run(claiming.IN_ORDER)
+        return [(row[0],) for row in await tx.run(f"EXPLAIN (COSTS OFF) {sql}", *params)]
+
     async with asyncio.timeout(20):
-        rows = await store._read("explain", lambda tx: tx.run(f"EXPLAIN (COSTS OFF) {sql}", *params))
-    return [(row[0],) for row in rows]
+        return await store._write("explain", ACTOR, ask)
 
 
 async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_land(

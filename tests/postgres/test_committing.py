@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model import Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
+from perdure.core.model import ClaimRequest, Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
+from perdure.store.postgres import simple
 from perdure.store.postgres.joined import Unjoinable, numbers, texts
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.conformance.harness import ACTOR, a_park, a_record, a_run, lease_of
+from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
+from tests.servers.claimers import create_many
 
 ODD = ["plain", "", "with space", "comma,quote\"'\\", "{NULL}", "NULL", "ünïcødé ✓", "\n\t", "a" * 3000]
 
@@ -132,3 +135,27 @@ def test_columns_say_when_they_cannot_be_joined() -> None:
     for items in (["a\x1fb"], ["\x1e"], ["a", None, "b\x1e"]):
         with pytest.raises(Unjoinable):
             texts(items)
+
+
+@pytest.mark.plans
+@pytest.mark.parametrize("informed", [True, False], ids=["analyzed", "never analyzed"])
+async def test_the_runs_of_a_batch_are_found_by_their_ids_whatever_the_planner_knows(
+    store: PostgresStore, *, informed: bool
+) -> None:
+    await create_many(store, 2000)
+    await store.register(a_worker())
+    assert (await store.claim(ClaimRequest(worker="w1", nonce="n", limit=50, types=(TYPE,)))).runs
+    if informed:
+        await store.query("ANALYZE perdure_runs")
+    for shape, sql in simple.STATEMENTS.items():
+        whole = {int(one or other) for one, other in re.findall(r"\$(\d+)::bigint|<> \$(\d+)", sql)}
+        count = max(int(number) for number in re.findall(r"\$(\d+)", sql))
+        params = [1 if place in whole else "1" for place in range(1, count + 1)]
+        plan = await explained(store, sql, params)
+        used = {found[1] for line in plan if (found := re.search(r"(?:using|Index Scan on) (perdure_runs\w+)", line))}
+        assert used == {"perdure_runs_pkey"}, (shape, plan)
+        assert not any("Seq Scan on perdure_runs" in line for line in plan), (shape, plan)
+
+
+async def explained(store: PostgresStore, sql: str, params: list[int | str]) -> list[str]:
+    return [row[0] for row in await store._read("explain", lambda tx: tx.run(f"EXPLAIN {sql}", *params))]

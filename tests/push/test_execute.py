@@ -80,7 +80,7 @@ async def test_a_run_is_worked_on_until_it_waits_and_until_it_ends(stage: Stage)
     assert (done.stands, done.status, done.worked) == (Standing.FINISHED, Status.COMPLETED, True)
     assert await run.result() == "hello hello you me"
     [signed_on] = await engine.workers()
-    assert signed_on.slots == 300
+    assert signed_on.slots == 500
 
 
 async def test_a_finished_run_is_left_in_silence(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

@@ -291,3 +291,28 @@ def test_an_iteration_may_leave_a_child_to_itself() -> None:
         if number < 2:
             run.late(f"loop/~{number}/loops.child.v1")
     assert run.settled().result == 2
+
+
+async def credit() -> int:
+    return 1
+
+
+async def debit() -> int:
+    return 2
+
+
+def test_a_name_stands_for_a_function_within_one_iteration_whatever_was_let_go() -> None:
+    async def body(ctx: Context, number: int) -> Continue[int] | Break[int]:
+        await ctx.options(name="book").step(credit if number % 2 == 0 else debit)
+        return Break(number) if number == 2 else Continue(number + 1)
+
+    async def flow(ctx: Context) -> int:
+        return await ctx.loop(0, body, name="books", commit_every=1)
+
+    run = Driver(flow)
+    run.complete("books/~0/book", 1)
+    # One that goes on and one that begins anew without the first iteration see the same.
+    assert run.open == run.again().open == ["books/~1/book"]
+    run.complete("books/~1/book", 2)
+    run.complete("books/~2/book", 1)
+    assert run.settled().result == 2

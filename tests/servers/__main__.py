@@ -39,6 +39,9 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
+    # A terminal that is closed leaves no servers behind either; under `nohup` it is meant to be of no concern.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
     environment = dict(os.environ)
     servers: list[PrivateServer] = []
     try:

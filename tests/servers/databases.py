@@ -37,6 +37,7 @@ class Databases(Places):
 
     variable = MYSQL
     dialect = dialect.MYSQL
+    still = "STATS_AUTO_RECALC = 0"
 
     def _url(self, dsn: str, name: str) -> str:
         return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from perdure.host import Host
+from perdure.store import open_store
 from perdure.store.dialect import Dialect
 from perdure.store.migrations import known
 
@@ -39,6 +41,8 @@ class Places(ABC):
 
     variable: str
     dialect: Dialect
+    #: What keeps the server from looking at a table by itself.
+    still: str
 
     def __init__(self) -> None:
         self._spare: list[str] = []
@@ -46,13 +50,24 @@ class Places(ABC):
         self._migrations = [(one.version, one.checksum) for one in known(self.dialect)]
 
     @asynccontextmanager
-    async def one(self, *, fresh: bool = False) -> AsyncIterator[str]:
-        """The URL of a place: without any tables if it is to be fresh, otherwise perhaps with empty ones."""
+    async def one(self, *, fresh: bool = False, still: bool = False) -> AsyncIterator[str]:
+        """The URL of a place: without any tables if it is to be fresh, otherwise perhaps with empty ones.
+
+        For tests of plans it can be still: what the server knows about its tables is what the test tells it to find out, not what
+        another test left behind there, or what the server looked at by itself in the middle of the test.
+        """
+        fresh = fresh or still
         dsn = dsn_of(self.variable)
         name = self._spare.pop() if self._spare and not fresh else f"test_{uuid.uuid4().hex}"
         if name not in self._made:
             self._made.add(name)
             await self._make(dsn, name)
+        if still:
+            store = open_store(self._url(dsn, name), Host())
+            await store.open()
+            for table in TABLES:
+                await store.query(f"ALTER TABLE perdure_{table} {self.still}")
+            await store.close()
         yield self._url(dsn, name)
         # What a test has changed about the tables themselves is nothing for the next one.
         if not fresh and [tuple(row) for row in await self._emptied(dsn, name)] == self._migrations:

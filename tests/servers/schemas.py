@@ -24,6 +24,7 @@ class Schemas(Places):
 
     variable = POSTGRES
     dialect = dialect.POSTGRES
+    still = "SET (autovacuum_enabled = off)"
 
     def _url(self, dsn: str, name: str) -> str:
         way = os.environ.get(PGBOUNCER, dsn)

@@ -114,7 +114,8 @@ async def harness(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[AnyHarness]:
     if request.param in ("postgres", "mysql"):
-        async with (schemas if request.param == "postgres" else databases).one() as url:
+        places = schemas if request.param == "postgres" else databases
+        async with places.one(still=request.node.get_closest_marker("plans") is not None) as url:
             server = ServerHarness(url)
             yield server
             await server.close()

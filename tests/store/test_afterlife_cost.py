@@ -59,6 +59,7 @@ async def _plan(store: SqlStore, sql: str, params: dict[str, Any]) -> str:
     return await store._read("explain", ask)
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("name", STATEMENTS)
 async def test_the_dead_and_the_old_are_found_by_an_index(harness: Any, name: str) -> None:
     store = await harness.open()

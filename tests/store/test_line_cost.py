@@ -57,6 +57,7 @@ async def _plan(store: SqlStore, sql: str, params: dict[str, Any]) -> str:
     return await store._read("explain", ask)
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("known", [False, True], ids=["not known yet", "known"])
 async def test_lines_are_looked_at_along_an_index_however_long_they_are(harness: Any, known: bool) -> None:
     store = await harness.open()

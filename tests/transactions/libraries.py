@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
+import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -131,10 +132,10 @@ class RowFactories(Customer):
 
 class Psycopg(Customer):
     def connect(self) -> Any:
-        return psycopg.connect(plain(self.url), row_factory=psycopg.rows.dict_row)
+        return psycopg.connect(plain(self.url), prepare_threshold=None, row_factory=psycopg.rows.dict_row)
 
     def connect_committing(self) -> Any:
-        return psycopg.connect(plain(self.url), autocommit=True)
+        return psycopg.connect(plain(self.url), prepare_threshold=None, autocommit=True)
 
     def open_transaction(self) -> Any:
         self.connection.execute("SELECT 1")
@@ -157,7 +158,9 @@ class PyMysql(Customer):
 class Alchemy(Customer):
     def engine(self) -> sqlalchemy.Engine:
         url = plain(self.url).replace("postgresql:", "postgresql+psycopg:").replace("mysql:", "mysql+pymysql:")
-        return sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool)
+        # As there may be a pooler in between, for whom statements are not to be prepared.
+        how = {"prepare_threshold": None} if "psycopg" in url else {}
+        return sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, connect_args=how)
 
     def connect(self) -> Any:
         return self.engine().connect()
@@ -242,7 +245,7 @@ class AsyncCustomer(Customer):
         return await work(*args)
 
     async def connect(self) -> Any:
-        return await asyncpg.connect(plain(self.url))
+        return await asyncpg.connect(plain(self.url), statement_cache_size=0)
 
     connect_committing = connect
 
@@ -267,10 +270,12 @@ class AsyncCustomer(Customer):
 
 class AsyncPsycopg(AsyncCustomer):
     async def connect(self) -> Any:
-        return await psycopg.AsyncConnection.connect(plain(self.url), row_factory=psycopg.rows.dict_row)
+        return await psycopg.AsyncConnection.connect(
+            plain(self.url), prepare_threshold=None, row_factory=psycopg.rows.dict_row
+        )
 
     async def connect_committing(self) -> Any:
-        return await psycopg.AsyncConnection.connect(plain(self.url), autocommit=True)
+        return await psycopg.AsyncConnection.connect(plain(self.url), prepare_threshold=None, autocommit=True)
 
     async def open_transaction(self) -> Any:
         await self.connection.execute("SELECT 1")
@@ -299,12 +304,25 @@ class Asyncmy(AsyncPsycopg):
         await self.connection.query(sql)
 
 
+def _unique_name() -> str:
+    return f"customer_{uuid.uuid4().hex}"
+
+
 class AsyncAlchemy(AsyncPsycopg):
     def engine(self) -> sqlalchemy.ext.asyncio.AsyncEngine:
         drivers = {"postgresql": "asyncpg", "sqlite": "aiosqlite", "mysql": "asyncmy"}
         scheme, _, rest = plain(self.url).partition(":")
         url = f"{scheme}+{drivers[scheme]}:{rest}"
-        return sqlalchemy.ext.asyncio.create_async_engine(url, poolclass=sqlalchemy.pool.NullPool)
+        # As its manual says for a pooler. It prepares all statements, under names that are to be nobody else's then.
+        how = {
+            "prepared_statement_cache_size": 0,
+            "statement_cache_size": 0,
+            "prepared_statement_name_func": _unique_name,
+        }
+        on_postgres = scheme == "postgresql"
+        return sqlalchemy.ext.asyncio.create_async_engine(
+            url, poolclass=sqlalchemy.pool.NullPool, connect_args=how if on_postgres else {}
+        )
 
     async def connect(self) -> Any:
         return await self.engine().connect()

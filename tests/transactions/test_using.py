@@ -16,7 +16,17 @@ import sqlalchemy
 from perdure import Context, Retry, RunFailed, step, step_info, workflow
 from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage
-from tests.transactions.libraries import AsyncAlchemy, AsyncCustomer, AsyncPsycopg, Customer, Django, Psycopg, plain
+from tests.transactions.libraries import (
+    ALL,
+    AsyncAlchemy,
+    AsyncCustomer,
+    AsyncPsycopg,
+    Customer,
+    Django,
+    Psycopg,
+    customer,
+    plain,
+)
 from tests.transactions.tables import prepare, written
 
 #: What gives a connection, by the name of the table that it is for; a workflow's input says which.
@@ -93,10 +103,47 @@ async def test_every_library(place: tuple[Stage, Customer]) -> None:
     assert await scan_store(stage.store.query) == []
 
 
+@step(retry=Retry.never())
+def write_beside(connection: Any, table: str, path: str) -> str:
+    other = sqlite3.connect(path, timeout=0)
+    try:
+        other.execute(f"INSERT INTO {table} VALUES (2)")
+    except sqlite3.OperationalError as error:
+        return str(error)
+    finally:
+        other.close()
+    return "somebody else could write"
+
+
+@step(retry=Retry.never())
+async def write_beside_waiting(connection: Any, table: str, path: str) -> str:
+    return write_beside(connection, table, path)
+
+
+@workflow("using.beside.v1")
+async def beside(ctx: Context, table: str, path: str, *, waits: bool) -> str:
+    function = write_beside_waiting if waits else write_beside
+    return await ctx.options(using=USING[table]).transaction(function, table, path)
+
+
+@pytest.mark.parametrize("library", [library for database, library in ALL if database == "sqlite"])
+async def test_a_transaction_in_a_file_keeps_others_from_writing_before_its_function_looks(
+    on_disk: Stage, library: str
+) -> None:
+    engine = on_disk.engine(beside)
+    name = await prepared(on_disk)
+    async with customer("sqlite", library, on_disk.url) as someone, engine.worker():
+        USING[name] = someone.connect
+        run = await engine.start(beside(name, str(on_disk.path), waits=someone.waits))
+        assert await run.result(timeout=30) == "database is locked"
+
+
 async def test_a_pool_gives_one_for_a_while(on_postgres: Stage) -> None:
     engine = on_postgres.engine(both)
     name = await prepared(on_postgres)
-    async with asyncpg.create_pool(plain(on_postgres.url), min_size=1, max_size=1) as pool, engine.worker():
+    # Without statements that are prepared, as there may be a pooler in between.
+    opening = asyncpg.create_pool(plain(on_postgres.url), min_size=1, max_size=1, statement_cache_size=0)
+    async with opening as pool, engine.worker():
         USING[name] = pool.acquire
         run = await engine.start(both(name, waits=True))
         assert await run.result(timeout=30) == [1, -1]
@@ -203,8 +250,10 @@ async def put_and_be_cut_off(connection: Any, table: str, dsn: str, times: int) 
     await connection.execute(f"INSERT INTO {table} VALUES (1)")
     CALLS[table] += 1
     if CALLS[table] <= times:
-        other = await asyncpg.connect(dsn)
-        await other.execute("SELECT pg_terminate_backend($1, 5000)", connection.get_server_pid())
+        # Not by the number that the driver knows, which may be that of a pooler's.
+        session = await connection.fetchval("SELECT pg_backend_pid()")
+        other = await asyncpg.connect(dsn, statement_cache_size=0)
+        await other.execute("SELECT pg_terminate_backend($1, 5000)", session)
         await other.close()
     return CALLS[table]
 

@@ -64,11 +64,24 @@ class NoTimers:
         raise AssertionError
 
 
+class Nowhere:
+    """What follows from results is not looked at here."""
+
+    def gather(self) -> None:
+        pass
+
+    def leave(self, moment: Moment) -> None:
+        pass
+
+    def leave_later(self) -> None:
+        pass
+
+
 def begin(function: Callable[..., Any], system: Host, run: Run, timeout: float | None = None) -> Attempt:
     options = StepOptions() if timeout is None else StepOptions(timeout=timeout)
     future: Watched[Any] = Watched(loop=RunLoop("run-1", NoTimers()), label="step", unawaited=None)
     operation = StepOperation("step", future, StepRequest("step", spec_of(function), (), {}, options), "")
-    attempt = Attempt(operation, "run-1", NOW.now, system, Arrivals(system, lambda: NOW), run)
+    attempt = Attempt(operation, "run-1", NOW.now, system, Arrivals(system, lambda: NOW, Nowhere()), run)
     attempt.start(StepThreads(10), NOW.now * 2)
     return attempt
 

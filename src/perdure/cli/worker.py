@@ -23,7 +23,7 @@ from perdure.store.url import shown
 
 @click.command("worker")
 @with_target
-@click.option("--slots", type=int, default=300, show_default=True, help="Runs worked on at the same time.")
+@click.option("--slots", type=int, default=500, show_default=True, help="Runs worked on at the same time.")
 @click.option("--queue", "queues", multiple=True, default=("default",), show_default=True, help="A queue to take from.")
 @click.option(
     "--types",

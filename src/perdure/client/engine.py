@@ -178,7 +178,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
     def worker(
         self,
         *,
-        slots: int = 300,
+        slots: int = 500,
         queues: str | Sequence[str] = ("default",),
         types: str | Sequence[str] | None = None,
         lease: Duration = 15.0,

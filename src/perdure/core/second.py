@@ -50,6 +50,8 @@ def randomness(seed: str, generation: int) -> str:
 
 def life(seed: str, generation: int) -> int:
     """The generation that began with nothing, of which this one is the continuation: what it did is not to be done again."""
+    if generation == 1 and "@" not in seed:
+        return 1
     return int(randomness(seed, generation).rpartition(":")[2])
 
 

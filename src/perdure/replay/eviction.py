@@ -13,15 +13,18 @@ from contextvars import copy_context
 from typing import Any
 
 from perdure.core.errors import Evicted
+from perdure.replay.futures import RunTask
 from perdure.replay.loop import RunLoop, outside
 
 #: How often code may refuse to end before it is left alone.
 MAX_THROWS = 8
 
 
-def end_tasks(loop: RunLoop) -> bool:
-    """End every task and generator of a run, the newest first; False if one would not."""
+def end_tasks(loop: RunLoop, main: RunTask[Any] | None) -> bool:
+    """End every task and generator of a run, the newest first and `main` last of all; False if one would not."""
     loop.closed = True
+    if main is not None:
+        loop.tasks = {main: None, **loop.tasks}
     if not loop.tasks and not loop.generators:
         return True
     # In a copy, because what cleanup code sets is not for the worker to see.

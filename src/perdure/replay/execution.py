@@ -47,6 +47,17 @@ _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
 class Execution(Versioning):
     """See the module. The `Runtime` that a `Context` talks to."""
 
+    cancel_requested = False  # by the class, as in `Requests`
+    #: What the workflow ended with, while it still waits for children; see `OnClose.WAIT`.
+    _closing: Outcome | None = None
+    #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
+    known = known_effects = 0
+    #: How many records of this attempt there were when the run was taken up, and how many have been applied.
+    replayed = _applied = 0
+    _arguments: Arguments | None = None
+    _main: RunTask[Any] | None = None
+    _undoing: Undoing | None = None
+
     def __init__(
         self,
         start: Callable[[Context], Any],
@@ -62,36 +73,24 @@ class Execution(Versioning):
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
         super().__init__(origin, Memo(earlier) if earlier else NOTHING, Scoping(earlier, current), codec)
-        self.outcome: Outcome | None = None
         #: Children that the workflow, now ended, no longer waits for.
         self.orphans: list[ChildOperation] = []
         #: Records not yet handed to the worker.
         self.unsaved: list[Record] = []
         #: Digests of arguments that are not what the history has; not a divergence by itself.
         self.warnings: list[str] = []
-        self.cancel_requested = False
-        #: What the workflow ended with, while it still waits for children; see `OnClose.WAIT`.
-        self._closing: Outcome | None = None
-        #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
-        self.known = 0
-        self.known_effects = 0
-        #: How many records of this attempt there were when the run was taken up.
-        self.replayed = 0
         self.loop.on_error = self._on_stray_error
         self._logger = logger
         self._start = start
         self._ending = Ending(origin.run_id, origin.type, returns, codec)
         self._history = current
-        self.recorded = Recorded(current)
+        if current:
+            self.recorded = Recorded(current)
         #: The number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
-        self._applied = 0
-        self._arguments: Arguments | None = None
         self._results = Results(origin.run_id, codec, errors)
-        self._main: RunTask[Any] | None = None
         #: Whether an error, at a time, is the end of the run.
         self._gives_up = gives_up
-        self._undoing: Undoing | None = None
 
     # the worker's side: running
 
@@ -99,7 +98,7 @@ class Execution(Versioning):
         """Call the workflow function and run it to its first wait."""
         context = ContextVars()
         context.run(current_scope.set, self._root)
-        self._main = context.run(self.loop.create_task, self._body(), context=context)
+        self._main = context.run(self.loop.create_main_task, self._body(), context)
         self._drain(around)
 
     async def _body(self) -> Any:
@@ -357,7 +356,7 @@ class Execution(Versioning):
 
     def _end(self, outcome: Outcome) -> None:
         children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
-        if any(child.options.on_close is OnClose.WAIT for child in children):
+        if children and any(child.options.on_close is OnClose.WAIT for child in children):
             if self._closing is None:
                 self._begin_to_close(outcome)
             return
@@ -387,7 +386,8 @@ class Execution(Versioning):
             self.dropped += [one for one in self._open.values() if isinstance(one, ChildOperation) and one.bound]
 
     def _let_go(self) -> bool:
-        ended = end_tasks(self.loop)
+        main = self._main
+        ended = end_tasks(self.loop, None if main is None or main.done() else main)
         # What is left holds nothing that holds it, so that its memory is free at once.
         self._main = None
         self._undoing = None

@@ -11,11 +11,13 @@ import asyncio
 import sys
 from asyncio import events, tasks
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, copy_context
 from threading import get_ident
 from typing import Any, NoReturn, Protocol, TypeVar
 from zlib import crc32
+
+from msgspec import Struct
 
 from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
 from perdure.replay.futures import RunFuture, RunTask
@@ -40,17 +42,14 @@ class TimerSink(Protocol):
         """It was cancelled."""
 
 
-class Ready:
+class Ready(Struct, eq=False):
     """A callback in the queue."""
 
-    __slots__ = ("args", "callback", "context", "off")
-
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = copy_context() if context is None else context
-        #: It is not to be called any more.
-        self.off = False
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    context: Context
+    #: It is not to be called any more.
+    off: bool = False
 
     def cancel(self) -> None:
         """Do not call it any more."""
@@ -148,7 +147,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback."""
-        ready = Ready(callback, args, context)
+        ready = Ready(callback, args, copy_context() if context is None else context)
         self._ready.append(ready)
         return ready
 
@@ -162,7 +161,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Set a durable timer."""
-        handle = RunTimerHandle(when, Ready(callback, args, context), self)
+        handle = RunTimerHandle(when, Ready(callback, args, copy_context() if context is None else context), self)
         is_sleep = getattr(callback, "__name__", "") == "_set_result_unless_cancelled"
         if self._timers is not None:
             self._timers.add_timer(when, handle, is_sleep=is_sleep)
@@ -199,6 +198,10 @@ class RunLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(self._forget)
         return task
 
+    def create_main_task(self, coro: Coroutine[Any, Any, Any], context: Context) -> RunTask[Any]:
+        """Make the task of the workflow itself. It is not listed with the others: whoever asks for it looks after it."""
+        return RunTask(coro, loop=self, name=None, context=context)
+
     def _forget(self, task: Any) -> None:
         self.tasks.pop(task, None)
 
@@ -208,6 +211,8 @@ class RunLoop(asyncio.AbstractEventLoop):
         """Run callbacks until none is ready; `around` is what `outside()` says, if known. Raises `LoopStuck` when that never happens."""
         if self._thread:
             self._run_ready()
+            return
+        if not self._ready:
             return
         loop, hooks = around or outside()
         # As `enter` and `leave` do, which would be two more calls for every step.

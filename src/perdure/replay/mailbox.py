@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from perdure.core.codec import Codec
 from perdure.core.errors import DecodeError
 from perdure.replay.futures import Watched
@@ -33,16 +35,15 @@ class Receiver:
         self.named = named
 
 
-class Mailbox:
+class Mailbox(Struct):
     """Per name: messages without a receiver, or receivers without a message."""
 
-    def __init__(self, codec: Codec, run_id: str, taken: Callable[[str, int], None]) -> None:
-        self._codec = codec
-        self._run_id = run_id
-        #: Told which record went to which scope, by its path. Not a method of whoever owns this: the two would keep each other alive.
-        self._taken = taken
-        self._messages: dict[str, deque[Letter]] = {}
-        self._receivers: dict[str, deque[Receiver]] = {}
+    _codec: Codec
+    _run_id: str
+    #: Told which record went to which scope, by its path. Not a method of whoever owns this: the two would keep each other alive.
+    _taken: Callable[[str, int], None]
+    _messages: dict[str, deque[Letter]] = {}
+    _receivers: dict[str, deque[Receiver]] = {}
 
     def arrive(self, name: str, seq: int, payload: str) -> None:
         """Give a message to the first who waits for it, or keep it."""

@@ -77,6 +77,9 @@ def failed(error: BaseException, codec: Codec) -> Outcome:
 
 
 def _completed(result: Any, ending: Ending) -> Outcome:
+    stored = ending.codec.store_quickly(result, ending.returns)
+    if stored is not None:
+        return Outcome(Status.COMPLETED, stored[0])
     what = f"result of {ending.type} (run {ending.run_id!r})"
     try:
         payload = ending.codec.encode(result, what)

@@ -15,7 +15,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id, short_key
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
-from perdure.replay.functions import Functions
+from perdure.replay.functions import check_function
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox, bound
@@ -41,19 +41,24 @@ from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
 class Requests(ABC):
     """Implements what a `Runtime` does with what it is asked for."""
 
+    # What most runs never change is theirs by the class: each of very many runs would take the time to set it.
+    undos: Undos | None = None
+    replaying = True
+    #: Of the broadcasts that it listens to.
+    topics: frozenset[str] = frozenset()
+    #: What tells the randomness of a copy from that of the run that it was copied from.
+    _salt = ""
+    _open_children = 0
+
     def __init__(self, origin: Origin, memo: Memo, scoping: Scoping, codec: Codec) -> None:
         self.run_id = origin.run_id
         self.time = origin.started_at
-        self.undos: Undos | None = None
-        self.replaying = True
         #: Operations asked for, and started ones given up, since the worker last looked.
         self.fresh: list[Operation] = []
         self.dropped: list[Operation] = []
         #: What the workflow did without waiting for it since the worker last looked.
         self.effects: list[Effect] = []
         self.scoping = scoping
-        #: Of the broadcasts that it listens to.
-        self.topics: set[str] = set()
         self.loop = RunLoop(origin.run_id, self)
         self._origin = origin
         life = origin.life
@@ -62,17 +67,13 @@ class Requests(ABC):
         self._key = f"{origin.run_id}:{life}"
         self._codec = codec
         self._memo = memo
-        #: What tells the randomness of a copy from that of the run that it was copied from.
-        self._salt = ""
         self._open: dict[str, Operation] = {}
-        self._open_children = 0
         self._closed_children: set[str] = set()
         self._early_children: dict[str, Record] = {}
         #: By place, the latest version that the code knows; and places of what the code no longer does.
         self._versions: dict[str, int] = {}
         self._removed: set[str] = set()
         self._root = self.loop.root
-        self._functions = Functions(origin.run_id, origin.type)
         self._unawaited: dict[int, Watched[Any]] = {}
         self.timers = Timers()
         self._mailbox = Mailbox(codec, origin.run_id, scoping.received)
@@ -139,12 +140,22 @@ class Requests(ABC):
         loop = self.loop
         if not loop.is_current:
             self._check_inside()
-        name = request.name
-        self._functions.check(name, request.spec.identity)
-        digest = self._codec.digest((request.args, request.kwargs), request.name)
-        location = current_scope.get(self._root).next(name)
-        future: Watched[Any] = Watched(loop=loop, label=location, unawaited=None if loop.closed else self._unawaited)
-        return self._opened(StepOperation(location, future, request, digest), future)
+        name, identity = request.name, request.spec.identity
+        scope = current_scope.get(self._root)
+        if scope.functions.get(name) is not identity:
+            check_function(scope, name, identity, self._origin)
+        digest = self._codec.digest((request.args, request.kwargs), name)
+        location = scope.next(name)
+        if loop.closed:
+            return Watched(loop=loop, label=location, unawaited=None)
+        # As `_opened` does, which would be another call for every step.
+        future: Watched[Any] = Watched(loop=loop, label=location, unawaited=self._unawaited)
+        operation = StepOperation(location, future, request, digest)
+        self._open[location] = operation
+        self.fresh.append(operation)
+        future.watcher, future.operation = self, operation
+        loop.idle_callbacks = 0
+        return future
 
     def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
         """See `Runtime`."""
@@ -155,9 +166,10 @@ class Requests(ABC):
     def place(self, request: StepRequest) -> str:
         """See `Runtime`."""
         self._check_inside()
-        self._functions.check(request.name, request.spec.identity)
+        scope = current_scope.get(self._root)
+        check_function(scope, request.name, request.spec.identity, self._origin)
         self._codec.digest((request.args, request.kwargs), request.name)
-        return current_scope.get(self._root).next(request.name)
+        return scope.next(request.name)
 
     def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
         """See `Runtime`."""
@@ -256,7 +268,7 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         if listening.topic not in self.topics:
-            self.topics.add(listening.topic)
+            self.topics |= {listening.topic}
             self.effect("listen", lambda _: listening)
 
     def has_arrived(self, name: str) -> bool:

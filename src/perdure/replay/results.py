@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Record
@@ -11,13 +13,12 @@ from perdure.core.trial import Trial, remember
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
 
 
-class Results:
+class Results(Struct):
     """Resolves the futures of one run."""
 
-    def __init__(self, run_id: str, codec: Codec, errors: ErrorTypes) -> None:
-        self._run_id = run_id
-        self._codec = codec
-        self._errors = errors
+    _run_id: str
+    _codec: Codec
+    _errors: ErrorTypes
 
     def hand_over(self, operation: Operation, record: Record) -> None:
         """Resolve an operation's future. Raises `DecodeError`."""

@@ -20,9 +20,12 @@ class Scoping:
 
     def __init__(self, earlier: Sequence[Record], history: Sequence[Record]) -> None:
         #: By location, those of earlier attempts at the run among them.
-        self._marks: dict[str, tuple[int, Mark]] = {}
-        for records in (earlier, history):
-            self._marks.update((one.location, (one.seq, to_mark(one))) for one in records if one.kind is Kind.SCOPE)
+        self._marks: dict[str, tuple[int, Mark]] = {
+            one.location: (one.seq, to_mark(one))
+            for records in (earlier, history)
+            for one in records
+            if one.kind is Kind.SCOPE
+        }
         #: Numbers of the records inside each scope, by its path.
         self._inside: dict[str, list[int]] = {}
         #: And of the messages that were received there, whose records do not say where they went.

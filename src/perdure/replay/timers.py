@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import heapq
 
+from msgspec import Struct
+
 from perdure.replay.futures import Watched
 from perdure.replay.loop import RunTimerHandle
 from perdure.replay.operations import TimerOperation
 
 
-class Timers:
+class Timers(Struct):
     """A heap; those that were cancelled are passed over when they come to the top."""
 
-    def __init__(self) -> None:
-        #: Empty when there is nothing to wait for.
-        self.heap: list[TimerOperation] = []
-        self._count = 0
-        self._room = 64
+    #: Empty when there is nothing to wait for.
+    heap: list[TimerOperation] = []
+    _count: int = 0
+    _room: int = 64
 
     def set(
         self, location: str, due: int, future: Watched[None] | None = None, handle: RunTimerHandle | None = None

@@ -48,7 +48,7 @@ NOTHING_RECORDED = Recorded(())
 class Versioning(Requests):
     """The part of an execution that answers for versions."""
 
-    outcome: Outcome | None
+    outcome: Outcome | None = None
     unsaved: list[Record]
     next_seq: int
     recorded = NOTHING_RECORDED

@@ -24,6 +24,8 @@ DEFAULT_PREFIX = "perdure_"
 
 _NAME = re.compile(r"\bperdure_(\w+)")
 _USE = re.compile(r"\{use (\w+)\}")
+_OF_STATE = re.compile(r"\{(\w+) of (pending|waiting)\}")
+_IN_STATE = re.compile(r"\{(pending|waiting) (\w+\.)?(\w+)\}")
 _TABLES = frozenset({
     "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "migrations",
     "gates", "lines", "permits", "shares",
@@ -46,6 +48,10 @@ class Dialect(Struct, frozen=True, kw_only=True):
     keep_gate: str
     #: What makes a SELECT use an index, with its name for `{}`; empty where the planner finds it by itself.
     use_index: str
+    #: Where there are no partial indexes: by state and column, a column that has its value in that state only, and NULL in any other.
+    #: Of `{pending queue} = :queue` becomes a comparison with that, or else one of the state and one of the column; of
+    #: `{queue of pending}` the name alone.
+    only_in: dict[str, str] = {}
     #: A query that yields a row if the table `:name` exists.
     table_exists: str
     #: An expression for the database's time in microseconds; empty where that is the time of this machine.
@@ -57,11 +63,20 @@ class Dialect(Struct, frozen=True, kw_only=True):
         if "{" in text:
             text = text.replace("{skip_locked}", self.skip_locked).replace("{keep_gate}", self.keep_gate)
             text = _USE.sub(lambda index: self.use_index.format(index[1]), text)
+            text = _OF_STATE.sub(lambda found: self._column(found[2], found[1]), text)
+            text = _IN_STATE.sub(lambda found: self._in_state(found[1], found[2] or "", found[3]), text)
         if tables == DEFAULT_PREFIX:
             return text
         # An index is made in the schema of its table, and must not name it.
         others = tables.rpartition(".")[2]
         return _NAME.sub(lambda name: (tables if name[1] in _TABLES else others) + name[1], text)
+
+    def _column(self, state: str, column: str) -> str:
+        return self.only_in.get(f"{state} {column}", column)
+
+    def _in_state(self, state: str, table: str, column: str) -> str:
+        found = f"{table}{self._column(state, column)}"
+        return found if f"{state} {column}" in self.only_in else f"{table}status = '{state}' AND {found}"
 
 
 class Transaction(Protocol):

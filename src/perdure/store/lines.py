@@ -32,7 +32,7 @@ _ARRIVED = """
 SELECT * FROM (
   SELECT r.id, r.type, r.queue, r.token, r.input, r.options
   FROM perdure_runs r {use perdure_runs_to_claim}
-  WHERE r.status = 'pending' AND r.queue = :queue# AND r.type = :type# AND NOT EXISTS (
+  WHERE {pending r.queue} = :queue# AND r.type = :type# AND NOT EXISTS (
     SELECT 1 FROM perdure_pauses p
     WHERE (p.kind = 'type' AND p.name = :type#) OR (p.kind = 'queue' AND p.name = :queue#)
   )

@@ -54,7 +54,7 @@ WHERE id = :run_id
 _READY = """
 SELECT wake_at, id
 FROM perdure_runs
-WHERE status = 'pending' AND queue = :queue AND type = :type AND wake_at >= 0 AND wake_at <= :now
+WHERE {pending queue} = :queue AND type = :type AND wake_at >= 0 AND wake_at <= :now
 ORDER BY wake_at, id
 LIMIT :limit
 """
@@ -62,8 +62,8 @@ LIMIT :limit
 _DUE = """
 SELECT wake_at, id
 FROM perdure_runs
-WHERE status = 'waiting' AND wake_at <= :now AND type IN ({}) AND queue IN ({})
-ORDER BY wake_at
+WHERE {waiting wake_at} <= :now AND type IN ({types}) AND queue IN ({queues})
+ORDER BY {wake_at of waiting}
 LIMIT :limit
 """
 
@@ -168,7 +168,10 @@ async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limi
     some_types, of_types = placeholders("type", types)
     some_queues, of_queues = placeholders("queue", queues)
     params = {**of_types, **of_queues, "now": tx.now, "limit": limit}
-    found = [tuple(row) for row in await tx.fetch(_DUE.format(some_types, some_queues), params)]
+    found = [
+        tuple(row)
+        for row in await tx.fetch(_DUE.replace("{types}", some_types).replace("{queues}", some_queues), params)
+    ]
     found += [tuple(row) for row in await tx.fetch(_IN_LINES.format(some_types, some_queues), params)]
     for queue in queues:
         for type in types:

@@ -25,7 +25,7 @@ from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Gathered, Transaction
 from perdure.store.messages import cancel, send
 from perdure.store.patience import USUAL
-from perdure.store.pool import Pooled, Pools
+from perdure.store.pool import Pool, Pooled, Pools
 from perdure.store.sql import SqlStore, Trace
 from perdure.store.topics import broadcast
 from perdure.store.wave import Doubtful
@@ -295,7 +295,19 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._check_open()
         for left in range(TRIES - 1, -1, -1):
             try:
-                return await self._once(work)
+                pool = self._pools.here()
+                connection = await pool.take()
+                try:
+                    answer = await work(connection)
+                except Exception as error:
+                    await self._put_back(pool, connection, error)
+                    raise
+                except BaseException:
+                    # Cancelled in the middle of something: the server rolls back when the connection goes.
+                    pool.drop(connection)
+                    raise
+                pool.give(connection)
+                return answer
             except Exception as error:
                 self._learn(error)
                 if not left or not (self._is_race(error) or (self._is_lost(error) and not entered)):
@@ -306,22 +318,11 @@ class ServerStore(SqlStore, Generic[C, X]):
             await self._system.sleep(PAUSE * self._system.random() / (left + 1))
         raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
 
-    async def _once(self, work: Callable[[C], Awaitable[T]]) -> T:
-        pool = self._pools.here()
-        connection = await pool.take()
-        try:
-            answer = await work(connection)
-        except Exception as error:
-            if not self._is_lost(error) and await self._rolled_back(connection):
-                pool.give(connection)
-            else:
-                pool.drop(connection)
-                # A server that went away took all of them with it.
-                pool.flush()
-            raise
-        except BaseException:
-            # Cancelled in the middle of something: the server rolls back when the connection goes.
+    async def _put_back(self, pool: Pool[C], connection: C, error: Exception) -> None:
+        """After an error: as it was, or not at all."""
+        if not self._is_lost(error) and await self._rolled_back(connection):
+            pool.give(connection)
+        else:
             pool.drop(connection)
-            raise
-        pool.give(connection)
-        return answer
+            # A server that went away took all of them with it.
+            pool.flush()

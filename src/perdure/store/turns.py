@@ -13,7 +13,8 @@ from perdure.core.errors import StoreCorrupt
 from perdure.core.model import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn
 from perdure.store.dialect import Row
 
-_KINDS = {kind: kind.value for kind in Kind}
+#: An attribute of a member of an enum is slow to get.
+KINDS = {kind: kind.value for kind in Kind}
 
 #: Status, token, nonce and time of the beginning of a run.
 State = tuple[str, int, str, int]
@@ -73,7 +74,7 @@ def record_row(turn: Turn, record: Record) -> Row:
         turn.lease.run_id,
         record.seq,
         turn.lease.token,
-        _KINDS[record.kind],
+        KINDS[record.kind],
         record.location,
         record.payload,
         1 if record.failed else 0,

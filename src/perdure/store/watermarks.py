@@ -42,8 +42,8 @@ _IN_QUEUE = """
 SELECT COUNT(*)
 FROM (
   SELECT id FROM perdure_runs
-  WHERE status = 'pending' AND queue = :queue
-  ORDER BY queue, type, priority, wake_at, id
+  WHERE {pending queue} = :queue
+  ORDER BY type, priority, wake_at, id
   LIMIT :limit
 ) AS ready
 """
@@ -52,16 +52,16 @@ _OF_TYPE = """
 SELECT COUNT(*)
 FROM (
   SELECT id FROM perdure_runs
-  WHERE status = 'pending' AND queue = :queue AND type = :type
-  ORDER BY queue, type, priority, wake_at, id
+  WHERE {pending queue} = :queue AND type = :type
+  ORDER BY priority, wake_at, id
   LIMIT :limit
 ) AS ready
 """
 
 _NEXT_QUEUE = """
-SELECT MIN(queue)
+SELECT MIN({queue of pending})
 FROM perdure_runs
-WHERE status = 'pending' AND queue > :after
+WHERE {pending queue} > :after
 """
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from perdure.core.system import Cancellable, System
 
 #: Timers further away than this are not set: what waits that long is not waiting here.
@@ -48,13 +50,12 @@ class Alarm:
             self._waiter.set_result(False)
 
 
-class Wakeup:
+class Wakeup(Struct):
     """One callback at a time; setting it anew replaces it."""
 
-    def __init__(self, system: System) -> None:
-        self._system = system
-        #: What is set; None for nothing.
-        self.timer: Cancellable | None = None
+    _system: System
+    #: What is set; None for nothing.
+    timer: Cancellable | None = None
 
     def arm(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call back after so long."""

@@ -1,7 +1,7 @@
 """Results of steps that came in, handed to their runs together.
 
 Steps that were begun together tend to end together. Each is told to its run from a plain callback of the loop, never inside a
-task, and all that have come by then share one look at the clocks.
+task, and all that have come by then share one look at the clocks, and leave for the database together.
 """
 
 from __future__ import annotations
@@ -40,12 +40,26 @@ class Arriving(Protocol):
         """Whether it was open."""
 
 
+class Departures(Protocol):
+    """Where what follows from results is gathered until it leaves for the database."""
+
+    def gather(self) -> None:
+        """Wait with what comes from now on."""
+
+    def leave(self, moment: Moment) -> None:
+        """That was all of it."""
+
+    def leave_later(self) -> None:
+        """Wait no longer, though there may be more."""
+
+
 class Arrivals:
     """See the module."""
 
-    def __init__(self, system: System, moment: Callable[[], Moment]) -> None:
+    def __init__(self, system: System, moment: Callable[[], Moment], departures: Departures) -> None:
         self._system = system
         self._moment = moment
+        self._departures = departures
         self._waiting: list[tuple[Arriving, Any, BaseException | None]] = []
 
     def add(self, attempt: Arriving, result: Any, error: BaseException | None) -> None:
@@ -56,8 +70,19 @@ class Arrivals:
 
     def _hand_over(self) -> None:
         waiting, self._waiting = self._waiting, []
+        self._departures.gather()
+        try:
+            moment = self._tell(waiting)
+        except BaseException:
+            self._departures.leave_later()
+            raise
+        self._departures.leave(moment)
+
+    def _tell(self, waiting: list[tuple[Arriving, Any, BaseException | None]]) -> Moment:
+        moment = self._moment()
         for start in range(0, len(waiting), _AT_ONCE):
-            moment = self._moment()
+            if start:
+                moment = self._moment()
             for attempt, result, error in waiting[start : start + _AT_ONCE]:
                 if attempt.close():
                     self._system.crash_point("step.returned")
@@ -66,3 +91,4 @@ class Arrivals:
                         recipient.step_ended(attempt, result, error, moment)
                     except Exception as failure:
                         recipient.break_off(failure)
+        return moment

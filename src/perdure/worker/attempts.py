@@ -14,6 +14,7 @@ from perdure.core.system import Cancellable, System
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals, Recipient
 from perdure.worker.emitting import Emission
+from perdure.worker.processes import ProcessCall
 from perdure.worker.threads import Job, StepThreads
 from perdure.workflow.current import StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
@@ -25,10 +26,16 @@ CANCEL_PATIENCE = 5.0
 class Attempt:
     """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
 
-    __slots__ = (
-        "_arrivals", "_begun", "_emission", "_job", "_over", "_pending", "_process", "_system", "_task", "_threads", "_timed_out",
-        "number", "operation", "recipient", "run_id", "started_at",
-    )  # fmt: skip
+    # What most attempts never set is theirs by the class: this is made for every step.
+    _pending: Cancellable | None = None
+    _threads: StepThreads | None = None
+    _job: Job | None = None
+    _process: ProcessCall | None = None
+    _emission: Emission | None = None
+    _task: asyncio.Task[None] | None = None
+    _begun = False
+    _over = False
+    _timed_out: StepTimeout | None = None
 
     def __init__(
         self, operation: StepOperation, run_id: str, now: int, system: System, arrivals: Arrivals, recipient: Recipient
@@ -40,13 +47,6 @@ class Attempt:
         self.recipient = recipient
         self._system = system
         self._arrivals = arrivals
-        self._pending: Cancellable | None = None
-        self._threads: StepThreads | None = None
-        self._job: Job | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._begun = False
-        self._over = False
-        self._timed_out: StepTimeout | None = None
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the function."""
@@ -101,7 +101,7 @@ class Attempt:
     @property
     def emission(self) -> Emission:
         """See `Emitter`. Made by the first who asks, since few ever do."""
-        if not hasattr(self, "_emission"):
+        if self._emission is None:
             self._emission = Emission()
         return self._emission
 
@@ -178,7 +178,7 @@ class Attempt:
             self._task.cancel()
         elif self._job is not None and self._threads is not None:
             self._threads.abandon(self._job)
-            if hasattr(self, "_process"):
+            if self._process is not None:
                 self._process.kill()
 
 

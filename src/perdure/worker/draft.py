@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from perdure.core.codec import Codec
 from perdure.core.effects import NewOutput, Renew, Trim
 from perdure.core.family import ABANDONED
@@ -18,28 +20,27 @@ from perdure.workflow.runtime import Effect
 REMEMBERED = 300
 
 
-class Draft:
+class Draft(Struct):
     """Children to start and to stop, gathered until the turn is made."""
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-        self.children: dict[str, NewRun] = {}
-        self.sends: list[NewMessage] = []
-        #: Singletons of which the turn that was made last has started runs, and of which the next one will.
-        self.lined_up: tuple[str, ...] = ()
-        self._to_line_up: tuple[str, ...] = ()
-        #: Whether a record waits to be saved that is not an ephemeral step's.
-        self.urgent = False
-        #: Whether there is something that has to leave soon.
-        self.filled = False
-        self._outputs: list[NewOutput] = []
-        self._pull: Callable[[], list[NewOutput]] | None = None
-        self._listening: dict[str, bool] = {}
-        self._trim: Trim | None = None
-        #: Up to which entry of the inbox records were made since the last turn. Some of them may be trimmed already.
-        self.read = 0
-        self._unrecorded = 0
-        self._carried = 0
+    _codec: Codec
+    children: dict[str, NewRun] = {}
+    sends: list[NewMessage] = []
+    #: Singletons of which the turn that was made last has started runs, and of which the next one will.
+    lined_up: tuple[str, ...] = ()
+    _to_line_up: tuple[str, ...] = ()
+    #: Whether a record waits to be saved that is not an ephemeral step's.
+    urgent: bool = False
+    #: Whether there is something that has to leave soon.
+    filled: bool = False
+    _outputs: list[NewOutput] = []
+    _pull: Callable[[], list[NewOutput]] | None = None
+    _listening: dict[str, bool] = {}
+    _trim: Trim | None = None
+    #: Up to which entry of the inbox records were made since the last turn. Some of them may be trimmed already.
+    read: int = 0
+    _unrecorded: int = 0
+    _carried: int = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
         """What the workflow did without waiting for it, after what its steps have emitted by now."""
@@ -139,6 +140,8 @@ class Draft:
     def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
         """The turn; the draft is empty afterwards."""
         self.urgent = False
+        if not (self.filled or self.read or self._unrecorded or self._carried or self._trim):
+            return Turn(lease=lease, records=records, next=next)
         read = max(self.read, self._unrecorded, self._carried if isinstance(next, Renew) else 0)
         self.read = self._unrecorded = 0
         if not self.filled and self._trim is None:

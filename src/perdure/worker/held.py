@@ -206,7 +206,13 @@ class Held(Holding):
             return
         if self._must_write(now):
             self._crew.journal.submit(self)
-        else:
+        # Of the usual run, which waits for nothing but a step, it is known that there is nothing to set.
+        elif (
+            self._ready
+            or self.run.deadline < FAR
+            or self._wakeup.timer is not None
+            or (execution is not None and execution.timers.heap)
+        ):
             self._arm(now)
 
     def _collect(self, now: int) -> None:
@@ -318,8 +324,8 @@ class Held(Holding):
             return end_with(
                 outcome, self._execution, self._draft, self.run, self.seen, self._workflow.retry, self._crew, now
             )
-        if self._attempts:
-            return None
+        if self._attempts or (self._ready and self._ready[0].retry_at <= now):
+            return Release() if self._crew.owner.stopping and not self._attempts else None
         if self._may_park(now):
             assert self._execution is not None
             reason = reason_to_wait(self._execution)

@@ -62,7 +62,9 @@ class Journal:
         self._writing: set[asyncio.Task[None]] = set()
         #: Batches that are being written or whose authors are still being told.
         self._under_way = 0
+        #: Whether a batch leaves as soon as those are asked that may add to it.
         self._leaving = False
+        self._gathering = False
         self.batches = 0
         self.turns = 0
 
@@ -71,18 +73,39 @@ class Journal:
         self._waiting.setdefault(author, None)
         if not self._leaving and len(self._writing) < self._store.lanes:
             self._leaving = True
-            asyncio.get_running_loop().call_soon(self._leave)
+            if not self._gathering:
+                asyncio.get_running_loop().call_soon(self._leave_soon)
+
+    def gather(self) -> None:
+        """Many runs are about to be told of something: what they submit waits for `leave` or `leave_later`."""
+        self._gathering = True
+
+    def leave(self, moment: Moment) -> None:
+        """All were told by that moment; what they submitted leaves together, and one callback of the loop earlier."""
+        self._gathering = False
+        if self._leaving:
+            self._leave(moment)
+
+    def leave_later(self) -> None:
+        """Not all were told."""
+        self._gathering = False
+        if self._leaving:
+            asyncio.get_running_loop().call_soon(self._leave_soon)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write and nothing being written."""
         return not self._leaving and not self._under_way
 
-    def _leave(self) -> None:
+    def _leave_soon(self) -> None:
+        # It may have left with others meanwhile.
+        if self._leaving:
+            self._leave(self._moment())
+
+    def _leave(self, moment: Moment) -> None:
         self._leaving = False
         batch: list[tuple[Author, Turn]] = []
         waiting, self._waiting = self._waiting, {}
-        moment = self._moment()
         for author, kept in waiting.items():
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
@@ -143,4 +166,4 @@ class Journal:
         else:
             self._under_way -= 1
         if self._waiting and not self._leaving and len(self._writing) < self._store.lanes:
-            self._leave()
+            self._leave(self._moment())

@@ -19,7 +19,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """A worker's settings, durations in seconds."""
 
     #: Runs worked on at the same time. Runs that wait take none.
-    slots: int = 300
+    slots: int = 500
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     #: Patterns of the types that it takes; None: all that it has code for.
     types: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     def of(
         cls,
         *,
-        slots: int = 300,
+        slots: int = 500,
         queues: tuple[str, ...] | list[str] = (DEFAULT_QUEUE,),
         types: str | Iterable[str] | None = None,
         lease: Duration = 15.0,

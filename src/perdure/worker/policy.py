@@ -117,7 +117,8 @@ def end_with(
         return Renew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried), draft.read)
     if outcome.renewed is not None:
         outcome = cancelled(run.id, run.type, "", crew.codec)
-    draft.add(Listening(topic, False) for topic in execution.topics)
+    if execution.topics:
+        draft.add(Listening(topic, False) for topic in sorted(execution.topics))
     return Finish(outcome.status, outcome.payload)
 
 

@@ -89,7 +89,7 @@ class Worker:
             actor=lambda: self.id,
             moment=self._moment,
             journal=self._journal,
-            arrivals=Arrivals(system, self._moment),
+            arrivals=Arrivals(system, self._moment, self._journal),
             emitting=Emitting(codec),
             threads=self._threads,
             usher=self.usher,
@@ -279,18 +279,18 @@ class Worker:
         """The run as it was left in memory, if it can go on from there."""
         return self._residents.take(claimed.run)
 
-    def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Iterable[Message]) -> None:
+    def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Sequence[Message]) -> None:
         """Work on a run that was claimed and whose history was loaded."""
         definition = self._workflows[claimed.run.type]
         self._residents.forget(claimed.run.id)
-        held: Kept
         if isinstance(definition, Activity):
-            held = Performance(claimed, definition, records, self._crew)
+            held: Kept = Performance(claimed, definition, records, self._crew)
         else:
             assert isinstance(definition, Workflow)
             held = Held(claimed, definition, records, self._crew)
         self._hold(held)
-        held.receive(inbox)
+        if inbox:
+            held.receive(inbox)
         self._beginnings.add(held)
 
     def take_again(self, held: Held, claimed: ClaimedRun) -> None:

@@ -28,13 +28,15 @@ class WorkflowRandom(Random):
 class Scope:
     """Counts what is asked for in it, so that nothing there depends on what went on elsewhere and may be forgotten by now."""
 
-    __slots__ = ("_counts", "_number", "futures", "path", "random", "tasks")
+    __slots__ = ("_counts", "_number", "functions", "futures", "path", "random", "tasks")
 
     def __init__(self, path: str = "") -> None:
         #: Empty for the workflow itself; otherwise it ends with a slash.
         self.path = path
         self._counts: dict[str, int] = {}
         self._number = -1
+        #: By name, what was a step of that name in it.
+        self.functions: dict[str, object] = {}
         #: How many futures and tasks were made in it.
         self.futures = 0
         self.tasks = 0

@@ -177,6 +177,10 @@ class DjangoWire:
         """See `Wire`. As a block of Django's, so that blocks inside of it nest; it refuses to be inside of one."""
         self._atomic = import_module("django.db.transaction").atomic(using=self._connection.alias, durable=True)
         self._atomic.__enter__()
+        if self.database == "sqlite" and getattr(self._connection, "transaction_mode", None) in (None, "DEFERRED"):
+            # Django begins as a reader. By the first write somebody else may have written, and then it is too late.
+            await self.execute("ROLLBACK", {})
+            await self.execute("BEGIN IMMEDIATE", {})
 
     async def flush(self) -> None:
         """See `Wire`."""

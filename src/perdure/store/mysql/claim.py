@@ -1,9 +1,9 @@
 """Claiming on MySQL and MariaDB.
 
-First a look, one cheap statement, which is all that an idle worker costs. Only if there is something to do follows the
-transaction: wake what is due, choose, lock, take. Each (queue, type) pair is one range of the claim index, read in its order and
-without locks; what is chosen is then locked by its primary key, skipping what others hold, and looked at again. Rows are never
-locked by way of another index: two who meet on the same rows from different indexes would wait in a circle.
+Only if a look (`looking`) finds something to do follows the transaction: wake what is due, choose, lock, take. Each (queue, type) pair
+is one range of the claim index, read in its order and without locks; what is chosen is then locked by its primary key, skipping what
+others hold, and looked at again. Rows are never locked by way of another index: two who meet on the same rows from different indexes
+would wait in a circle.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason, Run, Status
 from perdure.store.dialect import Row
 from perdure.store.gates import limited
-from perdure.store.mysql.literals import Sql, listed
+from perdure.store.mysql.literals import listed
+from perdure.store.mysql.looking import MINE, Seen
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.poison import poisoned
 from perdure.store.rows import RUN, to_json, to_run
@@ -28,19 +27,7 @@ _DUE = 512
 #: When to look again if others had locked what we could have taken, in microseconds.
 _MOMENT = 5_000
 
-_MINE = "status = 'pending' AND queue IN (:queues) AND type IN (:types)"
 _LEFT_TO_OTHERS = "home <> :worker AND home IN (:alive)"
-
-LOOK = f"""
-SELECT :now,
-  (SELECT JSON_ARRAYAGG(id) FROM perdure_workers WHERE status = 'alive'),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held) WHERE status = 'running' AND worker = :worker AND nonce = :nonce),
-  (SELECT MIN(wake_at) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake) WHERE status = 'waiting'),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {_MINE}),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {_MINE} AND wake_at > :now),
-  (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses),
-  (SELECT MIN(due_at) FROM perdure_schedules)
-"""
 
 _HELD = f"""
 SELECT progress, {RUN}
@@ -52,15 +39,15 @@ ORDER BY priority, wake_at, id
 DUE = """
 SELECT id
 FROM perdure_runs FORCE INDEX (perdure_runs_to_wake)
-WHERE status = 'waiting' AND wake_at <= :now
-ORDER BY wake_at
+WHERE waits_until <= :now
+ORDER BY waits_until
 LIMIT :limit
 """
 
 EARLY = f"""
 SELECT id
 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age)
-WHERE {_MINE} AND wake_at > :now
+WHERE {MINE} AND wake_at > :now
 LIMIT {_DUE}
 """
 
@@ -82,11 +69,11 @@ _WAKE = "UPDATE perdure_runs SET status = 'pending', reason = NULL WHERE id IN (
 _NOT_YET = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id IN (:ids)"
 
 #: Ready, and not left to the worker that had it last.
-_FREE = """status = 'pending' AND queue = :queue AND type = :type AND wake_at <= :now AND claims < :claims_below
+_FREE = """ready_queue = :queue AND type = :type AND wake_at <= :now AND claims < :claims_below
   AND (home IS NULL OR home = :worker OR wake_at <= :left_before OR home NOT IN (:alive))"""
 
 BY_PRIORITY = f"""
-(SELECT priority, wake_at, id, claims
+(SELECT priority, wake_at, id, claims, token
 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
 WHERE {_FREE}
 ORDER BY priority, wake_at, id
@@ -94,7 +81,7 @@ LIMIT :limit)
 """
 
 BY_AGE = f"""
-(SELECT priority, wake_at, id, claims
+(SELECT priority, wake_at, id, claims, token
 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age)
 WHERE {_FREE}
 ORDER BY wake_at, id
@@ -112,12 +99,11 @@ _LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN (:ids) GRO
 
 #: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
 _TAKE = """
-INSERT INTO perdure_runs (id, status, worker, home, nonce, token, claims, progress, started_at, seed, marked, deadline, close_by)
+INSERT INTO perdure_runs (id, token, claims, progress, started_at, seed, marked, deadline)
 VALUES :rows
-ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, worker = VALUES(worker), home = VALUES(home),
-  nonce = VALUES(nonce), token = VALUES(token), claims = VALUES(claims), progress = VALUES(progress),
-  started_at = VALUES(started_at), seed = VALUES(seed), marked = VALUES(marked), deadline = VALUES(deadline),
-  close_by = VALUES(close_by)
+ON DUPLICATE KEY UPDATE status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce,
+  token = VALUES(token), claims = VALUES(claims), progress = VALUES(progress), started_at = VALUES(started_at),
+  seed = VALUES(seed), marked = VALUES(marked), deadline = VALUES(deadline), close_by = 0
 """
 
 _SET_ASIDE = """
@@ -128,87 +114,17 @@ WHERE id = :id
 
 _LATER = f"""
 SELECT
-  (SELECT MIN(wake_at) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake) WHERE status = 'waiting'),
+  (SELECT MIN(waits_until) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake)),
   (
     SELECT MIN(wake_at) FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age)
-    WHERE {_MINE} AND wake_at > :left_before AND {_LEFT_TO_OTHERS}
+    WHERE {MINE} AND wake_at > :left_before AND {_LEFT_TO_OTHERS}
   ),
   EXISTS (
     SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-    WHERE {_MINE} AND wake_at <= :now AND claims < :suspect_after
+    WHERE {MINE} AND wake_at <= :now AND claims < :suspect_after
       AND (home IS NULL OR home = :worker OR wake_at <= :left_before OR home NOT IN (:alive))
   )
 """
-
-
-class Seen(Struct, frozen=True):
-    """What a look found."""
-
-    now: int
-    #: The workers that live, and whether the one that asks is among them.
-    alive: list[str]
-    welcome: bool
-    #: This claim was made before; its answer was lost.
-    held: bool
-    next_wake: int
-    ready: bool
-    early: bool
-    #: When a schedule is due next.
-    next_fire: int
-    #: Kind and name of what is paused.
-    paused: frozenset[tuple[str, str]]
-
-    @property
-    def due(self) -> bool:
-        """Whether a run waits to be woken."""
-        return self.next_wake <= self.now
-
-    @property
-    def nothing(self) -> bool:
-        """Whether there is nothing to do for this worker."""
-        return not (self.held or (self.welcome and (self.due or self.ready)))
-
-    def at(self, now: int) -> Seen:
-        """The same at the time that this process goes by."""
-        return replace(self, now=now)
-
-    def empty_handed(self) -> Claimed:
-        """The answer of a claim that took nothing."""
-        return Claimed(
-            runs=(),
-            next_wake=self.next_wake,
-            suspects=False,
-            now=self.now,
-            next_fire=self.next_fire,
-            limited=limited(self.paused),
-        )
-
-
-async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> Seen:
-    """Find out whether there is anything to do."""
-    [answer] = await tx.send(
-        tx.text(
-            LOOK,
-            now=now,
-            worker=request.worker,
-            nonce=request.nonce,
-            queues=listed(request.queues),
-            types=listed(request.types),
-        )
-    )
-    [(at, names, held, next_wake, ready, early, paused, next_fire)] = answer.rows
-    alive = msgspec.json.decode(names or "[]", type=list[str])
-    return Seen(
-        now=at,
-        alive=alive,
-        welcome=request.worker in alive,
-        held=bool(held),
-        next_wake=FAR if next_wake is None else next_wake,
-        ready=bool(ready),
-        early=bool(early),
-        next_fire=FAR if next_fire is None else next_fire,
-        paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
-    )
 
 
 async def claim(tx: MysqlTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]) -> Claimed:
@@ -239,7 +155,8 @@ class _Claim:
             "suspect_after": request.suspect_after,
             "left_before": seen.now - request.affinity,
         }
-        #: Locked rows by id, and the number of the last record of each.
+        #: Rows that were asked for; those of them that are locked, by id; and the number of the last record of each that has one.
+        self._asked: set[str] = set()
         self._locked: dict[str, tuple[int, Run]] = {}
         self._last: dict[str, int] = {}
 
@@ -254,6 +171,10 @@ class _Claim:
             # What lies behind them has to be looked for anew.
             ready, old = await self._candidates(request.suspect_after)
         suspects = await self._judge(ready, doubtful)
+        if old and len(ready) >= first:
+            # Usually nobody holds any of them; then this is all that is asked.
+            chosen = {row[2] for row in ready[:first]}
+            await self._hold([*ready[:first], *[row for row in old if row[2] not in chosen][: request.by_age]])
         taken = await self._lock(ready, first)
         # A pass that did not find enough has seen all there is.
         if request.by_age and len(taken) >= first:
@@ -261,7 +182,10 @@ class _Claim:
             taken += await self._lock([row for row in old if row[2] not in chosen], request.by_age)
         alone = request.alone and bool(suspects)
         runs = self._take(suspects[:1] if alone else taken)
-        next_wake = await self._next_wake() if len(runs) < request.limit else self._seen.next_wake
+        if len(runs) >= request.limit or (len(runs) == len(ready) and not doubtful and self._leaves_nothing):
+            next_wake = self._seen.next_wake
+        else:
+            next_wake = await self._next_wake()
         return Claimed(
             runs=tuple(runs),
             next_wake=next_wake,
@@ -270,6 +194,12 @@ class _Claim:
             next_fire=self._seen.next_fire,
             limited=limited(self._seen.paused),
         )
+
+    @property
+    def _leaves_nothing(self) -> bool:
+        """Whether what may be taken is all there is: none is left to another worker, and no time has come that was not known."""
+        to_nobody = not self._request.affinity or self._seen.alive == [self._request.worker]
+        return to_nobody and not self._seen.due and not self._seen.early
 
     async def _move_on_time(self) -> None:
         """Make ready what is due, and wait what was made ready before its time."""
@@ -281,10 +211,12 @@ class _Claim:
             self._move(_NOT_YET, await self._ids(_LOCK_EARLY, ids=listed(early)) if early else [])
 
     async def _candidates(self, claims_below: int) -> tuple[list[Row], list[Row]]:
-        """Runs in the order of priority, and by age, as (priority, wake_at, id, claims)."""
+        """Runs in the order of priority, and by age, as (priority, wake_at, id, claims, token)."""
         if not self._request.queues or not self._request.types:
             return [], []
-        first, by_age = self._request.limit - self._request.by_age, self._request.by_age
+        first = self._request.limit - self._request.by_age
+        # Where there are fewer than are wanted, the first pass sees them all. Those that are due will be ready in a moment.
+        by_age = self._request.by_age if self._seen.due or self._seen.ready >= first else 0
         # More than are wanted: some may be somebody else's by now.
         questions = [self._everywhere(BY_PRIORITY, first + max(16, first), claims_below)]
         if by_age:
@@ -334,14 +266,25 @@ class _Claim:
         return got
 
     async def _hold(self, places: Sequence[Row]) -> None:
-        ids = listed(row[2] for row in places if row[2] not in self._locked)
-        rows, last = await self._tx.send(
-            self._tx.text(_LOCK, ids=ids, now=self._seen.now), self._tx.text(_LAST, ids=ids)
-        )
-        for progress, *row in rows.rows:
-            run = to_run(tuple(row))
-            self._locked[run.id] = progress, run
-        self._last.update(last.rows)
+        """Lock those that are free, and were not asked for before."""
+        new = [row for row in places if row[2] not in self._asked]
+        if not new:
+            return
+        self._asked.update(row[2] for row in new)
+        # One that was never claimed has no history.
+        begun = {row[2] for row in new if row[4] > 0}
+        questions = [self._tx.text(_LOCK, ids=listed(row[2] for row in new), now=self._seen.now)]
+        if begun:
+            questions.append(self._tx.text(_LAST, ids=listed(begun)))
+        answer, *last = await self._tx.send(*questions)
+        locked = {row[1]: (row[0], to_run(row[1:])) for row in answer.rows}
+        self._locked.update(locked)
+        # Somebody had them since they were chosen.
+        missed = [id for id, (_, run) in locked.items() if run.token > 0 and id not in begun]
+        if missed:
+            last += await self._tx.send(self._tx.text(_LAST, ids=listed(missed)))
+        for one in last:
+            self._last.update(one.rows)
 
     def _take(self, chosen: Sequence[str]) -> list[ClaimedRun]:
         request, now = self._request, self._seen.now
@@ -364,13 +307,11 @@ class _Claim:
                 deadline=run.close_by or run.deadline,
                 close_by=0,
             )
-            rows.append((
-                run.id, run.status.value, run.worker, run.worker, run.nonce, run.token, run.claims, last, run.started_at,
-                run.seed, run.inbox_seq > run.inbox_read, run.deadline, 0,
-            ))  # fmt: skip
+            marked = run.inbox_seq > run.inbox_read
+            rows.append((run.id, run.token, run.claims, last, run.started_at, run.seed, marked, run.deadline))
             taken.append(ClaimedRun(run, fresh=last < 0))
         self._tx.note_claims((claimed.run for claimed in taken), now)
-        self._tx.insert(_TAKE, rows)
+        self._tx.insert(_TAKE, rows, worker=request.worker, nonce=request.nonce)
         return taken
 
     async def _next_wake(self) -> int:

@@ -15,6 +15,8 @@ MYSQL = Dialect(
     skip_locked="FOR UPDATE SKIP LOCKED",
     keep_gate="ON DUPLICATE KEY UPDATE name = name",
     use_index="FORCE INDEX ({})",
+    # What a run does in other states does not move it in their indexes.
+    only_in={"pending queue": "ready_queue", "waiting wake_at": "waits_until"},
     table_exists="SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name",
     time=NOW,
 )

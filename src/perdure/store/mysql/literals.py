@@ -7,7 +7,7 @@ template has `:name` where a value goes; what was filled in is never looked at a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from perdure.store.mysql.dialect import MYSQL
 
@@ -50,9 +50,14 @@ def listed(values: Iterable[object]) -> Sql:
     return Sql(", ".join(map(literal, values)) or NULL)
 
 
-def tuples(rows: Iterable[Sequence[object]]) -> Sql:
+def row_of(values: Iterable[object]) -> Sql:
+    """One of the rows that follow `VALUES`."""
+    return Sql("(" + ",".join(map(literal, values)) + ")")
+
+
+def tuples(rows: Iterable[Iterable[object]]) -> Sql:
     """What follows `VALUES`."""
-    return Sql(", ".join("(" + ",".join(map(literal, row)) + ")" for row in rows))
+    return Sql(", ".join(map(row_of, rows)))
 
 
 class Templates:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perdure.core.model import Finish, Park, Status, Turn
+from perdure.core.model import Finish, Park, Record, Status, Turn
 from perdure.store.extras import has_extras
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
-from perdure.store.mysql.literals import Sql, listed, literal
+from perdure.store.mysql.literals import Sql, listed, literal, row_of
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.protocol import Change
 from perdure.store.said import note_finish, of_park
-from perdure.store.turns import record_row
+from perdure.store.turns import KINDS, record_row
 
 #: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
 #: their token, so that a condition for each such group is quicker than one for each lease.
@@ -110,7 +110,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
         groups.setdefault((turn.lease.token, turn.lease.nonce, besides), []).append(run_id)
     tx.begin()
     tx.later(tx.text(FENCE, count=len(turns), groups=_conditions(groups)))
-    tx.insert(RECORDS, [record_row(turn, record) for turn in turns for record in turn.records])
+    tx.insert_written(RECORDS, [_row(turn, record) for turn in turns for record in turn.records])
     for turn in turns:
         if turn.read:
             tx.later(tx.text(CONSUME, run_id=turn.lease.run_id, upto=turn.read))
@@ -126,6 +126,19 @@ async def _commit_record(tx: MysqlTransaction, turn: Turn) -> bool:
     lease, row = turn.lease, listed(record_row(turn, turn.records[0]))
     [answer] = await tx.send(tx.text(_RECORD, row=row, run_id=lease.run_id, token=lease.token, nonce=lease.nonce))
     return answer.count == 1
+
+
+def _row(turn: Turn, record: Record) -> str:
+    """As `row_of(record_row(…))` is, in a fraction of the time: this is done for every step."""
+    run_id, token = turn.lease.run_id, turn.lease.token
+    texts = f"{run_id}{record.location}{record.payload}{record.digest}"
+    if record.payload is None or "'" in texts or "\\" in texts:
+        return row_of(record_row(turn, record))
+    return (
+        f"('{run_id}',{record.seq},{token},'{KINDS[record.kind]}','{record.location}','{record.payload}',"
+        f"{1 if record.failed else 0},{record.at},{record.started_at},'{record.digest}',{record.attempts},"
+        f"{record.retry_at},{record.inbox_seq},{record.run_attempt})"
+    )
 
 
 def _conditions(groups: Mapping[tuple[int, str, str], Sequence[str]]) -> Sql:

@@ -29,11 +29,12 @@ from perdure.store import workers
 from perdure.store.dialect import Row, Transaction
 from perdure.store.lending import lend
 from perdure.store.mysql import creating, errors, loading
-from perdure.store.mysql.claim import Seen, claim, look
+from perdure.store.mysql.claim import claim
 from perdure.store.mysql.commit import commit, deliver
 from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, Connection, Way
 from perdure.store.mysql.literals import Sql, Templates, listed
+from perdure.store.mysql.looking import Seen, look
 from perdure.store.mysql.migrating import migrate
 from perdure.store.mysql.session import prepare, relax
 from perdure.store.mysql.simple import commit_simply, is_simple

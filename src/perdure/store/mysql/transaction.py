@@ -13,7 +13,7 @@ from perdure.core.audit import Audit
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Params, Row
 from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
-from perdure.store.mysql.literals import Sql, Templates, tuples
+from perdure.store.mysql.literals import Sql, Templates, row_of
 from perdure.store.noting import NotingOnServer
 from perdure.store.wave import Doubtful
 
@@ -90,10 +90,14 @@ class MysqlTransaction(NotingOnServer):
         """Have statements executed whose answers nobody needs, before the next that are sent."""
         self._waiting += statements
 
-    def insert(self, template: str, rows: Sequence[Sequence[object]]) -> None:
+    def insert(self, template: str, rows: Sequence[Sequence[object]], **values: object) -> None:
         """Have many rows inserted later; the template says `VALUES :rows`."""
+        self.insert_written(template, [row_of(row) for row in rows], **values)
+
+    def insert_written(self, template: str, rows: Sequence[str], **values: object) -> None:
+        """The same with rows that are SQL already."""
         for at in range(0, len(rows), _ROWS):
-            self.later(self.text(template, rows=tuples(rows[at : at + _ROWS])))
+            self.later(self.text(template, rows=Sql(", ".join(rows[at : at + _ROWS])), **values))
 
     async def send(self, *statements: str) -> list[Answer]:
         """Execute statements; their answers. An optimistic transaction raises `Doubtful`."""

@@ -43,6 +43,8 @@ WHERE status = 'running' AND worker = $1 AND nonce = $2
 ORDER BY priority, wake_at, id
 """
 
+#: Before `WAKE`: a planner that was never told how many wait expects few, and would fetch all that are due in order to sort them.
+IN_ORDER = "SET LOCAL enable_bitmapscan = off"
 WAKE = """
 WITH due AS MATERIALIZED (
   SELECT id FROM perdure_runs WHERE status = 'waiting' AND wake_at <= $1 ORDER BY wake_at LIMIT $2
@@ -221,6 +223,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
         return replace(seen.empty_handed(), runs=to_runs(held))
     request = unpaused(request, seen.paused)
     if seen.due:
+        await tx.run(IN_ORDER)
         await tx.run(WAKE, seen.now, max(_DUE, request.limit))
     if seen.early:
         await tx.run(_NOT_YET, *pairs_of(request), seen.now)

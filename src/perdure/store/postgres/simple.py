@@ -13,10 +13,10 @@ from itertools import product
 from typing import NamedTuple
 
 from perdure.core.model import Finish, Kind, Next, Park, Record, Status, Turn
-from perdure.store.extras import has_extras
+from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.history import HISTORY
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts
-from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.postgres.transaction import PostgresTransaction, Statements, rows_of
 from perdure.store.protocol import Change
 from perdure.store.said import of_finish, of_park
 from perdure.store.turns import record_row
@@ -68,6 +68,12 @@ class Shape(NamedTuple):
         return _SUCCESS if self.succeeds else _SUCCESS | _REST
 
 
+#: A lease on a row as it is when it was locked. The first part is always true, though not in the eyes of the planner: for the one row
+#: that it expects then, it asks the index. That is the one of ids, as the second part hides from it that all of them are running.
+#: Nobody is waited for, so that rows may be locked in any order.
+_HOLDS = """given.run_id = given.run_id || '' AND r.status || '' = 'running' AND r.token = given.token
+    AND r.nonce = given.nonce"""
+
 #: One record of one run, whose row is locked and looked at, but not written. The row that counts is the one that was locked.
 ONE_RECORD = f"""
 INSERT INTO perdure_history ({", ".join(HISTORY)})
@@ -78,20 +84,28 @@ FOR NO KEY UPDATE SKIP LOCKED
 """
 
 
+def _one_each(shape: Shape) -> str:
+    """One record of each of many runs, as `ONE_RECORD` does it."""
+    sources = _sources(shape, "given") | {"run_id": "given.run_id", "token": "given.token"}
+    return f"""
+INSERT INTO perdure_history ({", ".join(HISTORY)})
+SELECT {", ".join(sources[name] for name in HISTORY)}
+FROM {given(shape.turn, 1)}
+JOIN perdure_runs r ON r.id = given.run_id
+WHERE {_HOLDS}
+FOR NO KEY UPDATE OF r SKIP LOCKED
+"""
+
+
 def _statement(shape: Shape) -> str:
     """Its first parameter is how many turns there are; the answer is empty if all were written, else the places of those."""
     return f"""
-WITH locked AS MATERIALIZED (
-  SELECT given.*, r.token AS its_token, r.nonce AS its_nonce, r.status AS its_status, r.inbox_seq AS its_inbox, r.parent_id,
-    r.deadline
+WITH live AS MATERIALIZED (
+  SELECT given.*, r.deadline
   FROM {given(shape.turn, 2, "place")}
   JOIN perdure_runs r ON r.id = given.run_id
-  -- Always true, though not in the eyes of the planner: for the one row that it expects then, it asks the index.
-  WHERE given.run_id = given.run_id || ''
-  ORDER BY r.id
+  WHERE {_HOLDS}{_allowed(shape)}
   FOR NO KEY UPDATE OF r SKIP LOCKED
-), live AS MATERIALIZED (
-  SELECT * FROM locked WHERE its_status = 'running' AND its_token = token AND its_nonce = nonce{_allowed(shape)}
 ), written AS ({_records(shape)}
 ){_states(shape)}
 SELECT string_agg(place::text, ' ') FROM live HAVING COUNT(*) <> $1
@@ -99,10 +113,7 @@ SELECT string_agg(place::text, ' ') FROM live HAVING COUNT(*) <> $1
 
 
 def _records(shape: Shape) -> str:
-    row = "live" if shape.single else "record"
-    sources = _REST_OF_SUCCESS | {name: f"{row}.{name}" for name in shape.record}
-    sources |= {name: f"COALESCE({sources[name]}, '')" for name in ("location", "digest")}
-    sources |= {"run_id": "live.run_id", "token": "live.token"}
+    sources = _sources(shape, "live" if shape.single else "record") | {"run_id": "live.run_id", "token": "live.token"}
     several = given({"turn": "bigint", **shape.record}, 2 + len(shape.turn), name="record")
     return f"""
   INSERT INTO perdure_history ({", ".join(HISTORY)})
@@ -110,12 +121,18 @@ def _records(shape: Shape) -> str:
   FROM live{"" if shape.single else f" JOIN {several} ON record.turn = live.place"}"""
 
 
+def _sources(shape: Shape, row: str) -> dict[str, str]:
+    """Where the columns of a record come from. What is empty has arrived as NULL."""
+    sources = _REST_OF_SUCCESS | {name: f"{row}.{name}" for name in shape.record}
+    return sources | {name: f"COALESCE({sources[name]}, '')" for name in ("location", "digest")}
+
+
 def _allowed(shape: Shape) -> str:
     return (
         ""
         if shape.goes_on
         else """
-    AND CASE becomes WHEN 'running' THEN TRUE WHEN 'waiting' THEN its_inbox = seen ELSE parent_id IS NULL END"""
+    AND CASE given.becomes WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL END"""
     )
 
 
@@ -157,7 +174,7 @@ def _states(shape: Shape) -> str:
 
 
 STATEMENTS = {
-    shape: _statement(shape)
+    shape: _one_each(shape) if shape.goes_on and shape.single else _statement(shape)
     for shape in (Shape(*flags) for flags in product((False, True), repeat=5))
     if shape.noted >= shape.said and not (shape.goes_on and shape.noted)
 }
@@ -167,7 +184,7 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     """Whether one statement can write them."""
     kinds: set[type[object]] = set()
     for turn in turns:
-        if turn.children or turn.sends or has_extras(turn):
+        if turn.children or turn.sends or turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes:
             return False
         # It has more to say than one line.
         if type(turn.next) is Finish and turn.next.timeout:
@@ -180,23 +197,41 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     return 0 < len(turns) == len({turn.lease.run_id for turn in turns})
 
 
-async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[str]:
-    """Write what can be written; for which runs it was not. Raises `AlreadyThere`, and writes nothing, if a record is there."""
-    goes_on = all(turn.next is None and not turn.read for turn in turns)
-    if goes_on and len(turns) == 1 and len(turns[0].records) == 1:
+def go_on(turns: Sequence[Turn]) -> bool:
+    """Whether none of them finishes, parks or has read anything."""
+    return all(turn.next is None and not turn.read for turn in turns)
+
+
+async def append(connection: Connection, statements: Statements, turns: Sequence[Turn]) -> set[str]:
+    """As `commit_simply`, for turns that go on. Without a transaction, as there is nothing to note and nobody to be told."""
+    if len(turns) == 1 and len(turns[0].records) == 1:
         [turn] = turns
-        written = await tx.count(ONE_RECORD, *record_row(turn, turn.records[0]), turn.lease.nonce)
-        return set() if written else {turn.lease.run_id}
+        status = await connection.execute(
+            statements.plain(ONE_RECORD), *record_row(turn, turn.records[0]), turn.lease.nonce
+        )
+        return set() if rows_of(status) else {turn.lease.run_id}
     try:
-        said = None if goes_on else _said(tx, turns)
-        shape, columns = _columns_of(turns, said, goes_on=goes_on)
+        shape, columns = _columns_of(turns, None, goes_on=True)
     except Unjoinable:
         return {turn.lease.run_id for turn in turns}
-    if not goes_on:
-        columns += [tx.now, tx.actor] if shape.noted else [tx.now]
+    if shape.single:
+        # Which of them were not written is for the transaction to find out.
+        status = await connection.execute(statements.plain(STATEMENTS[shape]), *columns)
+        return set() if rows_of(status) == len(turns) else {turn.lease.run_id for turn in turns}
+    answer = await connection.fetch(statements.plain(STATEMENTS[shape]), len(turns), *columns)
+    return _left_out(turns, answer[0][0]) if answer else set()
+
+
+async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[str]:
+    """Write what can be written; for which runs it was not. Raises `AlreadyThere`, and writes nothing, if a record is there."""
+    try:
+        shape, columns = _columns_of(turns, _said(tx, turns), goes_on=False)
+    except Unjoinable:
+        return {turn.lease.run_id for turn in turns}
+    columns += [tx.now, tx.actor] if shape.noted else [tx.now]
     answer = await tx.run(STATEMENTS[shape], len(turns), *columns)
     left_out = _left_out(turns, answer[0][0]) if answer else set[str]()
-    for turn in () if goes_on else turns:
+    for turn in turns:
         if turn.next is None or turn.lease.run_id in left_out:
             continue
         if tx.heard is not None and (tx.repeats or not isinstance(turn.next, Park)):

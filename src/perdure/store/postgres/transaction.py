@@ -119,7 +119,7 @@ class PostgresTransaction(NotingOnServer):
     async def execute(self, sql: str, params: Params) -> int:
         """Run one statement; how many rows it changed."""
         text, names = self._statements.named(sql)
-        return _count(await self.connection.execute(text, *(params[name] for name in names), timeout=self.patience))
+        return rows_of(await self.connection.execute(text, *(params[name] for name in names), timeout=self.patience))
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         """Run one statement for each of the rows, all at once."""
@@ -129,7 +129,7 @@ class PostgresTransaction(NotingOnServer):
             return await self.execute(sql, rows[0])
         _, names = self._statements.named(sql)
         text = self._statements.over_arrays(sql, await self._statements.types(self.connection, sql))
-        return _count(await self.connection.execute(text, *([row[name] for row in rows] for name in names)))
+        return rows_of(await self.connection.execute(text, *([row[name] for row in rows] for name in names)))
 
     async def fetch(self, sql: str, params: Params) -> list[Row]:
         """Run a query."""
@@ -149,10 +149,6 @@ class PostgresTransaction(NotingOnServer):
         """Run a statement that is made for so many of something."""
         return [tuple(row) for row in await self.connection.fetch(self._statements.made(make, size), *args)]
 
-    async def count(self, sql: str, *args: object) -> int:
-        """Run a statement with `$1` parameters, of this database only; how many rows it changed."""
-        return _count(await self.connection.execute(self._statements.plain(sql), *args))
-
     def take_notes(self) -> list[list[Any]]:
         """The noted lines as arrays for `NOTES`; whoever takes them writes them."""
         return [list(column) for column in zip(*self._take_lines(), strict=True)] or [[] for _ in range(5)]
@@ -163,5 +159,6 @@ class PostgresTransaction(NotingOnServer):
             await self.connection.execute(self._statements.plain(NOTES), *self.take_notes())
 
 
-def _count(status: str) -> int:
+def rows_of(status: str) -> int:
+    """How many rows a statement changed, by what the server says of it."""
     return int(status.rpartition(" ")[2]) if status[-1:].isdigit() else 0

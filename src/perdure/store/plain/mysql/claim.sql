@@ -17,35 +17,35 @@ SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SET @type1 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type >= @beginning AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type >= @beginning AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type2 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type1 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type1 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type3 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type2 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type2 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type4 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type3 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type3 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type5 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type4 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type4 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type6 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type5 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type5 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type7 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type6 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type6 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @type8 = (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
-  WHERE status = 'pending' AND queue = @in_queue AND type > @type7 AND type <= @ending ORDER BY type LIMIT 1
+  WHERE ready_queue = @in_queue AND type > @type7 AND type <= @ending ORDER BY type LIMIT 1
 );
 SET @served = (
   SELECT CONVERT(JSON_ARRAYAGG(found.type) USING utf8mb4)
@@ -69,24 +69,24 @@ SET @by_priority = (
   ), walk (id, step) AS (
     SELECT (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = found.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = found.type AND r.wake_at <= @now AND r.deadline > @now
       ORDER BY r.priority, r.wake_at, r.id LIMIT 1
     ), 1
     FROM found
     UNION ALL
     SELECT COALESCE((
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
         AND r.priority = c.priority AND r.wake_at = c.wake_at AND r.id > c.id
       ORDER BY r.priority, r.wake_at, r.id LIMIT 1
     ), (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
         AND r.priority = c.priority AND r.wake_at > c.wake_at
       ORDER BY r.priority, r.wake_at, r.id LIMIT 1
     ), (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
         AND r.priority > c.priority
       ORDER BY r.priority, r.wake_at, r.id LIMIT 1
     )), walk.step + 1
@@ -105,19 +105,19 @@ SET @oldest = (
   ), walk (id, step) AS (
     SELECT (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = found.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = found.type AND r.wake_at <= @now AND r.deadline > @now
       ORDER BY r.wake_at, r.id LIMIT 1
     ), 1
     FROM found
     UNION ALL
     SELECT COALESCE((
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
         AND r.wake_at = c.wake_at AND r.id > c.id
       ORDER BY r.wake_at, r.id LIMIT 1
     ), (
       SELECT r.id FROM perdure_runs r FORCE INDEX (perdure_runs_to_claim_by_age)
-      WHERE r.status = 'pending' AND r.queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
+      WHERE r.ready_queue = @in_queue AND r.type = c.type AND r.wake_at <= @now AND r.deadline > @now
         AND r.wake_at > c.wake_at
       ORDER BY r.wake_at, r.id LIMIT 1
     )), walk.step + 1

@@ -1,0 +1,98 @@
+"""A look at what there is to do on MySQL and MariaDB: one cheap statement, which is all that an idle worker costs."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perdure.core.model import FAR, Claimed, ClaimRequest
+from perdure.store.gates import limited
+from perdure.store.mysql.literals import Sql, listed
+from perdure.store.mysql.transaction import MysqlTransaction
+
+#: Runs that a worker may take.
+MINE = "ready_queue IN (:queues) AND type IN (:types)"
+
+LOOK = f"""
+SELECT :now,
+  (SELECT JSON_ARRAYAGG(id) FROM perdure_workers WHERE status = 'alive'),
+  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held) WHERE status = 'running' AND worker = :worker AND nonce = :nonce),
+  (SELECT MIN(waits_until) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake)),
+  (SELECT COUNT(*) FROM (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {MINE} LIMIT :limit) AS found),
+  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {MINE} AND wake_at > :now),
+  (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses),
+  (SELECT MIN(due_at) FROM perdure_schedules)
+"""
+
+
+class Seen(Struct, frozen=True):
+    """What a look found."""
+
+    now: int
+    #: The workers that live, and whether the one that asks is among them.
+    alive: list[str]
+    welcome: bool
+    #: This claim was made before; its answer was lost.
+    held: bool
+    next_wake: int
+    #: How many are ready, as far as that matters: no more than one beyond what is wanted.
+    ready: int
+    early: bool
+    #: When a schedule is due next.
+    next_fire: int
+    #: Kind and name of what is paused.
+    paused: frozenset[tuple[str, str]]
+
+    @property
+    def due(self) -> bool:
+        """Whether a run waits to be woken."""
+        return self.next_wake <= self.now
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to do for this worker."""
+        return not (self.held or (self.welcome and (self.due or self.ready > 0)))
+
+    def at(self, now: int) -> Seen:
+        """The same at the time that this process goes by."""
+        return replace(self, now=now)
+
+    def empty_handed(self) -> Claimed:
+        """The answer of a claim that took nothing."""
+        return Claimed(
+            runs=(),
+            next_wake=self.next_wake,
+            suspects=False,
+            now=self.now,
+            next_fire=self.next_fire,
+            limited=limited(self.paused),
+        )
+
+
+async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> Seen:
+    """Find out whether there is anything to do."""
+    [answer] = await tx.send(
+        tx.text(
+            LOOK,
+            now=now,
+            worker=request.worker,
+            nonce=request.nonce,
+            queues=listed(request.queues),
+            types=listed(request.types),
+            limit=request.limit + 1,
+        )
+    )
+    [(at, names, held, next_wake, ready, early, paused, next_fire)] = answer.rows
+    alive = msgspec.json.decode(names or "[]", type=list[str])
+    return Seen(
+        now=at,
+        alive=alive,
+        welcome=request.worker in alive,
+        held=bool(held),
+        next_wake=FAR if next_wake is None else next_wake,
+        ready=ready,
+        early=bool(early),
+        next_fire=FAR if next_fire is None else next_fire,
+        paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
+    )
