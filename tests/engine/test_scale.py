@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -56,7 +58,8 @@ async def each_by_itself(engine: Engine, count: int) -> int:
 
 
 async def cost(engine: Engine, work: Callable[[Engine, int], Awaitable[int]], count: int) -> float:
-    """The processor time of one of so many, which others on the machine do not add to; in microseconds."""
+    """The processor time of one of so many, which others on the machine hardly add to; in microseconds."""
+    gc.collect()
     before = time.process_time()
     assert await work(engine, count) == count * (count - 1) // 2
     return (time.process_time() - before) / count * 1e6
@@ -71,11 +74,14 @@ async def test_one_of_many_activities_costs_as_much_as_one_of_few(
     async with engine.worker():
         # What only the first of all has to do is not what this is about.
         await work(engine, 50)
-        few = await cost(engine, work, FEW)
-        many = await cost(engine, work, MANY)
-        if many > AT_MOST * few:
-            # Of what else the process does, its garbage collector takes part in one of them by chance.
-            many = await cost(engine, work, MANY)
+        few = many = math.inf
+        # What else the process does, its garbage collector most of all, takes part in some by chance. What grows with their number
+        # is in every one.
+        for _ in range(5):
+            few = min(few, await cost(engine, work, FEW))
+            many = min(many, await cost(engine, work, MANY))
+            if many <= AT_MOST * few:
+                break
     assert many <= AT_MOST * few, f"{few:.0f} us for one of {FEW}, {many:.0f} us for one of {MANY}"
 
 

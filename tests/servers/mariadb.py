@@ -7,6 +7,9 @@ import socket
 from tests.servers.private import Missing, PrivateServer, programs
 
 PLACES = ("/usr/sbin", "/usr/libexec", "/opt/homebrew/bin", "/usr/local/bin", "/usr/local/mysql/bin")
+#: The first cannot do without the last, which Debian counts among the client's and does not install for it.
+PROGRAMS = ("mariadb-install-db", "mariadbd", "my_print_defaults")
+PACKAGES = ("mariadb-server-core", "mariadb-client-core")
 #: What a test may do without and a benchmark may not.
 CARELESS = {"innodb-flush-log-at-trx-commit": "0", "innodb-doublewrite": "0", "sync-binlog": "0"}
 SETTINGS = {
@@ -38,7 +41,7 @@ class Mariadb(PrivateServer):
     users = ("mysql", "nobody")
 
     def __init__(self, *, durable: bool) -> None:
-        self._programs = programs(("mariadb-install-db", "mariadbd"), PLACES, "mariadb-server-core")
+        self._programs = programs(PROGRAMS, PLACES, *PACKAGES)
         if not self._programs:
             raise Missing("no MariaDB server program was found; install MariaDB 10.6 or newer")
         super().__init__()

@@ -104,13 +104,13 @@ class PrivateServer(ABC):
         """Whether it answers."""
 
 
-def programs(names: Sequence[str], places: Sequence[str], package: str) -> dict[str, str]:
+def programs(names: Sequence[str], places: Sequence[str], *packages: str) -> dict[str, str]:
     """Where these programs are, installing them if need be; empty if they cannot be had."""
     known = found(names, places)
     if not known and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run(["apt-get", "update"], check=False, capture_output=True)
-        command = ["apt-get", "install", "-y", "--no-install-recommends", package]
+        command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
         subprocess.run(command, check=False, capture_output=True, env=environment)
         known = found(names, places)
     return known
