@@ -182,6 +182,69 @@ def test_operations_that_were_awaited_in_any_way_are_not_forgotten() -> None:
     assert run.result == "done"
 
 
+def test_operations_that_are_awaited_only_when_they_are_done_are_not_forgotten() -> None:
+    async def flow(ctx: Context) -> Any:
+        first, second, third = named(ctx, "first"), named(ctx, "second"), ctx.receive("approval")
+        await named(ctx, "ship")
+        assert first.done() and second.done() and third.done()
+        await asyncio.gather(first, third)
+        await second
+        return "done"
+
+    run = Driver(flow)
+    run.complete("first")
+    run.complete("second")
+    run.message("approval", 1)
+    run.complete("ship")
+    assert run.result == "done"
+
+
+def test_an_operation_that_was_waited_for_in_vain_is_not_forgotten() -> None:
+    async def flow(ctx: Context) -> Any:
+        slow, slower = named(ctx, "slow"), named(ctx, "slower")
+        _, pending = await asyncio.wait([slow, slower, named(ctx, "quick")], return_when=asyncio.FIRST_COMPLETED)
+        assert pending == {slow, slower}
+        await named(ctx, "ship")
+        return "done"
+
+    run = Driver(flow)
+    run.complete("quick")
+    run.complete("slow")
+    run.complete("ship")
+    assert run.result == "done"
+
+
+def test_an_operation_that_another_task_waits_for_is_not_forgotten() -> None:
+    async def flow(ctx: Context) -> Any:
+        async def wait_for(operation: Any) -> None:
+            await operation
+
+        asyncio.create_task(wait_for(named(ctx, "charge")))
+        await named(ctx, "ship")
+        return "done"
+
+    run = Driver(flow)
+    run.complete("ship")
+    assert run.result == "done"
+
+
+def test_operations_that_the_engine_itself_keeps_an_eye_on_are_forgotten_if_the_workflow_awaits_them_never() -> None:
+    async def flow(ctx: Context) -> Any:
+        ctx.options(undo=typed).step(typed, 1)
+        ctx.receive("approval", timeout=60)
+        await named(ctx, "ship")
+        return "done"
+
+    run = Driver(flow)
+    run.complete("typed", [{"x": 1, "y": 1}])
+    run.message("approval", 1)
+    run.complete("ship")
+    run.complete("typed/~undo", [])
+    assert isinstance(run.error, NeverAwaited)
+    for name in ("typed", "approval"):
+        assert name in str(run.error)
+
+
 def test_operations_of_a_workflow_that_fails_are_not_called_forgotten() -> None:
     async def flow(ctx: Context) -> Any:
         named(ctx, "charge")

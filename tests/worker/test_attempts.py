@@ -11,7 +11,7 @@ import pytest
 from perdure import StepTimeout
 from perdure.core.system import Cancellable
 from perdure.host import Host
-from perdure.replay.futures import Watched
+from perdure.replay.futures import watch
 from perdure.replay.loop import RunLoop, outside
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals
@@ -79,7 +79,8 @@ class Nowhere:
 
 def begin(function: Callable[..., Any], system: Host, run: Run, timeout: float | None = None) -> Attempt:
     options = StepOptions() if timeout is None else StepOptions(timeout=timeout)
-    future: Watched[Any] = Watched(loop=RunLoop("run-1", NoTimers()), label="step", unawaited=None)
+    loop = RunLoop("run-1", NoTimers())
+    future = watch(loop, loop.root, "step", None)
     operation = StepOperation("step", future, StepRequest("step", spec_of(function), (), {}, options), "")
     attempt = Attempt(operation, "run-1", NOW.now, system, Arrivals(system, lambda: NOW, Nowhere()), run)
     attempt.start(StepThreads(10), NOW.now * 2)

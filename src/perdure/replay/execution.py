@@ -192,6 +192,7 @@ class Execution(Versioning):
         future.watcher = future.operation = None
         self.loop.seconds = (self.time - self._origin.started_at) / 1e6
         if not future.done():
+            future.heed()
             future.set_result(value)
         if "/" in location:
             self.scoping.note(location[: location.rindex("/") + 1], self.next_seq - 1)
@@ -339,7 +340,7 @@ class Execution(Versioning):
             if self._undoing.over:
                 self._end(self._undoing.outcome(self._codec))
             return
-        forgotten = [watched.label for watched in self._unawaited.values()]
+        forgotten = [watched.label for watched in self._unawaited.values() if watched.is_forgotten]
         outcome = outcome_of(main, self._ending, forgotten, stopped=self.cancel_requested)
         if self.undos is None or outcome.error is None or not self.undos.needed:
             self._end(outcome)

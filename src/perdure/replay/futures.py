@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from perdure.replay.loop import RunLoop
+    from perdure.workflow.scopes import Scope
 
 T = TypeVar("T")
 
 # Bound once: `super()` makes an object for each call.
-_init = asyncio.Future.__init__
 _await = asyncio.Future.__await__
 _add_done_callback = asyncio.Future.add_done_callback
+_remove_done_callback = asyncio.Future.remove_done_callback
+_cancel = asyncio.Future.cancel
 
 
 class RunFuture(asyncio.Future[T]):
@@ -53,53 +55,95 @@ class Watcher(Protocol):
         """The workflow cancelled it."""
 
 
-class Watched(RunFuture[T]):
-    """A future that knows whether anything ever waited for it, and tells when the workflow gives it up."""
+class Watched(asyncio.Future[T]):
+    """A future that tells when the workflow gives it up, and of which it can be told whether anything ever waited for it.
 
-    __slots__ = ("_unawaited", "label", "operation", "watcher")
+    One is made for every operation, so asyncio's own code makes it and waits for it: what that does not know, `watch` adds, and who waits
+    shows in its callbacks. Before it is resolved, `heed` has to look at them.
+    """
 
-    def __init__(self, *, loop: RunLoop, label: str, unawaited: dict[int, Watched[Any]] | None) -> None:
-        # Not by way of `RunFuture`: this is made for every operation, and each level costs.
-        _init(self, loop=loop)
-        self._stable_hash = number = loop.next_hash()
-        self.label = label
-        #: Where it is listed until something waits for it.
-        self._unawaited = unawaited
-        if unawaited is not None:
-            unawaited[number] = self
-        #: Told when the workflow cancels it.
-        self.watcher: Watcher | None = None
-        self.operation: Any = None
+    __slots__ = ("_stable_hash", "_unawaited", "label", "operation", "watcher")
+
+    _stable_hash: int
+    #: Where it is listed unless something has waited for it; None: nothing has to.
+    _unawaited: dict[int, Watched[Any]] | None
+    label: str
+    #: Told when the workflow cancels it.
+    watcher: Watcher | None
+    operation: Any
+
+    def __hash__(self) -> int:
+        return self._stable_hash
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing has waited for it, if it is listed."""
+        return not self._callbacks
+
+    def heed(self) -> None:
+        """Remember whether something waits for it by now. From now on, what does shows by itself."""
+        if self._callbacks:
+            self._is_awaited()
+        elif self._unawaited is not None:
+            self.__class__ = Heedful
+
+    def observe(self, fn: Callable[[Any], object]) -> None:
+        """Call back when it is done; that alone is not waiting for it."""
+        self.heed()
+        _add_done_callback(self, fn)
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        """Whoever did not want to wait any longer has waited."""
+        self._is_awaited()
+        return _remove_done_callback(self, fn)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Give the operation up."""
+        cancelled = _cancel(self, msg)
+        if cancelled:
+            self._is_awaited()
+            if self.watcher is not None:
+                self.watcher.abandoned(self.operation)
+        return cancelled
+
+    def _is_awaited(self) -> None:
+        if self._unawaited is not None:
+            self._unawaited.pop(self._stable_hash, None)
+            self._unawaited = None
+
+
+class Heedful(Watched[T]):
+    """One that nothing had waited for when it was resolved: whoever does so later says so."""
+
+    __slots__ = ()
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing has waited for it, if it is listed."""
+        return True
+
+    def heed(self) -> None:
+        """It does."""
 
     def __await__(self) -> Generator[Any, None, T]:
-        unawaited = self._unawaited
-        if unawaited is not None:
-            unawaited.pop(self._stable_hash, None)
-            self._unawaited = None
+        self._is_awaited()
         return _await(self)
 
     __iter__ = __await__
 
     def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
         """Call back when it is done; whoever asks for that waits for it."""
-        if self._unawaited is not None:
-            self._is_awaited(self._unawaited)
+        self._is_awaited()
         _add_done_callback(self, fn, context=context)
 
-    def observe(self, fn: Callable[[Any], object]) -> None:
-        """Call back when it is done; that alone is not waiting for it."""
-        _add_done_callback(self, fn)
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Give the operation up."""
-        cancelled = super().cancel(msg)
-        if cancelled:
-            if self._unawaited is not None:
-                self._is_awaited(self._unawaited)
-            if self.watcher is not None:
-                self.watcher.abandoned(self.operation)
-        return cancelled
-
-    def _is_awaited(self, unawaited: dict[int, Watched[Any]]) -> None:
-        unawaited.pop(self._stable_hash, None)
-        self._unawaited = None
+def watch(loop: RunLoop, scope: Scope, label: str, unawaited: dict[int, Watched[Any]] | None) -> Watched[Any]:
+    """A new one, listed until something waits for it."""
+    future: Watched[Any] = Watched(loop=loop)
+    future._stable_hash = number = loop.next_hash_in(scope)
+    future.label = label
+    future._unawaited = unawaited
+    if unawaited is not None:
+        unawaited[number] = future
+    future.watcher = future.operation = None
+    return future

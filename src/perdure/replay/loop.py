@@ -121,7 +121,10 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     def next_hash(self) -> int:
         """A number that no other future of any run has, the same in every replay."""
-        scope = current_scope.get(self.root)
+        return self.next_hash_in(current_scope.get(self.root))
+
+    def next_hash_in(self, scope: Scope) -> int:
+        """The same, for what is made in that scope."""
         scope.futures += 1
         if not scope.path:
             return self._hash_base + scope.futures

@@ -5,7 +5,6 @@ Arriving is what the history records; taking happens while the loop drains. So a
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,6 +108,7 @@ class Mailbox(Struct):
         seq, payload = letter
         if receiver.scope.path:
             self._taken(receiver.scope.path, seq)
+        receiver.future.heed()
         try:
             value = self._codec.decode(payload, receiver.types[name], f"message {name!r} to run {self._run_id!r}")
         except DecodeError as error:
@@ -126,5 +126,4 @@ def bound(receiving: Watched[Any], expired: Watched[Any], names: Sequence[str]) 
             receiving.set_exception(TimeoutError(f"no message {listed} arrived in time"))
 
     expired.add_done_callback(on_expired)
-    # Not as the workflow would: this is no one awaiting it.
-    asyncio.Future.add_done_callback(receiving, lambda _: expired.cancel())
+    receiving.observe(lambda _: expired.cancel())

@@ -16,7 +16,7 @@ from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id, short_key
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
 from perdure.replay.functions import check_function
-from perdure.replay.futures import Watched
+from perdure.replay.futures import Watched, watch
 from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox, bound
 from perdure.replay.memo import Memo
@@ -147,9 +147,9 @@ class Requests(ABC):
         digest = self._codec.digest((request.args, request.kwargs), name)
         location = scope.next(name)
         if loop.closed:
-            return Watched(loop=loop, label=location, unawaited=None)
+            return watch(loop, scope, location, None)
         # As `_opened` does, which would be another call for every step.
-        future: Watched[Any] = Watched(loop=loop, label=location, unawaited=self._unawaited)
+        future = watch(loop, scope, location, self._unawaited)
         operation = StepOperation(location, future, request, digest)
         self._open[location] = operation
         self.fresh.append(operation)
@@ -160,7 +160,7 @@ class Requests(ABC):
     def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
         """See `Runtime`."""
         digest = self._codec.digest((request.args, request.kwargs), request.name)
-        future = self._watch(location)
+        future = self._watch(current_scope.get(self._root), location)
         return self._opened(StepOperation(location, future, request, digest), future)
 
     def place(self, request: StepRequest) -> str:
@@ -187,14 +187,14 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         names = [one.name for one in expected]
-        future = self._watch(f"receive({', '.join(map(repr, names))})")
+        scope = current_scope.get(self._root)
+        future = self._watch(scope, f"receive({', '.join(map(repr, names))})")
         if self.loop.closed:
             return future
-        scope = current_scope.get(self._root)
         self._mailbox.receive(expected, future, scope, named=named)
         if due is not None and not future.done():
             location = scope.next("receive.timeout")
-            expired: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
+            expired = watch(self.loop, scope, location, None)
             bound(future, self._opened(self.timers.set(location, due, expired), expired), names)
         return future
 
@@ -208,9 +208,10 @@ class Requests(ABC):
     def spawn(self, call: Call[Any], options: ChildOptions) -> Spawned:
         """See `Runtime`."""
         self._check_inside()
-        location = current_scope.get(self._root).next(call.type)
+        scope = current_scope.get(self._root)
+        location = scope.next(call.type)
         # Nobody has to wait for it, so it is not among those that were forgotten.
-        future: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
+        future = watch(self.loop, scope, location, None)
         return Spawned(self._begin_child(call, options, location, future).child_id, location, future)
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
@@ -298,7 +299,7 @@ class Requests(ABC):
                     "inside of that part"
                 )
         self.loop.forsake_generators(lambda path: is_over(path, scope.path, mark.upto, drop))
-        future = self._watch(scope.location)
+        future = self._watch(current_scope.get(self._root), scope.location)
         return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)
 
     def _leave_behind(self, operation: ChildOperation, *, stop: bool) -> None:
@@ -341,12 +342,13 @@ class Requests(ABC):
 
     # opening and closing
 
-    def _watch(self, label: str) -> Watched[Any]:
-        return Watched(loop=self.loop, label=label, unawaited=None if self.loop.closed else self._unawaited)
+    def _watch(self, scope: Scope, label: str) -> Watched[Any]:
+        return watch(self.loop, scope, label, None if self.loop.closed else self._unawaited)
 
     def _place(self, name: str) -> tuple[str, Watched[Any]]:
-        location = current_scope.get(self._root).next(name)
-        return location, self._watch(location)
+        scope = current_scope.get(self._root)
+        location = scope.next(name)
+        return location, self._watch(scope, location)
 
     def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:
         # A run that is being let go gets futures that never resolve: raising here could be caught and tried again for ever.

@@ -27,6 +27,7 @@ class Results(Struct):
         future.watcher = future.operation = None
         if future.done():
             return
+        future.heed()
         if record.failed:
             failure = Failure.from_json(record.payload or "{}")
             error = self._errors.restore(failure)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from perdure.core.errors import Diverged
 from perdure.core.model import Kind, Record
 from perdure.replay.divergence import diverged, position
-from perdure.replay.futures import Watched
+from perdure.replay.futures import watch
 from perdure.replay.operations import Operation, RemovedOperation
 from perdure.replay.outcome import Outcome
 from perdure.replay.requests import Requests
@@ -85,8 +84,9 @@ class Versioning(Requests):
         self._check_inside()
         if kind is Kind.VERSION:
             self._versions.setdefault(self._version_place(name), _ANY)
-        location = "" if kind is Kind.VERSION else current_scope.get(self._root).next(name)
-        future: Watched[Any] = Watched(loop=self.loop, label=location, unawaited=None)
+        scope = current_scope.get(self._root)
+        location = "" if kind is Kind.VERSION else scope.next(name)
+        future = watch(self.loop, scope, location, None)
         if self.loop.closed:
             return future
         self._removed.add(location)
