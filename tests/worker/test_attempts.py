@@ -12,7 +12,7 @@ from perdure import StepTimeout
 from perdure.core.system import Cancellable
 from perdure.host import Host
 from perdure.replay.futures import watch
-from perdure.replay.loop import RunLoop, outside
+from perdure.replay.loop import RunLoop
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.attempts import Attempt
@@ -21,7 +21,7 @@ from perdure.worker.threads import StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.steps import StepOptions, spec_of
 
-NOW = Moment(1_700_000_000_000_000, may_start=True, around=outside())
+NOW = Moment(1_700_000_000_000_000, may_start=True)
 
 
 class Timers(Host):
@@ -82,7 +82,7 @@ def begin(function: Callable[..., Any], system: Host, run: Run, timeout: float |
     loop = RunLoop("run-1", NoTimers())
     future = watch(loop, loop.root, "step", None)
     operation = StepOperation("step", future, StepRequest("step", spec_of(function), (), {}, options), "")
-    attempt = Attempt(operation, "run-1", NOW.now, system, Arrivals(system, lambda: NOW, Nowhere()), run)
+    attempt = Attempt(operation, "run-1", NOW.now, system, Arrivals(system, lambda _: NOW, Nowhere()), run)
     attempt.start(StepThreads(10), NOW.now * 2)
     return attempt
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.core.errors import Evicted
 from perdure.replay.futures import RunTask
-from perdure.replay.loop import RunLoop, outside
+from perdure.replay.loop import RunLoop
 
 #: How often code may refuse to end before it is left alone.
 MAX_THROWS = 8
@@ -33,9 +33,7 @@ def end_tasks(loop: RunLoop, main: RunTask[Any] | None) -> bool:
 
 def _end_all(loop: RunLoop) -> bool:
     ended = True
-    before = outside()
-    loop.enter()
-    try:
+    with loop.inside():
         for _ in range(MAX_THROWS):
             tasks, loop.tasks = loop.tasks, {}
             generators, loop.generators = loop.generators, []
@@ -46,8 +44,6 @@ def _end_all(loop: RunLoop) -> bool:
             # Cleanup code may have started more. Of a task that was never begun nothing runs, so this comes to an end.
             if not loop.tasks and not loop.generators:
                 break
-    finally:
-        loop.leave(before)
     return ended
 
 

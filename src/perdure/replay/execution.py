@@ -25,7 +25,7 @@ from perdure.replay.divergence import Arguments
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask
 from perdure.replay.log import ReplayLog
-from perdure.replay.loop import Outside, outside
+from perdure.replay.loop import Around
 from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin
@@ -73,6 +73,8 @@ class Execution(Versioning):
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
         super().__init__(origin, Memo(earlier) if earlier else NOTHING, Scoping(earlier, current), codec)
+        #: Whether earlier attempts have left something to `recall`.
+        self.remembers = bool(earlier)
         #: Children that the workflow, now ended, no longer waits for.
         self.orphans: list[ChildOperation] = []
         #: Records not yet handed to the worker.
@@ -94,7 +96,7 @@ class Execution(Versioning):
 
     # the worker's side: running
 
-    def begin(self, around: Outside | None = None) -> None:
+    def begin(self, around: Around | None = None) -> None:
         """Call the workflow function and run it to its first wait."""
         context = ContextVars()
         context.run(current_scope.set, self._root)
@@ -108,9 +110,7 @@ class Execution(Versioning):
         """Apply recorded completions until all are applied (True) or `budget()` says to pause (False). Raises `Diverged`."""
         history = self._history
         # Entered once for all of them: each drain would otherwise do it anew.
-        before = outside()
-        self.loop.enter()
-        try:
+        with self.loop.inside():
             while self._applied < len(history):
                 if self.outcome is not None and not self._is_for_nobody(history[self._applied], None):
                     raise self._diverged(history[self._applied])
@@ -122,8 +122,6 @@ class Execution(Versioning):
                     self._apply(record)
                 if self._applied % 32 == 0 and not budget():
                     return False
-        finally:
-            self.loop.leave(before)
         if self._arguments is not None:
             self._arguments.check(self._open.values())
         if self.replaying:
@@ -173,29 +171,29 @@ class Execution(Versioning):
         now: int,
         started_at: int,
         attempts: int,
-        around: Outside,
+        around: Around | None,
     ) -> None:
         """An open step returned `value`, which is what `payload` decodes to. As `record`, with everything known already."""
         if now > self.time:
             self.time = now
-        location = operation.location
+        location, origin, seq = operation.location, self._origin, self.next_seq
         self.unsaved.append(
             Record(
-                seq=self.next_seq, kind=_STEP, location=location, payload=payload, at=self.time, started_at=started_at,
-                digest=operation.digest, attempts=attempts, run_attempt=self._origin.attempt,
+                seq=seq, kind=_STEP, location=location, payload=payload, at=self.time, started_at=started_at,
+                digest=operation.digest, attempts=attempts, run_attempt=origin.attempt,
             )
         )  # fmt: skip
-        self.next_seq += 1
+        self.next_seq = seq + 1
         del self._open[location]
         operation.open = False
         future = operation.future
         future.watcher = future.operation = None
-        self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+        self.loop.seconds = (self.time - origin.started_at) / 1e6
         if not future.done():
             future.heed()
             future.set_result(value)
         if "/" in location:
-            self.scoping.note(location[: location.rindex("/") + 1], self.next_seq - 1)
+            self.scoping.note(location[: location.rindex("/") + 1], seq)
         self._drain(around)
 
     def reached(self, operation: ScopeOperation, now: int) -> None:
@@ -326,7 +324,7 @@ class Execution(Versioning):
 
     # draining and ending
 
-    def _drain(self, around: Outside | None = None) -> None:
+    def _drain(self, around: Around | None = None) -> None:
         try:
             self.loop.drain(around)
         except LoopStuck as error:

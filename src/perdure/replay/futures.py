@@ -82,10 +82,13 @@ class Watched(asyncio.Future[T]):
 
     def heed(self) -> None:
         """Remember whether something waits for it by now. From now on, what does shows by itself."""
-        if self._callbacks:
-            self._is_awaited()
-        elif self._unawaited is not None:
-            self.__class__ = Heedful
+        unawaited = self._unawaited
+        if unawaited is not None:
+            if self._callbacks:
+                unawaited.pop(self._stable_hash, None)
+                self._unawaited = None
+            else:
+                self.__class__ = Heedful
 
     def observe(self, fn: Callable[[Any], object]) -> None:
         """Call back when it is done; that alone is not waiting for it."""

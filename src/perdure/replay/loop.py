@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio import events, tasks
+from asyncio import tasks
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from threading import get_ident
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -24,9 +26,6 @@ from perdure.replay.futures import RunFuture, RunTask
 from perdure.workflow.scopes import Scope, current_scope
 
 T = TypeVar("T")
-
-#: The running loop, and the hooks for asynchronous generators.
-Outside = tuple[asyncio.AbstractEventLoop | None, Any]
 
 #: Callbacks in a row, none of which asked for anything durable, after which a drain is taken to be an endless loop.
 STUCK_AFTER = 100_000
@@ -82,9 +81,26 @@ class RunTimerHandle(asyncio.TimerHandle):
         super().cancel()
 
 
-def outside() -> Outside:
-    """What `RunLoop.leave` puts back. Asking takes as long as some steps do, so whoever enters many loops asks once."""
-    return events._get_running_loop(), sys.get_asyncgen_hooks()
+class Around:
+    """What runs are drained in. Finding out and setting that up takes as long as some steps do, so whoever drains many enters it once."""
+
+    __slots__ = ("_hooks", "entered", "loop")
+
+    def __init__(self) -> None:
+        #: What runs while no run does.
+        self.loop = _get_running_loop()
+        self._hooks = sys.get_asyncgen_hooks()
+        #: Whether new asynchronous generators are kept by the runs that begin them.
+        self.entered = False
+
+    def __enter__(self) -> Around:
+        sys.set_asyncgen_hooks(_hold, _keep)
+        self.entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.entered = False
+        sys.set_asyncgen_hooks(*self._hooks)
 
 
 def _refuse_io(*_: object, **__: object) -> NoReturn:
@@ -210,31 +226,31 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # draining
 
-    def drain(self, around: Outside | None = None) -> None:
-        """Run callbacks until none is ready; `around` is what `outside()` says, if known. Raises `LoopStuck` when that never happens."""
+    def drain(self, around: Around | None = None) -> None:
+        """Run callbacks until none is ready, in what was entered for that, if it was. Raises `LoopStuck` when that never happens."""
         if self._thread:
             self._run_ready()
+        elif not self._ready:
             return
-        if not self._ready:
-            return
-        loop, hooks = around or outside()
-        # As `enter` and `leave` do, which would be two more calls for every step.
-        self._thread = get_ident()
-        events._set_running_loop(self)
-        sys.set_asyncgen_hooks(self._hold_generator, _keep)
-        try:
-            self._run_ready()
-        finally:
-            self._thread = 0
-            events._set_running_loop(loop)
-            sys.set_asyncgen_hooks(*hooks)
+        elif around is None or not around.entered:
+            with self.inside():
+                self._run_ready()
+        else:
+            # As `inside` does, which would be two more calls for every step.
+            self._thread = get_ident()
+            _set_running_loop(self)
+            try:
+                self._run_ready()
+            finally:
+                self._thread = 0
+                _set_running_loop(around.loop)
 
     def _run_ready(self) -> None:
         self.idle_callbacks = 0
         ready = self._ready
         while ready:
-            self.idle_callbacks += 1
-            if self.idle_callbacks > STUCK_AFTER:
+            self.idle_callbacks = count = self.idle_callbacks + 1
+            if count > STUCK_AFTER:
                 raise LoopStuck(
                     f"the workflow ran {STUCK_AFTER:,} callbacks without waiting for anything durable; "
                     "a loop around `await asyncio.sleep(0)` never lets time pass, use `await ctx.sleep(...)`"
@@ -256,20 +272,20 @@ class RunLoop(asyncio.AbstractEventLoop):
         # Not by asking asyncio, which asks the operating system for the process at each call.
         return self._thread == get_ident()
 
-    def enter(self) -> None:
-        """Make this the running loop and the keeper of new generators. Not while it is entered already."""
-        self._thread = get_ident()
-        events._set_running_loop(self)
-        sys.set_asyncgen_hooks(self._hold_generator, _keep)
+    @contextmanager
+    def inside(self) -> Generator[None]:
+        """Let this be the running loop and the keeper of new generators. Not while it is already."""
+        with Around() as around:
+            self._thread = get_ident()
+            _set_running_loop(self)
+            try:
+                yield
+            finally:
+                self._thread = 0
+                _set_running_loop(around.loop)
 
-    def leave(self, before: Outside) -> None:
-        """Put back what was before `enter`."""
-        self._thread = 0
-        events._set_running_loop(before[0])
-        sys.set_asyncgen_hooks(*before[1])
-
-    def _hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        # Held so that the garbage collector never decides when its `finally` runs.
+    def hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Keep it, so that the garbage collector never decides when its `finally` runs."""
         # `ag_frame` is there in CPython, though not in the types of an async generator.
         if len(self.generators) > 64:
             self.generators = [held for held in self.generators if held[0].ag_frame is not None]  # type: ignore[attr-defined]
@@ -361,6 +377,13 @@ async def _await(future: asyncio.Future[T]) -> T:
 
 def _ignore(_: dict[str, Any]) -> None:
     """Nobody wants to know."""
+
+
+def _hold(generator: AsyncGenerator[Any, Any]) -> None:
+    """Let the run keep it that begins it."""
+    loop = _get_running_loop()
+    if isinstance(loop, RunLoop):
+        loop.hold_generator(generator)
 
 
 def _keep(_: AsyncGenerator[Any, Any]) -> None:

@@ -46,6 +46,8 @@ class Requests(ABC):
     replaying = True
     #: Of the broadcasts that it listens to.
     topics: frozenset[str] = frozenset()
+    #: Whether it ever asked for a step that does not wait for what was done before.
+    hasty = False
     #: What tells the randomness of a copy from that of the run that it was copied from.
     _salt = ""
     _open_children = 0
@@ -150,6 +152,8 @@ class Requests(ABC):
             return watch(loop, scope, location, None)
         # As `_opened` does, which would be another call for every step.
         future = watch(loop, scope, location, self._unawaited)
+        if request.options.ephemeral is True:
+            self.hasty = True
         operation = StepOperation(location, future, request, digest)
         self._open[location] = operation
         self.fresh.append(operation)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from perdure.core.system import System
+from perdure.replay.loop import Around
 from perdure.worker.guard import Breakable
 from perdure.worker.moment import Moment
 
@@ -56,7 +57,7 @@ class Departures(Protocol):
 class Arrivals:
     """See the module."""
 
-    def __init__(self, system: System, moment: Callable[[], Moment], departures: Departures) -> None:
+    def __init__(self, system: System, moment: Callable[[Around], Moment], departures: Departures) -> None:
         self._system = system
         self._moment = moment
         self._departures = departures
@@ -72,17 +73,18 @@ class Arrivals:
         waiting, self._waiting = self._waiting, []
         self._departures.gather()
         try:
-            moment = self._tell(waiting)
+            with Around() as around:
+                moment = self._tell(waiting, around)
         except BaseException:
             self._departures.leave_later()
             raise
         self._departures.leave(moment)
 
-    def _tell(self, waiting: list[tuple[Arriving, Any, BaseException | None]]) -> Moment:
-        moment = self._moment()
+    def _tell(self, waiting: list[tuple[Arriving, Any, BaseException | None]], around: Around) -> Moment:
+        moment = self._moment(around)
         for start in range(0, len(waiting), _AT_ONCE):
             if start:
-                moment = self._moment()
+                moment = self._moment(around)
             for attempt, result, error in waiting[start : start + _AT_ONCE]:
                 if attempt.close():
                     self._system.crash_point("step.returned")

@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
+from perdure.replay.loop import Around
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
 
@@ -21,7 +22,7 @@ _AT_ONCE = 32
 class Beginnings:
     """See the module."""
 
-    def __init__(self, moment: Callable[[], Moment], *, in_parts: bool) -> None:
+    def __init__(self, moment: Callable[[Around], Moment], *, in_parts: bool) -> None:
         self._moment = moment
         self._at_once = _AT_ONCE if in_parts else sys.maxsize
         self._waiting: list[Kept] = []
@@ -36,6 +37,7 @@ class Beginnings:
         part, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._begin)
-        moment = self._moment()
-        for held in part:
-            held.begin(moment)
+        with Around() as around:
+            moment = self._moment(around)
+            for held in part:
+                held.begin(moment)

@@ -41,6 +41,7 @@ from perdure.worker.sealing import Seal
 from perdure.worker.stage import Stage
 from perdure.worker.steering import UNRECORDED, Steering
 from perdure.worker.taking import make_execution
+from perdure.workflow.steps import NO_OPTIONS
 
 logger = logging.getLogger("perdure.worker")
 
@@ -200,8 +201,9 @@ class Held(Holding):
             assert execution is not None
             if execution.fresh or execution.dropped or execution.effects:
                 self._collect(now)
-            if self._ready and (self._steering is None or not self._steering.holds_back):
-                self._dispatch(moment)
+            durable = not (self._committing or execution.unsaved)
+            if self._ready and (durable or execution.hasty) and not (self._steering and self._steering.holds_back):
+                self._dispatch(moment, durable=durable)
         if self._committing or (self._seal is not None and self._seal.grant()):
             return
         if self._must_write(now):
@@ -216,25 +218,25 @@ class Held(Holding):
             self._arm(now)
 
     def _collect(self, now: int) -> None:
-        assert self._execution is not None
-        collect(self._execution, self._draft, self._ready, self._attempts, self.run, self._crew, now)
+        execution = self._execution
+        assert execution is not None
+        first, *others = execution.fresh or (None,)
+        if type(first) is StepOperation and first.open and not (
+            others or execution.dropped or execution.effects or execution.remembers
+        ):  # fmt: skip
+            # As `collect` does, for the usual run, which has asked for one step.
+            self._ready.append(first)
+            execution.fresh = []
+        else:
+            collect(execution, self._draft, self._ready, self._attempts, self.run, self._crew, now)
         if self._passing is not None:
             self._passing.tidy()
 
-    def _dispatch(self, moment: Moment) -> None:
+    def _dispatch(self, moment: Moment, *, durable: bool) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
-        execution = self._execution
-        assert execution is not None
         if self.run.deadline <= moment.now:
             self._expire()
             return
-        durable = not self._committing and not execution.unsaved
-        if not durable:
-            for operation in self._ready:
-                if operation.ephemeral:
-                    break
-            else:
-                return
         waiting: list[StepOperation] = []
         crew = self._crew
         attempt: Attempt
@@ -244,7 +246,7 @@ class Held(Holding):
             if operation.retry_at > moment.now or not moment.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            if has_to_pass(operation):
+            if operation.request.options is not NO_OPTIONS and has_to_pass(operation):
                 self._passing = self._passing or Passing(self)
                 if not self._passing.may_begin(operation):
                     continue
@@ -299,36 +301,36 @@ class Held(Holding):
         if self.stage is not _ACTIVE:
             return None
         records: tuple[Record, ...] = ()
-        self._verdict_next = self._next_state(moment.now)
-        if isinstance(self._verdict_next, Finish):
+        self._verdict_next = after = self._next_state(moment.now)
+        if type(after) is Finish:
             self._crew.owner.ending(self)
-        if self._execution is not None:
-            records, self._execution.unsaved = tuple(self._execution.unsaved), []
-            if self._execution.scoping.let_go:
-                self._draft.trim(self._execution.scoping.take_trimmed(), self.seen)
+        execution = self._execution
+        if execution is not None:
+            records, execution.unsaved = tuple(execution.unsaved), []
+            if execution.scoping.let_go:
+                self._draft.trim(execution.scoping.take_trimmed(), self.seen)
         self._committing = True
         if self._wakeup.timer is not None:
             self._wakeup.disarm()
-        return self._draft.turn(self.lease, records, self._verdict_next)
+        return self._draft.turn(self.lease, records, after)
 
     def _next_state(self, now: int) -> Next | None:
-        outcome = None if self._execution is None else self._execution.outcome
+        execution = self._execution
+        outcome = None if execution is None else execution.outcome
         if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
             return self._forced
         if self._steering is not None and not self._attempts and (outcome is None or outcome.renewed is not None):
             steered = self._steering.next_state(ended=outcome is not None)
             if steered is not None:
                 return steered
-        if outcome is not None and self._execution is not None:
+        if outcome is not None and execution is not None:
             self._cancel_attempts()
-            return end_with(
-                outcome, self._execution, self._draft, self.run, self.seen, self._workflow.retry, self._crew, now
-            )
+            return end_with(outcome, execution, self._draft, self.run, self.seen, self._workflow.retry, self._crew, now)
         if self._attempts or (self._ready and self._ready[0].retry_at <= now):
             return Release() if self._crew.owner.stopping and not self._attempts else None
         if self._may_park(now):
-            assert self._execution is not None
-            reason = reason_to_wait(self._execution)
+            assert execution is not None
+            reason = reason_to_wait(execution)
             if self._passing is not None and reason in (Reason.RETRY, Reason.TIMER):
                 reason = self._passing.reason or reason
             return Park(self._next_wake(), reason, self.seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.replay.loop import Outside
+from perdure.replay.loop import Around
 
 
 class Moment(Struct, frozen=True):
@@ -14,5 +14,5 @@ class Moment(Struct, frozen=True):
     now: int
     #: Whether the lease is safe enough to begin something new.
     may_start: bool
-    #: The worker's loop, for the runs' own loops to give back to.
-    around: Outside
+    #: What runs are drained in, if it was entered for several of them.
+    around: Around | None = None

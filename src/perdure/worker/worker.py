@@ -19,7 +19,7 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.ids import uuid7
 from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.system import System
-from perdure.replay.loop import outside
+from perdure.replay.loop import Around
 from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.beginnings import Beginnings
@@ -325,9 +325,9 @@ class Worker:
             held.drop()
             self._let_go(held)
 
-    def _moment(self) -> Moment:
+    def _moment(self, around: Around | None = None) -> Moment:
         may_start = not self.stopping and self._heart is not None and self._heart.is_safe()
-        return Moment(self._store.clock(), may_start, outside())
+        return Moment(self._store.clock(), may_start, around)
 
     # Owner
 
