@@ -18,7 +18,7 @@ from perdure.store.migrations import known
 from perdure.store.mysql import session
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import Connection, Way
-from perdure.store.mysql.literals import literal
+from perdure.store.mysql.literals import listed, literal, texts
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
@@ -199,6 +199,8 @@ async def test_any_text_comes_back_as_it_was(store: MysqlStore) -> None:
     [row] = await store.query("SELECT ?, ?", [everything, None])
     assert row == (everything, None)
     assert literal("it's \\") == "'it\\'s \\\\'"
+    for several in (["a", "b"], [], ["a", "it's"], ["a','b"], ["a\\", "b"], ["'", "'"]):
+        assert texts(several).replace(", ", ",") == listed(several).replace(", ", ",")
     with pytest.raises(TypeError):
         literal(1.5)
 

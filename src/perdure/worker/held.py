@@ -202,8 +202,13 @@ class Held(Holding):
             if execution.fresh or execution.dropped or execution.effects:
                 self._collect(now)
             durable = not (self._committing or execution.unsaved)
-            if self._ready and (durable or execution.hasty) and not (self._steering and self._steering.holds_back):
-                self._dispatch(moment, durable=durable)
+            if durable or execution.hasty:
+                if self._ready and not (self._steering is not None and self._steering.holds_back):
+                    self._dispatch(moment, durable=durable)
+            elif self._draft.urgent and not self._committing and self._seal is None:
+                # The usual run, one of whose steps has ended; what is asked below would come to the same.
+                self._crew.journal.submit(self)
+                return
         if self._committing or (self._seal is not None and self._seal.grant()):
             return
         if self._must_write(now):

@@ -187,11 +187,11 @@ class StepSpec(Struct, frozen=True):
 
 def spec_of(function: Callable[..., Any]) -> StepSpec:
     """What there is to know about a function as a step. Raises `BadArguments` if its annotations make no sense."""
-    if not isinstance(function, FunctionType):
+    if type(function) is not FunctionType:
         return _inspect(function)
     known: object = getattr(function, _SPEC, None)
     # `functools.wraps` copies attributes, so a wrapper may carry what was found out about the function inside it.
-    if isinstance(known, StepSpec) and known.function is function:
+    if type(known) is StepSpec and known.function is function:
         return known
     spec = _inspect(function)
     setattr(function, _SPEC, spec)

@@ -7,7 +7,7 @@ template has `:name` where a value goes; what was filled in is never looked at a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from perdure.store.mysql.dialect import MYSQL
 
@@ -48,6 +48,14 @@ def _escaped(value: str) -> str:
 def listed(values: Iterable[object]) -> Sql:
     """What stands between the parentheses of `IN (…)`; of no values, something that nothing equals."""
     return Sql(", ".join(map(literal, values)) or NULL)
+
+
+def texts(values: Sequence[str]) -> Sql:
+    """The same of texts, in a fraction of the time: almost never is there anything to escape in one of many."""
+    joined = "','".join(values)
+    if not values or "\\" in joined or joined.count("'") != 2 * len(values) - 2:
+        return listed(values)
+    return Sql(f"'{joined}'")
 
 
 def row_of(values: Iterable[object]) -> Sql:
