@@ -45,15 +45,29 @@ class Databases(Places):
     async def _make(self, dsn: str, name: str) -> None:
         await execute(dsn, [f"CREATE DATABASE {name}"])
 
-    async def _emptied(self, dsn: str, name: str) -> list[Any]:
-        from perdure.store.mysql.driver import DriverError
+    def _emptied(self, dsn: str, name: str) -> list[Any]:
+        import pymysql
 
-        emptying = [f"DELETE FROM {name}.perdure_{table}" for table in TABLES]
-        try:
-            return await execute(dsn, [*emptying, MIGRATIONS.format(name)])
-        except DriverError:
-            # Without tables, there is nothing to empty.
-            return []
+        if self._cleaner is None:
+            url = parse(dsn)
+            assert isinstance(url, MysqlUrl)
+            self._cleaner = pymysql.connect(
+                host=url.host,
+                port=url.port,
+                unix_socket=url.socket,
+                user=url.user,
+                password=url.password,
+                autocommit=True,
+            )
+        with self._cleaner.cursor() as cursor:
+            try:
+                for table in TABLES:
+                    cursor.execute(f"DELETE FROM {name}.perdure_{table}")
+            except pymysql.err.ProgrammingError:
+                # Without tables, there is nothing to empty.
+                return []
+            cursor.execute(MIGRATIONS.format(name))
+            return list(cursor.fetchall())
 
     async def _drop(self, dsn: str, names: set[str]) -> None:
         await execute(dsn, [f"DROP DATABASE IF EXISTS {name}" for name in names])

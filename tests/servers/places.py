@@ -47,6 +47,8 @@ class Places(ABC):
     def __init__(self) -> None:
         self._spare: list[str] = []
         self._made: set[str] = set()
+        #: One connection for all that is done between tests: making one takes longer than that.
+        self._cleaner: Any = None
         self._migrations = [(one.version, one.checksum) for one in known(self.dialect)]
 
     @asynccontextmanager
@@ -70,11 +72,13 @@ class Places(ABC):
             await store.close()
         yield self._url(dsn, name)
         # What a test has changed about the tables themselves is nothing for the next one.
-        if not fresh and [tuple(row) for row in await self._emptied(dsn, name)] == self._migrations:
+        if not fresh and [tuple(row) for row in self._emptied(dsn, name)] == self._migrations:
             self._spare.append(name)
 
     def drop(self) -> None:
         """All of them."""
+        if self._cleaner is not None:
+            self._cleaner.close()
         if self._made:
             asyncio.run(self._drop(dsn_of(self.variable), self._made))
 
@@ -87,7 +91,7 @@ class Places(ABC):
         """Make a place, if it has to be made."""
 
     @abstractmethod
-    async def _emptied(self, dsn: str, name: str) -> list[Any]:
+    def _emptied(self, dsn: str, name: str) -> list[Any]:
         """Remove all rows; the migrations that were applied, or nothing if there are no tables."""
 
     @abstractmethod

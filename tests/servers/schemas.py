@@ -33,17 +33,17 @@ class Schemas(Places):
     async def _make(self, dsn: str, name: str) -> None:
         """Made by the migration."""
 
-    async def _emptied(self, dsn: str, name: str) -> list[Any]:
-        import asyncpg
+    def _emptied(self, dsn: str, name: str) -> list[Any]:
+        import psycopg
 
-        connection = await asyncpg.connect(dsn)
-        try:
-            if await connection.fetchval("SELECT to_regclass($1) IS NULL", f"{name}.perdure_workers"):
-                return []
-            await connection.execute(";".join(f"DELETE FROM {name}.perdure_{table}" for table in TABLES))
-            return list(await connection.fetch(MIGRATIONS.format(name)))
-        finally:
-            await connection.close()
+        if self._cleaner is None:
+            self._cleaner = psycopg.connect(dsn, autocommit=True)
+        [[missing]] = self._cleaner.execute("SELECT to_regclass(%s) IS NULL", [f"{name}.perdure_workers"]).fetchall()
+        if missing:
+            return []
+        for table in TABLES:
+            self._cleaner.execute(f"DELETE FROM {name}.perdure_{table}".encode())
+        return list(self._cleaner.execute(MIGRATIONS.format(name).encode()).fetchall())
 
     async def _drop(self, dsn: str, names: set[str]) -> None:
         import asyncpg
