@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 
 from perdure.core.model import FAR
-from perdure.store import migration_script
+from perdure.host import Host
+from perdure.store import migration_script, open_store
+from perdure.store.url import MysqlUrl, PostgresUrl, parse
 from perdure.testing.invariants import Known, scan
 from perdure.testing.rules import RULES
+from tests.servers.databases import Databases
+from tests.servers.schemas import POSTGRES, Schemas
 
 ERROR = '{"type": "x"}'
 SOUND = f"""
@@ -134,6 +143,64 @@ def test_a_sound_database_breaks_no_promise(database: sqlite3.Connection) -> Non
 def test_damage_is_found(database: sqlite3.Connection, damage: str) -> None:
     database.executescript(damage)
     assert any(DAMAGE[damage] in complaint for complaint in scan(database.execute))
+
+
+def test_what_is_mended_between_two_looks_is_reported_all_the_same(database: sqlite3.Connection) -> None:
+    def query(sql: str) -> list[tuple[Any, ...]]:
+        rows = database.execute(sql).fetchall()
+        database.execute("UPDATE perdure_runs SET error = '{}' WHERE id = 'aside'")
+        return rows
+
+    database.execute("UPDATE perdure_runs SET error = NULL WHERE id = 'aside'")
+    [complaint] = scan(query)
+    assert "For a moment" in complaint
+    assert "says why" in complaint
+
+
+@contextmanager
+def on_a_server(url: str) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
+    """Executes statements in a transaction that is never committed."""
+    where = parse(url)
+    connection: Any
+    if isinstance(where, PostgresUrl):
+        connection = psycopg.connect(os.environ[POSTGRES])
+        connection.execute(f"SET search_path = {where.schema}")
+    else:
+        assert isinstance(where, MysqlUrl)
+        connection = pymysql.connect(
+            host=where.host, port=where.port, user=where.user, password=where.password, database=where.database
+        )
+
+    def execute(sql: str) -> list[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    yield execute
+    connection.rollback()
+    connection.close()
+
+
+@pytest.mark.parametrize("server", ["postgres", "mysql"])
+async def test_damage_is_found_on_servers(server: str, schemas: Schemas, databases: Databases) -> None:
+    places = schemas if server == "postgres" else databases
+    async with places.one() as url:
+        store = open_store(url, Host())
+        await store.open()
+        await store.close()
+        with on_a_server(url) as execute:
+            for statement in SOUND.split(";\n"):
+                if statement.strip():
+                    execute(statement)
+            assert scan(execute) == []
+            for damage, word in DAMAGE.items():
+                if "DROP INDEX" in damage:
+                    continue  # which would end the transaction on MySQL
+                execute("SAVEPOINT sound")
+                for statement in damage.split(";\n"):
+                    execute(statement)
+                assert any(word in complaint for complaint in scan(execute)), damage
+                execute("ROLLBACK TO SAVEPOINT sound")
 
 
 def test_every_rule_is_broken_by_some_damage() -> None:
