@@ -152,10 +152,9 @@ def one_at_a_time(passed: list[str], homes: Homes) -> Iterator[tuple[Trap]]:
 
 
 def chosen(often: Counter[str]) -> Iterator[Trap]:
-    """Of busy points the first passing and a later one; of each other verb one."""
+    """Of busy points one passing; of each other verb one."""
     for point in BUSY:
-        for hit in {1, random.randint(1, often[point])}:
-            yield Trap(point=point, hit=hit)
+        yield Trap(point=point, hit=random.randint(1, often[point]))
     for verb in dict.fromkeys(point.partition(".")[0] for point in often if point not in BUSY):
         point = random.choice([point for point in often if point.startswith(f"{verb}.")])
         yield Trap(point=point, hit=random.randint(1, often[point]))

@@ -9,7 +9,6 @@ import pytest
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.mysql.store import MysqlStore
-from perdure.testing.invariants import scan_store
 from tests.servers.databases import Databases
 
 
@@ -20,10 +19,10 @@ async def url(databases: Databases) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[MysqlStore]:
+async def store(url: str, databases: Databases) -> AsyncIterator[MysqlStore]:
     store = open_store(url, Host())
     assert isinstance(store, MysqlStore)
     await store.open()
     yield store
-    assert await scan_store(store.query) == []
+    assert databases.broken(url) == []
     await store.close()

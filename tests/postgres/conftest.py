@@ -10,7 +10,6 @@ import pytest
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing.invariants import scan_store
 from tests.servers.pgbouncer import Pgbouncer
 from tests.servers.private import Missing
 from tests.servers.schemas import PGBOUNCER, Schemas, postgres_dsn
@@ -30,12 +29,12 @@ def straight() -> None:
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[PostgresStore]:
+async def store(url: str, schemas: Schemas) -> AsyncIterator[PostgresStore]:
     store = open_store(url, Host())
     assert isinstance(store, PostgresStore)
     await store.open()
     yield store
-    assert await scan_store(store.query) == []
+    assert schemas.broken(url) == []
     await store.close()
 
 

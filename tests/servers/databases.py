@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from perdure.store.mysql import dialect
 from perdure.store.url import MysqlUrl, parse
-from tests.servers.places import MIGRATIONS, TABLES, Places, dsn_of
+from tests.servers.places import Places, dsn_of
 
 MYSQL = "PERDURE_TEST_MYSQL"
 
@@ -45,29 +45,19 @@ class Databases(Places):
     async def _make(self, dsn: str, name: str) -> None:
         await execute(dsn, [f"CREATE DATABASE {name}"])
 
-    def _emptied(self, dsn: str, name: str) -> list[Any]:
+    def _connected(self, dsn: str) -> Any:
         import pymysql
 
-        if self._cleaner is None:
-            url = parse(dsn)
-            assert isinstance(url, MysqlUrl)
-            self._cleaner = pymysql.connect(
-                host=url.host,
-                port=url.port,
-                unix_socket=url.socket,
-                user=url.user,
-                password=url.password,
-                autocommit=True,
-            )
-        with self._cleaner.cursor() as cursor:
-            try:
-                for table in TABLES:
-                    cursor.execute(f"DELETE FROM {name}.perdure_{table}")
-            except pymysql.err.ProgrammingError:
-                # Without tables, there is nothing to empty.
-                return []
-            cursor.execute(MIGRATIONS.format(name))
-            return list(cursor.fetchall())
+        url = parse(dsn)
+        assert isinstance(url, MysqlUrl)
+        return pymysql.connect(
+            host=url.host,
+            port=url.port,
+            unix_socket=url.socket,
+            user=url.user,
+            password=url.password,
+            autocommit=True,
+        )
 
     async def _drop(self, dsn: str, names: set[str]) -> None:
         await execute(dsn, [f"DROP DATABASE IF EXISTS {name}" for name in names])

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perdure.store.postgres import dialect
-from tests.servers.places import MIGRATIONS, TABLES, Places, dsn_of
+from tests.servers.places import Places, dsn_of
 
 POSTGRES = "PERDURE_TEST_POSTGRES"
 #: The way that the stores of tests take to that server, if not the straight one.
@@ -33,17 +33,10 @@ class Schemas(Places):
     async def _make(self, dsn: str, name: str) -> None:
         """Made by the migration."""
 
-    def _emptied(self, dsn: str, name: str) -> list[Any]:
+    def _connected(self, dsn: str) -> Any:
         import psycopg
 
-        if self._cleaner is None:
-            self._cleaner = psycopg.connect(dsn, autocommit=True)
-        [[missing]] = self._cleaner.execute("SELECT to_regclass(%s) IS NULL", [f"{name}.perdure_workers"]).fetchall()
-        if missing:
-            return []
-        for table in TABLES:
-            self._cleaner.execute(f"DELETE FROM {name}.perdure_{table}".encode())
-        return list(self._cleaner.execute(MIGRATIONS.format(name).encode()).fetchall())
+        return psycopg.connect(dsn, autocommit=True)
 
     async def _drop(self, dsn: str, names: set[str]) -> None:
         import asyncpg

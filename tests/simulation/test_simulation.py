@@ -20,7 +20,7 @@ PROVE = bool(os.environ.get("PERDURE_PROVE"))
 pytestmark = pytest.mark.timeout(7200 if PROVE else 600)
 
 BATCH = 25
-SEEDS = 20_000 if PROVE else 200
+SEEDS = 20_000 if PROVE else 100
 #: A planted fault has to be found within so many seeds.
 ENOUGH = 5_000 if PROVE else 600
 #: Where those that take long to find were found before: looked at first.

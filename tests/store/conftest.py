@@ -17,6 +17,7 @@ from perdure.store.url import MysqlUrl, PostgresUrl, parse
 from perdure.testing.conformance.harness import ManualSystem, Unshared
 from perdure.testing.invariants import scan_store
 from tests.servers.databases import Databases
+from tests.servers.places import Places
 from tests.servers.schemas import PGBOUNCER, Schemas
 
 
@@ -41,6 +42,9 @@ class SqliteHarness:
     async def query(self, sql: str) -> list[tuple[Any, ...]]:
         return await self.stores[0].query(sql)
 
+    async def broken(self) -> list[str]:
+        return await scan_store(self.query)
+
     async def execute(self, sql: str) -> None:
         if self.path is None:
             await self.stores[0].query(sql)
@@ -61,9 +65,10 @@ class SqliteHarness:
 class ServerHarness:
     """One place on a server, on the suite's clock."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, places: Places) -> None:
         self.system = ManualSystem()
         self.url = url
+        self._places = places
         self.stores: list[SqlStore] = []
 
     async def open(self) -> SqlStore:
@@ -74,6 +79,9 @@ class ServerHarness:
 
     async def query(self, sql: str) -> list[tuple[Any, ...]]:
         return await self.stores[0].query(sql)
+
+    async def broken(self) -> list[str]:
+        return self._places.broken(self.url)
 
     async def execute(self, sql: str) -> None:
         await self.stores[0].query(sql)
@@ -116,7 +124,7 @@ async def harness(
     if request.param in ("postgres", "mysql"):
         places = schemas if request.param == "postgres" else databases
         async with places.one(still=request.node.get_closest_marker("plans") is not None) as url:
-            server = ServerHarness(url)
+            server = ServerHarness(url, places)
             yield server
             await server.close()
         return
@@ -133,4 +141,4 @@ async def store(harness: AnyHarness) -> AsyncIterator[SqlStore]:
     store = await harness.open()
     yield store
     harness.system.on_crash_point = lambda _: None
-    assert await scan_store(store.query) == []
+    assert await harness.broken() == []
