@@ -88,7 +88,7 @@ class Watched(asyncio.Future[T]):
                 unawaited.pop(self._stable_hash, None)
                 self._unawaited = None
             else:
-                self.__class__ = Heedful
+                self.__class__ = Heedful  # pyright: ignore[reportAttributeAccessIssue] # of the same layout
 
     def observe(self, fn: Callable[[Any], object]) -> None:
         """Call back when it is done; that alone is not waiting for it."""
