@@ -22,6 +22,8 @@ _await = asyncio.Future.__await__
 _add_done_callback = asyncio.Future.add_done_callback
 _remove_done_callback = asyncio.Future.remove_done_callback
 _cancel = asyncio.Future.cancel
+_result = asyncio.Future.result
+_exception = asyncio.Future.exception
 
 
 class RunFuture(asyncio.Future[T]):
@@ -138,6 +140,16 @@ class Heedful(Watched[T]):
         """Call back when it is done; whoever asks for that waits for it."""
         self._is_awaited()
         _add_done_callback(self, fn, context=context)
+
+    def result(self) -> T:
+        """What came of it. `asyncio.gather` of Python 3.12 and newer does nothing else about what is done."""
+        self._is_awaited()
+        return _result(self)
+
+    def exception(self) -> BaseException | None:
+        """What went wrong."""
+        self._is_awaited()
+        return _exception(self)
 
 
 def watch(loop: RunLoop, scope: Scope, label: str, unawaited: dict[int, Watched[Any]] | None) -> Watched[Any]:

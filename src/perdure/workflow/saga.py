@@ -69,8 +69,10 @@ class Undos:
         def ended(done: asyncio.Future[Any]) -> None:
             undos = self.current
             del undos._pending[location]
-            if not done.cancelled() and done.exception() is None:
-                undos._add(location, StepRequest(spec.name or location, spec, (done.result(),), {}, spec.options))
+            # Not as the workflow would ask: this is no one awaiting it.
+            if not done.cancelled() and asyncio.Future.exception(done) is None:
+                result = asyncio.Future.result(done)
+                undos._add(location, StepRequest(spec.name or location, spec, (result,), {}, spec.options))
 
         location = self._runtime.observe(operation, ended)
         self._pending[location] = operation
