@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Reason, Status, workflow
+from perdure.replay.around import Around
 from perdure.replay.execution import Execution
-from perdure.replay.loop import Around
 from tests.helpers import eventually
 
 

@@ -21,11 +21,11 @@ from perdure.core.errors import LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
 from perdure.core.family import OnClose
 from perdure.core.model import Kind, Message, NewMessage, NewRun, Record
+from perdure.replay.around import Around
 from perdure.replay.divergence import Arguments
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask
 from perdure.replay.log import ReplayLog
-from perdure.replay.loop import Around
 from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin

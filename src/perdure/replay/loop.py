@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio import tasks
-from asyncio.events import _get_running_loop, _set_running_loop
+from asyncio.events import _set_running_loop
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
+from perdure.replay.around import Around
 from perdure.replay.futures import RunFuture, RunTask
 from perdure.workflow.scopes import Scope, current_scope
 
@@ -79,28 +80,6 @@ class RunTimerHandle(asyncio.TimerHandle):
         """Do not fire any more."""
         self.ready.cancel()
         super().cancel()
-
-
-class Around:
-    """What runs are drained in. Finding out and setting that up takes as long as some steps do, so whoever drains many enters it once."""
-
-    __slots__ = ("_hooks", "entered", "loop")
-
-    def __init__(self) -> None:
-        #: What runs while no run does.
-        self.loop = _get_running_loop()
-        self._hooks = sys.get_asyncgen_hooks()
-        #: Whether new asynchronous generators are kept by the runs that begin them.
-        self.entered = False
-
-    def __enter__(self) -> Around:
-        sys.set_asyncgen_hooks(_hold, _keep)
-        self.entered = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.entered = False
-        sys.set_asyncgen_hooks(*self._hooks)
 
 
 def _refuse_io(*_: object, **__: object) -> NoReturn:
@@ -377,17 +356,6 @@ async def _await(future: asyncio.Future[T]) -> T:
 
 def _ignore(_: dict[str, Any]) -> None:
     """Nobody wants to know."""
-
-
-def _hold(generator: AsyncGenerator[Any, Any]) -> None:
-    """Let the run keep it that begins it."""
-    loop = _get_running_loop()
-    if isinstance(loop, RunLoop):
-        loop.hold_generator(generator)
-
-
-def _keep(_: AsyncGenerator[Any, Any]) -> None:
-    """Generators are held by the loop, so nothing is left to finalize."""
 
 
 def _inside_as_completed() -> bool:

@@ -43,7 +43,7 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 #: Which promises are broken, all in one question: mostly none is, and asking takes longer than the answer.
-_BROKEN = "SELECT " + ", ".join(f"EXISTS ({rule.broken_by})" for rule in RULES)
+_BROKEN = "SELECT " + ", ".join(f"EXISTS ({rule.broken_by}) AS rule_{place}" for place, rule in enumerate(RULES))
 _RUNS = "SELECT id, status, started_at FROM perdure_runs"
 _STEPS = "SELECT run_id, location, payload, failed FROM perdure_history WHERE kind = 'step'"
 _MESSAGES = "SELECT run_id, message_key FROM perdure_messages"

@@ -202,10 +202,10 @@ class Held(Holding):
             if execution.fresh or execution.dropped or execution.effects:
                 self._collect(now)
             durable = not (self._committing or execution.unsaved)
-            if durable or execution.hasty:
-                if self._ready and not (self._steering is not None and self._steering.holds_back):
+            if self._ready and (durable or execution.hasty or self.run.deadline <= now):
+                if self._steering is None or not self._steering.holds_back:
                     self._dispatch(moment, durable=durable)
-            elif self._draft.urgent and not self._committing and self._seal is None:
+            elif not (durable or self._committing) and self._draft.urgent and self._seal is None:
                 # The usual run, one of whose steps has ended; what is asked below would come to the same.
                 self._crew.journal.submit(self)
                 return

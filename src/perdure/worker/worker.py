@@ -19,7 +19,7 @@ from perdure.core.fleet import WorkerInfo
 from perdure.core.ids import uuid7
 from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.system import System
-from perdure.replay.loop import Around
+from perdure.replay.around import Around
 from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.beginnings import Beginnings
