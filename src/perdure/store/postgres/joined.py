@@ -32,9 +32,9 @@ def _split(number: int, kind: str) -> str:
 
 def texts(items: Sequence[str | None]) -> str:
     """A column of texts. An empty one arrives as NULL. Raises `Unjoinable`."""
-    text = _BETWEEN.join([item or _NULL for item in items])
-    there = len(list(filter(None, items)))
-    if items and (text.count(_BETWEEN) + 1 != len(items) or text.count(_NULL) + there != len(items)):
+    there = list(filter(None, items))
+    text = _BETWEEN.join(there if len(there) == len(items) else [item or _NULL for item in items])
+    if items and (text.count(_BETWEEN) + 1 != len(items) or text.count(_NULL) + len(there) != len(items)):
         raise Unjoinable
     return text
 
