@@ -57,12 +57,14 @@ class Zombies:
         self._room = asyncio.Semaphore(AT_ONCE)
         self.fired: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self._dries = 0
         #: How many held rows or the database when they were frozen.
         self.locking = 0
 
     async def dry(self) -> Child:
         """A worker that was not disturbed, for the points that it passed."""
-        async with self._homes.at(self._directory / "dry") as home:
+        self._dries += 1
+        async with self._homes.at(self._directory / f"dry-{self._dries}") as home:
             worker = await self._processes.fork("work", home.directory)
             client = await self._processes.fork("ask", home.directory)
             assert await client.ended() == 0, client.noise()
@@ -267,6 +269,9 @@ async def test_a_zombie_changes_nothing(processes: Family, homes: Homes, tmp_pat
         wanted = [turn for turn in REFUSED - set(zombies.refused) if commits_of(dry, turn)]
         hits = [random.choice(commits_of(dry, turn)) for turn in wanted]
         await zombies.run_all(Trap(point="commit.enter", hit=hit, signal=signal.SIGSTOP) for hit in hits)
+        if set(zombies.refused) < REFUSED:
+            # Which commit carries what depends on how busy the machine is at the moment.
+            dry = await zombies.dry()
     assert set(OUTSIDE) <= set(zombies.fired), "these points never fired"
     assert set(zombies.refused) >= REFUSED, "these were never refused"
 

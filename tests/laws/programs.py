@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -99,10 +100,15 @@ async def lingering(ctx: Context, parent: str, number: int) -> None:
     try:
         async with ctx.saga():
             await ctx.options(name="undoable", undo=unwork, retry=_RETRY).step(work, f"{number} lingers", 0)
-            ctx.send(parent, f"begun{number}")
+            ctx.send(parent, _begun(ctx.run_id))
             await ctx.receive("never")
     finally:
         await ctx.options(name="cleanup", retry=_RETRY).step(work, f"{number} is over", 0)
+
+
+def _begun(child: str) -> str:
+    """What it says. Of several that are begun at the same place of a program, each says something else: which one is first is chance."""
+    return f"begun{crc32(child.partition('/')[2].encode())}"
 
 
 async def each(ctx: Context, nodes: Sequence[Node]) -> list[Any]:
@@ -194,7 +200,7 @@ async def _spawn(ctx: Context, node: Node) -> Any:
 
 async def _stopped(ctx: Context, node: Node) -> Any:
     child = ctx.spawn(lingering(ctx.run_id, node.id))
-    await ctx.receive(f"begun{node.id}")
+    await ctx.receive(_begun(child.id))
     child.cancel("enough")
     try:
         await child

@@ -51,9 +51,12 @@ ROUNDS = {"sqlite": 400 if PROVE else 8, "postgres": 100 if PROVE else 2, "mysql
 
 #: Of a run and its descendants.
 _UNFINISHED = (
-    "SELECT id FROM perdure_runs WHERE (id = ? OR id LIKE ? OR id LIKE ?) "
+    "SELECT {} FROM perdure_runs WHERE (id = ? OR id LIKE ? OR id LIKE ?) "
     "AND status NOT IN ('completed', 'failed', 'cancelled')"
 )
+#: For whoever looks into one that does not end.
+_STANDING = "id, status, reason, wake_at, worker, token, inbox_seq, inbox_read, marked, claims"
+_HISTORY = "SELECT seq, token, kind, location, inbox_seq FROM perdure_history WHERE run_id = ? ORDER BY seq"
 
 
 @asynccontextmanager
@@ -77,9 +80,14 @@ async def _perform(engine: Engine, store: SqlStore, run_id: str, node: Node) -> 
     asking = [asyncio.create_task(run.ask(f"q{one}", one, timeout="60s")) for one in questions(node)]
 
     async def all_ended() -> bool:
-        return not await store.query(_UNFINISHED, (run_id, f"{run_id}/%", f"{run_id}~%"))
+        return not await store.query(_UNFINISHED.format("id"), (run_id, f"{run_id}/%", f"{run_id}~%"))
 
-    await eventually(all_ended, within=60, saying=f"the end of {run_id}, which performs {node}")
+    try:
+        await eventually(all_ended, within=60, saying=f"the end of {run_id}, which performs {node}")
+    except AssertionError as error:
+        for row in await store.query(_UNFINISHED.format(_STANDING), (run_id, f"{run_id}/%", f"{run_id}~%")):
+            error.add_note(f"unfinished at {await store.now()}: {row}, after {await store.query(_HISTORY, (row[0],))}")
+        raise
     answers = [str(one) if not isinstance(one, BaseException) else "none" for one in await _all(asking)]
     return await observe(engine, run, answers)
 

@@ -165,6 +165,8 @@ class Requests(ABC):
         """See `Runtime`."""
         digest = self._codec.digest((request.args, request.kwargs), request.name)
         future = self._watch(current_scope.get(self._root), location)
+        if request.options.ephemeral is True:
+            self.hasty = True
         return self._opened(StepOperation(location, future, request, digest), future)
 
     def place(self, request: StepRequest) -> str:
