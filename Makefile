@@ -9,7 +9,7 @@ CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard
 NODE_WORKER := examples/node-worker
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test bench prove clean
+.PHONY: help demo check mypy pyright test bench prove clean
 
 help: ## Say what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -20,8 +20,10 @@ demo: $(VENV)/.runtime ## See a workflow survive a kill -9, in about ten seconds
 check: $(VENV)/.dev ## Lint, format and types
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
-	$(BIN)/mypy $(CHECKED)
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(MAKE) --no-print-directory -j2 mypy pyright
+
+mypy pyright: $(VENV)/.dev
+	$(BIN)/$@ $(if $(filter mypy,$@),$(CHECKED),--pythonpath $(BIN)/python)
 
 test: check ## Everything that must hold before a commit
 	$(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal
