@@ -55,6 +55,26 @@ async def ordering(ctx: Context, order: str) -> None:
     await ctx.step(ship, order)
 
 
+@step(ephemeral=True)
+async def refund_in_passing(receipt: str) -> None:
+    log.append(f"refund {receipt}")
+
+
+@workflow("undo.passing.v1")
+async def ordering_in_passing(ctx: Context) -> None:
+    for order in ("a", "b", "c"):
+        await ctx.options(undo=refund_in_passing).step(reserve, order)
+    await ctx.step(ship, "all")
+
+
+async def test_undos_that_do_not_wait_for_each_other_are_all_done(stage: Stage) -> None:
+    engine = stage.engine(ordering_in_passing)
+    async with engine.worker():
+        with pytest.raises(RunFailed, match="no van"):
+            await (await engine.start(ordering_in_passing())).result("30s")
+    assert log[3:] == ["refund 3"] * 3
+
+
 async def test_a_failed_run_undoes_what_it_did_and_then_fails(stage: Stage) -> None:
     engine = stage.engine(ordering)
     async with engine.worker():

@@ -118,7 +118,7 @@ class Watched(asyncio.Future[T]):
 
 
 class Heedful(Watched[T]):
-    """One that nothing had waited for when it was resolved: whoever does so later says so."""
+    """One that nothing had waited for when it was resolved, or when the engine began to observe it: whoever does so later says so."""
 
     __slots__ = ()
 

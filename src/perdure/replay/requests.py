@@ -152,9 +152,9 @@ class Requests(ABC):
             return watch(loop, scope, location, None)
         # As `_opened` does, which would be another call for every step.
         future = watch(loop, scope, location, self._unawaited)
-        if request.options.ephemeral is True:
-            self.hasty = True
         operation = StepOperation(location, future, request, digest)
+        if operation.ephemeral:
+            self.hasty = True
         self._open[location] = operation
         self.fresh.append(operation)
         future.watcher, future.operation = self, operation
@@ -165,9 +165,10 @@ class Requests(ABC):
         """See `Runtime`."""
         digest = self._codec.digest((request.args, request.kwargs), request.name)
         future = self._watch(current_scope.get(self._root), location)
-        if request.options.ephemeral is True:
+        operation = StepOperation(location, future, request, digest)
+        if operation.ephemeral:
             self.hasty = True
-        return self._opened(StepOperation(location, future, request, digest), future)
+        return self._opened(operation, future)
 
     def place(self, request: StepRequest) -> str:
         """See `Runtime`."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import replace
 
-from perdure.core.model import FAR, Claimed, ClaimRequest
-from perdure.store.gates import limited
+from perdure.core.model import FAR, ClaimRequest
 from perdure.store.mysql.literals import Sql, listed
 from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.sight import Sight
 
 #: Runs that a worker may take.
 MINE = "ready_queue IN (:queues) AND type IN (:types)"
@@ -26,48 +24,10 @@ SELECT :now,
 """
 
 
-class Seen(Struct, frozen=True):
-    """What a look found."""
+class Seen(Sight, frozen=True, kw_only=True):
+    """What a look found; of those that are ready it counts no more than one beyond what is wanted."""
 
-    now: int
-    #: The workers that live, and whether the one that asks is among them.
-    alive: list[str]
-    welcome: bool
-    #: This claim was made before; its answer was lost.
-    held: bool
-    next_wake: int
-    #: How many are ready, as far as that matters: no more than one beyond what is wanted.
-    ready: int
-    early: bool
-    #: When a schedule is due next.
-    next_fire: int
-    #: Kind and name of what is paused.
     paused: frozenset[tuple[str, str]]
-
-    @property
-    def due(self) -> bool:
-        """Whether a run waits to be woken."""
-        return self.next_wake <= self.now
-
-    @property
-    def nothing(self) -> bool:
-        """Whether there is nothing to do for this worker."""
-        return not (self.held or (self.welcome and (self.due or self.ready > 0)))
-
-    def at(self, now: int) -> Seen:
-        """The same at the time that this process goes by."""
-        return replace(self, now=now)
-
-    def empty_handed(self) -> Claimed:
-        """The answer of a claim that took nothing."""
-        return Claimed(
-            runs=(),
-            next_wake=self.next_wake,
-            suspects=False,
-            now=self.now,
-            next_fire=self.next_fire,
-            limited=limited(self.paused),
-        )
 
 
 async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> Seen:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
@@ -21,6 +20,7 @@ from perdure.store.pauses import unpaused
 from perdure.store.poison import poisoned
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.sight import Sight
 
 #: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at.
 _DUE = 512
@@ -157,55 +157,17 @@ SELECT
 """
 
 
-class Seen(Struct, frozen=True):
+class Seen(Sight, frozen=True, kw_only=True):
     """What a look found."""
 
-    now: int
-    #: The workers that live, and whether the one that asks is among them.
-    alive: list[str]
-    welcome: bool
-    #: This claim was made before; its answer was lost.
-    held: bool
-    next_wake: int
-    ready: bool
     doubtful: bool
-    early: bool
     #: When the first run that is left to its last worker became ready.
     left: int | None
-    #: When a schedule is due next.
-    next_fire: int
-    #: Kind and name of what is paused.
-    paused: tuple[tuple[str, str], ...]
 
     @property
     def usual(self) -> bool:
         """Whether ready runs are all there is to it."""
-        return self.welcome and self.ready and not (self.held or self.due or self.doubtful or self.early)
-
-    @property
-    def due(self) -> bool:
-        """Whether a run waits to be woken."""
-        return self.next_wake <= self.now
-
-    @property
-    def nothing(self) -> bool:
-        """Whether there is nothing to do for this worker."""
-        return not (self.held or (self.welcome and (self.due or self.ready)))
-
-    def at(self, now: int) -> Seen:
-        """The same at the time that this process goes by."""
-        return replace(self, now=now)
-
-    def empty_handed(self) -> Claimed:
-        """The answer of a claim that took nothing."""
-        return Claimed(
-            runs=(),
-            next_wake=self.next_wake,
-            suspects=False,
-            now=self.now,
-            next_fire=self.next_fire,
-            limited=limited(self.paused),
-        )
+        return self.welcome and bool(self.ready) and not (self.held or self.due or self.doubtful or self.early)
 
 
 class _Choice:
