@@ -56,6 +56,7 @@ from perdure.testing.conformance.harness import (
     commit,
     held,
 )
+from perdure.testing.conformance.prepared import PREPARE
 from perdure.testing.conformance.registry import MAIL, SHOP
 from perdure.testing.conformance.schedules import a_schedule, saved
 from perdure.testing.conformance.second import a_fork
@@ -395,13 +396,12 @@ async def claim_what_is_due(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def claim_and_set_aside(store: Store, system: ManualSystem) -> Ask:
+    await store.create([a_run("poison")], ACTOR)
     for number in range(5):
-        worker = f"dead-{number}"
-        if not number:
-            await store.create([a_run("poison"), a_run("zz")], ACTOR)
-        await claim(store, worker, limit=1, alone=True)
+        await claim(store, f"dead-{number}", limit=1, alone=True)
         system.advance(2 * LEASE / SECOND)
         await store.sweep(10)
+    await store.create([a_run("zz")], ACTOR)
     await store.register(a_worker())
     return claiming(1)
 
@@ -481,6 +481,11 @@ async def stir_gates(store: Store, system: ManualSystem) -> Ask:
     await ready(store, "r1", "r2")
     await store.admit(await asks(store))
     return lambda store: store.stir_gates(ACTOR)
+
+
+@operation
+async def forget_gates(store: Store, system: ManualSystem) -> Ask:
+    return await PREPARE["forget_gates"](store)
 
 
 # turns

@@ -10,14 +10,14 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
 from perdure.core.model import Lease, Release, SendOutcome, Turn
 from perdure.host import Host
-from perdure.store import Retrying, migration_status, open_store
+from perdure.store import MUTATING_VERBS, Retrying, Store, migration_status, open_store
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, a_run
@@ -40,8 +40,9 @@ Rows = dict[str, list[tuple[Any, ...]]]
 #: Different each time: which claim it was, the run's randomness, the number of an event.
 _RUNS = """
 SELECT id, status, token, CASE WHEN nonce = '' THEN 0 ELSE 1 END, inbox_seq, inbox_read, marked, worker, home, claims, progress,
-  type, queue, priority, reason, attempt, generation, wake_at, deadline, created_at, started_at, finished_at,
-  CASE WHEN seed = '' THEN 0 ELSE 1 END, parent_id, parent_location, idempotency_key, write_id, input, output, error
+  type, queue, priority, reason, attempt, max_attempts, generation, wake_at, deadline, close_by, lease_until, created_at, started_at,
+  finished_at, deleted_at, CASE WHEN seed = '' THEN 0 ELSE 1 END, parent_id, parent_location, idempotency_key, write_id, options, input,
+  output, error
 FROM perdure_runs ORDER BY id
 """
 LEFT_BEHIND = {
@@ -143,6 +144,28 @@ async def stage(served: Served) -> AsyncIterator[Stage]:
         yield Stage(system, direct, disturbed, proxy)
         await disturbed.close()
         await direct.close()
+
+
+async def test_every_verb_that_writes_is_among_the_operations() -> None:
+    asked: set[str] = set()
+
+    class Overheard:
+        def __init__(self, store: Store) -> None:
+            self._store = store
+
+        def __getattr__(self, verb: str) -> object:
+            asked.add(verb)
+            return getattr(self._store, verb)
+
+    for prepare in OPERATIONS.values():
+        system = Steady()
+        store = open_store("sqlite://", system, inline=True)
+        await store.open()
+        ask = await prepare(store, system)
+        await ask(cast(Store, Overheard(store)))
+        await store.close()
+    # Making the tables and the user's own transactions have tests of their own.
+    assert asked >= set(MUTATING_VERBS) - {"migrate", "transact"}
 
 
 @pytest.mark.timeout(7200 if WHOLE else 120)

@@ -15,7 +15,12 @@ from tests.transactions.libraries import plain
 
 def table(stage: Stage) -> str:
     """Its name; on a server, it is in the place of the test."""
-    schema = stage.url.partition("schema=")[2].partition("&")[0]
+    return table_at(stage.url)
+
+
+def table_at(url: str) -> str:
+    """Its name in the place of that URL."""
+    schema = url.partition("schema=")[2].partition("&")[0]
     return f"{schema}.mine" if schema else "mine"
 
 
