@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from perdure.core.decoders import decoder_for
 from perdure.core.duration import Duration, microseconds
 from perdure.core.errors import RetryAfter, StepTimeout, UsageError
 from perdure.core.ids import check_name
@@ -156,7 +157,7 @@ class BreakerState(Struct):
     @classmethod
     def from_json(cls, text: str) -> BreakerState:
         """Read it back."""
-        return msgspec.json.decode(text, type=cls)
+        return _state.decode(text)
 
     @property
     def until(self) -> int:
@@ -230,6 +231,9 @@ class BreakerState(Struct):
 
     def _bucket(self, now: int) -> int:
         return now // max(1, self.rule.window // BUCKETS)
+
+
+_state = decoder_for(BreakerState)
 
 
 class BreakerView(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import DecodeError, EncodeError, PayloadTooLarge
 from perdure.core.flaw import DEPTH, find_flaw, has_set_of_sets, ordered
 from perdure.core.models import AdaptedDecoder, decode_model, encode_model, mentions_model, order_model
@@ -140,7 +141,7 @@ class Codec:
 def decoder_of(type: Any) -> AnyDecoder:
     """What decodes JSON to a type. Raises whatever msgspec does about a type that cannot be decoded."""
     try:
-        return msgspec.json.Decoder(Any if type is inspect.Signature.empty else type, dec_hook=decode_model)
+        return decoder_for(Any if type is inspect.Signature.empty else type, dec_hook=decode_model)
     except Exception:
         if not mentions_model(type):
             raise

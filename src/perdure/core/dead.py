@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import DecodeError
 from perdure.core.failure import Failure
 from perdure.core.model import Reason, Status
@@ -145,9 +146,12 @@ class Requeueing(Struct, frozen=True, kw_only=True):
     def from_json(cls, payload: str) -> Requeueing:
         """Read it back. Raises `DecodeError`."""
         try:
-            return msgspec.json.decode(payload, type=cls)
+            return _requeueing.decode(payload)
         except msgspec.MsgspecError as error:
             raise DecodeError(f"Cannot read how a run was requeued: {error}") from error
+
+
+_requeueing = decoder_for(Requeueing)
 
 
 def readable(error: str | None) -> Failure:

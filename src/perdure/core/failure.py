@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from perdure.core import errors
 from perdure.core.codec import Codec
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import DecodeError, StepFailed
 
 _MESSAGE_CHARACTERS = 4_000
@@ -68,12 +69,15 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def from_json(cls, payload: str | bytes) -> Failure:
         """Read it back. Raises `DecodeError`."""
         try:
-            return msgspec.json.decode(payload, type=cls)
+            return _failure.decode(payload)
         except Exception as error:
             raise DecodeError(f"Cannot read a stored error: {error}") from error
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+
+_failure = decoder_for(Failure)
 
 
 class _Describer:

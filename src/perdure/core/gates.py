@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.breakers import Breaker, BreakerRule, BreakerView
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_id, check_name
 
@@ -138,7 +139,10 @@ class Gating(Struct, frozen=True):
     @classmethod
     def from_json(cls, text: str) -> Gating:
         """Read it back."""
-        return msgspec.json.decode(text, type=cls)
+        return _gating.decode(text)
+
+
+_gating = decoder_for(Gating)
 
 
 class Gate(Struct, frozen=True, kw_only=True):

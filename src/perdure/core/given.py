@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from perdure.core.breakers import Breaker, BreakerRule
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import UsageError
 from perdure.core.gates import STRIDE, Bounds, Fair, Gating, Hold, Limit, Pass, check_limits, gating, keyed
 
@@ -87,6 +87,7 @@ class Given(Struct, frozen=True):
         return Gating(whole.passes or (Pass("fair:" + type),), self.fair.key, self.fair.stride)
 
 
+_given = decoder_for(Given)
 NOTHING_GIVEN = Given()
 
 
@@ -97,7 +98,7 @@ def says_of_gates(options: str) -> bool:
 
 def given_by(options: str) -> Given:
     """What a run's options say of gates. Raises `msgspec.MsgspecError` for what makes no sense."""
-    return msgspec.json.decode(options, type=Given) if says_of_gates(options) else NOTHING_GIVEN
+    return _given.decode(options) if says_of_gates(options) else NOTHING_GIVEN
 
 
 def give_limits(

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from perdure.core.decoders import decoder_for
 from perdure.core.duration import Duration, microseconds
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_key
@@ -101,11 +102,14 @@ class _Options(Struct, frozen=True):
     single: Single | None = None
 
 
+_options = decoder_for(_Options)
+
+
 def single_of(options: str) -> Single | None:
     """What a run's options say about it."""
     if options == "{}" or '"single"' not in options:
         return None
-    return msgspec.json.decode(options, type=_Options).single
+    return _options.decode(options).single
 
 
 def with_single(options: str, single: Single | None) -> str:

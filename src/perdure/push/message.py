@@ -12,6 +12,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import DecodeError, UsageError
 from perdure.core.ids import check_id
 from perdure.core.model import Status
@@ -44,11 +45,14 @@ class QueueMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if len(body) > LONGEST:
             raise DecodeError(f"a queue message of {len(body)} bytes is longer than any can be ({LONGEST})")
         try:
-            message = msgspec.json.decode(body, type=cls)
+            message = _message.decode(body)
             check_id(message.execution_id)
         except (msgspec.DecodeError, UsageError, UnicodeDecodeError) as error:
             raise DecodeError(f"not a queue message: {error}") from error
         return message
+
+
+_message = decoder_for(QueueMessage)
 
 
 class Fate(StrEnum):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from perdure.core.decoders import decoder_for
 from perdure.core.model import Kind, Record
 from perdure.workflow.runtime import Mark
 
@@ -158,6 +159,9 @@ class _Stored(msgspec.Struct):
     errors: dict[str, str] = {}
 
 
+_stored = decoder_for(_Stored)
+
+
 def to_payload(mark: Mark) -> str:
     """A mark as it is recorded."""
     errors = f',"errors":{msgspec.json.encode(mark.errors).decode()}' if mark.errors else ""
@@ -166,5 +170,5 @@ def to_payload(mark: Mark) -> str:
 
 def to_mark(record: Record) -> Mark:
     """The mark that a record is of."""
-    stored = msgspec.json.decode(record.payload or "", type=_Stored)
+    stored = _stored.decode(record.payload or "")
     return Mark(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors)

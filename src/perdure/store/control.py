@@ -7,10 +7,10 @@ until then, so that a worker that dies on the way forgets nothing. What comes me
 
 from __future__ import annotations
 
-import msgspec
 from msgspec import Struct
 
 from perdure.core.control import Obeyed, Order
+from perdure.core.decoders import decoder_for
 from perdure.core.model import FINISHED, Kind, Reason, Status
 from perdure.store.dialect import Transaction
 from perdure.store.messages import INSERT, KNOWN
@@ -60,6 +60,9 @@ class Pausing(Struct, frozen=True):
     #: For what and until when the run had been waiting, if that is not to be cut short by the pause.
     waits_for: str = ""
     until: int = 0
+
+
+_decoder = decoder_for(Pausing)
 
 
 class _Row:
@@ -151,7 +154,7 @@ async def _pausing(tx: Transaction, run: _Row, run_id: str) -> Pausing | None:
 
 def pausing_of(payload: str | None) -> Pausing:
     """What a PAUSE says."""
-    return msgspec.json.decode(payload or "{}", type=Pausing)
+    return _decoder.decode(payload or "{}")
 
 
 async def _evict(tx: Transaction, run: _Row, order: Order) -> Obeyed:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from perdure.core.breakers import BreakerRule, BreakerState, Circuit
+from perdure.core.decoders import decoder_for
 from perdure.core.gates import Bounds
 from perdure.core.model import FAR
 from perdure.store.dialect import Row
@@ -13,6 +12,9 @@ from perdure.store.dialect import Row
 BACKSTOP = 15_000_000
 
 COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
+
+
+_bounds = decoder_for(Bounds)
 
 
 class GateState:
@@ -110,4 +112,4 @@ class GateState:
 
 def to_bounds(text: str) -> Bounds | None:
     """Bounds as a column has them."""
-    return msgspec.json.decode(text, type=Bounds) if text else None
+    return _bounds.decode(text) if text else None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.core.firing import plan
 from perdure.core.model import FAR, FINISHED, NewRun
@@ -235,6 +236,9 @@ async def _has_its_turn(tx: Transaction, wanted: Schedule, new: NewRun, slot: in
     return False
 
 
+_misfire = decoder_for(Misfire)
+
+
 def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:
     finished_by = now + wanted.deadline if wanted.deadline else FAR
     begun_by = now + wanted.start_within if wanted.start_within else FAR
@@ -256,7 +260,7 @@ def to_schedule(row: Row) -> Schedule:
     """A row of a schedule. Raises `StoreCorrupt`."""
     fields = dict(zip(_NAMES, row, strict=True))
     try:
-        fields["misfire"] = msgspec.json.decode(fields["misfire"], type=Misfire)
+        fields["misfire"] = _misfire.decode(fields["misfire"])
         fields["overlap"] = Overlap(fields["overlap"])
         fields["waiting"] = msgspec.json.decode(fields["waiting"], type=tuple[int, ...])
     except (msgspec.MsgspecError, ValueError) as broken:

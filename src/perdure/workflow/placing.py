@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perdure.core.decoders import decoder_for
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import DecodeError, UsageError
 from perdure.core.given import GivenBreaker, GivenFair, GivenLimit
@@ -70,7 +71,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         if text in ("{}", ""):
             return NO_SETTINGS
         try:
-            stored = msgspec.json.decode(text, type=_Stored)
+            stored = _stored.decode(text)
             return cls(
                 retry=None if stored.retry is None else Retry(**msgspec.structs.asdict(stored.retry)),
                 start_to_close=stored.start_to_close,
@@ -110,6 +111,9 @@ class _Stored(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     breaker: GivenBreaker | None = None
     fair: GivenFair | None = None
     start_within: float | None = None
+
+
+_stored = decoder_for(_Stored)
 
 
 class Placed(Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from perdure.core.codec import AnyDecoder, Codec, decoder_of
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import BadArguments, DecodeError
 
 
@@ -130,7 +131,7 @@ class Signature:
             arguments = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
             return decoder_of(arguments)
         except Exception:
-            return msgspec.json.Decoder(msgspec.defstruct("Nothing", [("perdure", int)]))
+            return decoder_for(msgspec.defstruct("Nothing", [("perdure", int)]))
 
     def _decode_each(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
         raw = codec.decode(payload, dict[str, msgspec.Raw] | list[msgspec.Raw], what)

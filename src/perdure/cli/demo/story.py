@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from perdure.cli.demo.summary import Activity, Killed, Summary, count_steps
 from perdure.cli.demo.timeline import Timeline
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
+from perdure.core.decoders import decoder_for
 from perdure.core.errors import PerdureError
 from perdure.core.model import Kind, Reason, Status
 from perdure.workflow.definition import Call
@@ -30,6 +29,8 @@ LEASE = "2s"
 #: Far more than it ever takes; what is over it is broken.
 _LIMIT = 90.0
 _LOOK = 0.04
+
+_activity = decoder_for(Activity)
 
 
 class DemoFailed(PerdureError):
@@ -128,7 +129,7 @@ class Story:
             if not line.endswith(b"\n"):
                 return
             self._read += 1
-            one = msgspec.json.decode(line, type=Activity)
+            one = _activity.decode(line)
             self._activity.append(one)
             again = f" (attempt {one.attempt})" if one.attempt > 1 else ""
             self._timeline.lane(int(one.pid != self._workers[0].pid), f"{one.step} {one.what}{again}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-import msgspec
-
 from perdure.cli.stress.load import ENVIRONMENT, Load, engine_of
+from perdure.core.decoders import decoder_for
 
-engine = engine_of(msgspec.json.decode(os.environ[ENVIRONMENT], type=Load))
+engine = engine_of(decoder_for(Load).decode(os.environ[ENVIRONMENT]))

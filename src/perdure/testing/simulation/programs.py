@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from perdure.core.decoders import decoder_for
+
 MESSAGES = ("go", "stop", "more")
 QUESTION = "what"
 NEWS = "news"
@@ -243,7 +245,7 @@ Op = (
 )  # fmt: skip
 Program = tuple[Op, ...]
 
-_DECODER = msgspec.json.Decoder(Program)
+_DECODER = decoder_for(Program)
 
 
 def encode(program: Program) -> str:

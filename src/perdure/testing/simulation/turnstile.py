@@ -107,7 +107,7 @@ class Turnstile:
         # Within a transaction gates are written last, and are what they are from its beginning.
         for kind, name, _, said, _ in rows:
             if kind == "gate":
-                self._gate(name, msgspec.json.decode(said, type=BreakerState))
+                self._gate(name, BreakerState.from_json(said))
             elif kind == "bounds":
                 self._set[name] = max(self._set[name], msgspec.json.decode(said)["concurrency"])
         for kind, name, place, said, number in rows:

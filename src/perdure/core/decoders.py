@@ -1,0 +1,25 @@
+"""Making decoders of JSON; nobody else makes one for a class.
+
+msgspec learns what a class is made of when it meets it first, and leaves what it has learnt with the class while it is still learning.
+Another thread that meets the class at that moment reads what is not there, and the process ends (seen with 0.22). So they are made
+one at a time: ours when their modules are imported, those of users' types when they are needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+#: The same thread may come back: to find out what a type is made of, names in it are evaluated.
+_learning = threading.RLock()
+
+
+def decoder_for(type: type[T], *, dec_hook: Callable[[type, Any], Any] | None = None) -> msgspec.json.Decoder[T]:
+    """A decoder of a type. Raises what msgspec raises about one that it cannot decode."""
+    with _learning:
+        return msgspec.json.Decoder(type, dec_hook=dec_hook)
