@@ -70,7 +70,7 @@ def learnings(tree: ast.AST) -> Iterator[ast.Call]:
         if called.endswith("json.Decoder") and (node.args or node.keywords):
             yield node
         if called.endswith(("json.decode", "msgspec.convert")):
-            types = [keyword.value for keyword in node.keywords if keyword.arg == "type"]
+            types = [*node.args[1:], *(keyword.value for keyword in node.keywords if keyword.arg == "type")]
             names = {name.id for type in types for name in ast.walk(type) if isinstance(name, ast.Name)}
             if names - PLAIN:
                 yield node

@@ -71,7 +71,7 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
     passed = Counter(await stop_at(tmp_path / "dry", None))
     for point in BEFORE:
         passed.pop(point, None)
-    points = passed if WHOLE else random.sample(sorted(passed), len(passed) // 8)
+    points = passed if WHOLE else random.sample(sorted(passed), len(passed) // 4)
     async with asyncio.TaskGroup() as group:
         for number, point in enumerate(points):
             often = passed[point]

@@ -13,7 +13,6 @@ BACKSTOP = 15_000_000
 
 COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
 
-
 _bounds = decoder_for(Bounds)
 
 

@@ -236,9 +236,6 @@ async def _has_its_turn(tx: Transaction, wanted: Schedule, new: NewRun, slot: in
     return False
 
 
-_misfire = decoder_for(Misfire)
-
-
 def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:
     finished_by = now + wanted.deadline if wanted.deadline else FAR
     begun_by = now + wanted.start_within if wanted.start_within else FAR
@@ -254,6 +251,9 @@ def _new_run(wanted: Schedule, run_id: str, now: int) -> NewRun:
         options=wanted.options,
         write_id=wanted.trail,
     )
+
+
+_misfire = decoder_for(Misfire)
 
 
 def to_schedule(row: Row) -> Schedule:
