@@ -41,7 +41,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     """How much to do. The defaults take a minute or so each; tests use tiny ones."""
 
     rounds: int = 5
-    #: Runs a round: w2, w3, w8; five times as many: w1.
+    #: Runs a round: w2, w3; five times as many: w1, w8.
     runs: int = 2000
     #: Steps of the one run: w3 (sequential), w4 (parallel), w6 (of the history).
     steps: int = 1000

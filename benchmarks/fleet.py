@@ -15,15 +15,13 @@ from perdure.cli.process import fast_loop, tune_collector
 
 #: Sequential steps of each run.
 STEPS = 10
-#: Slots of a worker whose steps compute: what it has taken, nobody else can work on.
-FEW_SLOTS = 20
 
 
 async def w8(bench: Bench) -> Result:
     """The same queue of runs for one worker process and for two: of steps that do nothing, and of steps that compute."""
-    # Many more than the workers have slots, so that both are at work until nearly the end.
-    runs = max(2, 3 * bench.sizes.runs)
-    few = max(2, bench.sizes.runs // 2)
+    # Many more than the workers have slots, so that both are at work until nearly the end: what one has taken, the other cannot.
+    runs = max(2, 5 * bench.sizes.runs)
+    slower = max(2, bench.sizes.runs)
     slots = bench.sizes.slots
     alone, together, ratios = [], [], []
     computed, busy_ratios = [], []
@@ -34,7 +32,7 @@ async def w8(bench: Bench) -> Result:
             alone.append(one)
             together.append(two)
             ratios.append(one / two)
-            one, two = [await _work_off(bench, engine, [computing(STEPS)] * few, n, FEW_SLOTS) for n in (1, 2)]
+            one, two = [await _work_off(bench, engine, [computing(STEPS)] * slower, n, slots) for n in (1, 2)]
             computed.append(two)
             busy_ratios.append(one / two)
     return bench.result(
@@ -44,7 +42,7 @@ async def w8(bench: Bench) -> Result:
         steps_per_s=runs * STEPS / median(together),
         alone_steps_per_s=runs * STEPS / median(alone),
         ratio_two_workers_to_one=median(ratios),
-        computing_steps_per_s=few * STEPS / median(computed),
+        computing_steps_per_s=slower * STEPS / median(computed),
         ratio_two_workers_to_one_computing=median(busy_ratios),
     )
 
