@@ -17,7 +17,7 @@ from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason, R
 from perdure.store.dialect import Row
 from perdure.store.gates import limited
 from perdure.store.mysql.literals import listed
-from perdure.store.mysql.looking import MINE, Seen
+from perdure.store.mysql.looking import MANY, MINE, Seen
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.poison import poisoned
 from perdure.store.rows import RUN, to_json, to_run
@@ -216,9 +216,10 @@ class _Claim:
             return [], []
         first = self._request.limit - self._request.by_age
         # Where there are fewer than are wanted, the first pass sees them all. Those that are due will be ready in a moment.
-        by_age = self._request.by_age if self._seen.due or self._seen.ready >= first else 0
-        # More than are wanted: some may be somebody else's by now.
-        questions = [self._everywhere(BY_PRIORITY, first + max(16, first), claims_below)]
+        by_age = self._request.by_age if self._seen.due or self._seen.ready >= min(first, MANY) else 0
+        # More than are wanted: some may be somebody else's by now, unless there is nobody else.
+        spare = 16 if self._seen.alive == [self._request.worker] else max(16, first)
+        questions = [self._everywhere(BY_PRIORITY, first + spare, claims_below)]
         if by_age:
             questions.append(self._everywhere(BY_AGE, first + 2 * by_age + 16, claims_below))
         answers = [answer.rows for answer in await self._tx.send(*questions)]

@@ -24,8 +24,12 @@ SELECT :now,
 """
 
 
+#: So many that are ready are as good as any number. To see that a row is there costs nearly as much as to read it.
+MANY = 16
+
+
 class Seen(Sight, frozen=True, kw_only=True):
-    """What a look found; of those that are ready it counts no more than one beyond what is wanted."""
+    """What a look found; of those that are ready it counts no more than `MANY`."""
 
     paused: frozenset[tuple[str, str]]
 
@@ -40,7 +44,7 @@ async def look(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> S
             nonce=request.nonce,
             queues=listed(request.queues),
             types=listed(request.types),
-            limit=request.limit + 1,
+            limit=MANY,
         )
     )
     [(at, names, held, next_wake, ready, early, paused, next_fire)] = answer.rows
