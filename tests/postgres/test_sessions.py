@@ -17,6 +17,7 @@ from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Block, Reason
 from perdure.host import Host
 from perdure.store import open_store
+from perdure.store.patience import Patience
 from perdure.store.postgres.sessions import session_name
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_run, a_worker, claim_ids, commit, lease_of
@@ -100,6 +101,48 @@ async def test_so_is_one_whose_session_cannot_get_rid_of_its_answer(store: Postg
         assert (await store.sweep(10)).released == 1
     await asyncio.wait([asking])
     assert asking.exception() is not None
+
+
+async def buried(store: PostgresStore) -> None:
+    """A worker that was declared dead just now, and held nothing."""
+    await store.create([a_run("r1")], ACTOR)
+    await store.register(a_worker(host=HOST, pid=PID, lease=1))
+    assert (await store.sweep(10)).dead_workers == ("w1",)
+
+
+async def test_what_it_has_locked_is_freed_although_it_was_declared_dead_before_it_came_to_a_stand(
+    store: PostgresStore, url: str
+) -> None:
+    """Its session was still at work when others looked at it, and what it has locked are none of its runs."""
+    await buried(store)
+    async with a_session(url) as session:
+
+        async def is_ended() -> bool:
+            await store.sweep(10)
+            return bool(session.is_closed())
+
+        await eventually(is_ended)
+
+
+async def test_one_that_was_declared_dead_and_is_no_longer_at_a_stand_keeps_what_it_has_just_begun(
+    store: PostgresStore, url: str
+) -> None:
+    await buried(store)
+    # From now on nothing takes longer than an hour.
+    await store.query("UPDATE perdure_workers SET lease = 3600000000")
+    store._patience = Patience(statement=3600.0)
+    async with a_session(url) as session:
+        await store.sweep(10)
+        assert await session.fetchval("SELECT 1") == 1
+
+
+async def test_a_process_with_a_worker_in_its_next_life_keeps_its_sessions(store: PostgresStore, url: str) -> None:
+    await buried(store)
+    await store.register(a_worker("w2", host=HOST, pid=PID, lease=3_600_000_000))
+    store._patience = Patience(statement=0.0)
+    async with a_session(url) as session:
+        await store.sweep(10)
+        assert await session.fetchval("SELECT 1") == 1
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,6 @@ class ServerStore(SqlStore, Generic[C, X]):
         self._check_open()
         self._system.crash_point("sweep.enter")
         if await self._read("sweep", self._anything_to_sweep):
-            await self._end_abandoned()
             return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")
         return Swept(dead_workers=(), released=0, expired=0, more=False)
@@ -197,10 +196,7 @@ class ServerStore(SqlStore, Generic[C, X]):
 
     @abstractmethod
     async def _anything_to_sweep(self, tx: X) -> bool:
-        """Whether a sweep would find something."""
-
-    async def _end_abandoned(self) -> None:
-        """Free what overdue workers have locked, where the server does not do that by itself."""
+        """Whether a sweep would find something. Frees what overdue workers have locked, where the server does not by itself."""
 
     def _learn(self, error: Exception) -> None:
         """Take note of what an error says about the way to the server."""

@@ -286,12 +286,11 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def _anything_to_sweep(self, tx: PostgresTransaction) -> bool:
         asked = self._clock.asking()
-        [(now, anything)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
+        [(now, anything, deaths)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
         self._clock.answered(asked, now)
+        if anything or deaths:
+            await end_abandoned(tx, self._patience.statement)
         return bool(anything)
-
-    async def _end_abandoned(self) -> None:
-        await self._read("sweep", end_abandoned)
 
     async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         await connection.execute(_BEGIN_SNAPSHOT)

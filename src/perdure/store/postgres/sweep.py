@@ -1,9 +1,13 @@
-"""Whether there is anything to sweep: one statement, so that idle workers cost the server next to nothing."""
+"""Whether there is anything to sweep, and whether anybody died lately.
+
+One statement, so that idle workers cost the server next to nothing.
+"""
 
 from __future__ import annotations
 
 from perdure.core.model import FAR
 from perdure.store.postgres.dialect import NOW
+from perdure.store.postgres.sessions import LATELY
 
 #: Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
 ANYTHING = f"""
@@ -34,6 +38,7 @@ SELECT clock.now,
         ORDER BY r.worker, r.nonce, r.id
         LIMIT 1
       )
-  )
+  ),
+  EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'dead' AND heartbeat_at > clock.now - {LATELY})
 FROM clock
 """
