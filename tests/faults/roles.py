@@ -92,10 +92,11 @@ def role(main: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 class Client:
     """Asks for everything that the tests want done. Asking again, in another process, asks for nothing more."""
 
-    def __init__(self, engine: Engine, directory: Path, world: World) -> None:
+    def __init__(self, engine: Engine, directory: Path, world: World, lease: float = LEASE) -> None:
         self._engine = engine
         self._ledger = str(directory / "ledger")
         self._world = world
+        self._lease = lease
 
     async def start(self, call: Call[Any], id: str) -> Handle[Any]:
         handle = await self._engine.start(call, id=id)
@@ -201,7 +202,7 @@ class Client:
         async def is_done() -> bool:
             return (await pusher.execute(handle.id)).stands is Standing.FINISHED
 
-        async with self._engine.pusher(lease=LEASE, grace=0.02) as pusher:
+        async with self._engine.pusher(lease=self._lease, grace=0.02) as pusher:
             await until(is_done)
 
     async def nudge(self, handle: Handle[Any]) -> None:
@@ -282,7 +283,7 @@ async def is_gone(engine: Engine, pid: int) -> bool:
     return all(worker.status is not WorkerStatus.ALIVE for worker in await engine.workers() if worker.pid == pid)
 
 
-async def drive(directory: Path, world: World, *, last: bool = False, bury: int = 0) -> None:
+async def drive(directory: Path, world: World, *, last: bool = False, bury: int = 0, lease: float = LEASE) -> None:
     """Start everything, work on it, and shut down.
 
     The last one also sees to it that everything is finished, and that the worker of another process is declared dead.
@@ -290,8 +291,8 @@ async def drive(directory: Path, world: World, *, last: bool = False, bury: int 
     if last:
         app.note(str(directory / "ledger"), did="hurry")
     async with engine_in(directory, world) as engine:
-        client = Client(engine, directory, world)
-        worker = engine.worker(lease=LEASE, grace=0.02)
+        client = Client(engine, directory, world, lease)
+        worker = engine.worker(lease=lease, grace=0.02)
         await worker.start()
         await client.ask()
         slow = await client.begin_slow()
@@ -302,10 +303,10 @@ async def drive(directory: Path, world: World, *, last: bool = False, bury: int 
         await worker.stop()
 
 
-async def ask(directory: Path, world: World) -> None:
+async def ask(directory: Path, world: World, *, lease: float = LEASE) -> None:
     """Ask for everything and leave the work to others, until the last run has begun."""
     async with engine_in(directory, world) as engine:
-        client = Client(engine, directory, world)
+        client = Client(engine, directory, world, lease)
         await client.ask()
         await client.begin_slow()
 

@@ -29,7 +29,7 @@ from tests.helpers import eventually
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 AT_ONCE = 4
 
-#: Nobody waits for this to pass: what others can take was given back.
+#: Nobody waits for this to pass: what others can take was given back. All have it, so that nothing is taken from one that is merely slow.
 LEASE = 600.0
 
 
@@ -46,13 +46,13 @@ async def test_a_worker_told_to_stop_at_any_point_ends_and_leaves_nothing_behind
     async def stop_at(directory: Path, trap: Trap | None) -> list[str]:
         trapped = None if trap is None else msgspec.to_builtins(trap)
         worker = await processes.fork("work", directory, lease=LEASE, trap=trapped)
-        client = await processes.fork("ask", directory)
+        client = await processes.fork("ask", directory, lease=LEASE)
         ending = asyncio.ensure_future(worker.ended())
         await asyncio.wait([ending, asyncio.ensure_future(client.ended())], return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
             worker.signal(signal.SIGTERM)
         assert await ending == 0, f"told to stop at {trap}:\n{worker.noise()}"
-        last = await processes.fork("drive", directory, last=True)
+        last = await processes.fork("drive", directory, last=True, lease=LEASE)
         assert await last.ended() == 0, f"told to stop at {trap}:\n{last.noise()}"
         assert await client.ended() == 0, f"told to stop at {trap}:\n{last.noise()}"
         home = SqliteHome(directory)
