@@ -86,6 +86,7 @@ async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore
         assert not [line for line in plan if "Seq Scan on perdure_runs" in line or "Join Filter" in line], plan
 
 
+@pytest.mark.usefixtures("straight")
 async def test_a_claim_and_a_finish_are_one_statement_each_however_many_runs(store: PostgresStore) -> None:
     await create_many(store, 60)
     await store.register(a_worker())
