@@ -26,8 +26,10 @@ from tests.servers.schemas import postgres_dsn
 
 asyncpg = pytest.importorskip("asyncpg")
 
-HOST, PID = "node-1.shop.example", 4711
-ITS_NAME = "shop perdure:4711@node-1"
+#: Of this process alone: others test the same on the same server at the same time.
+NODE = f"node-{os.getpid()}"
+HOST, PID = f"{NODE}.shop.example", 4711
+ITS_NAME = f"shop perdure:4711@{NODE}"
 
 
 @asynccontextmanager
@@ -138,16 +140,18 @@ async def test_one_that_was_declared_dead_and_is_no_longer_at_a_stand_keeps_what
 
 async def test_a_process_with_a_worker_in_its_next_life_keeps_its_sessions(store: PostgresStore, url: str) -> None:
     await buried(store)
-    await store.register(a_worker("w2", host=HOST, pid=PID, lease=3_600_000_000))
-    store._patience = Patience(statement=0.0)
+    await store.register(a_worker("w2", host=HOST, pid=PID, lease=1_000_000))
+    await store.query("UPDATE perdure_workers SET lease = 3600000000 WHERE id = 'w2'")
+    old = f"application_name = '{ITS_NAME}' AND xact_start < clock_timestamp() - interval '1.5 s'"
     async with a_session(url) as session:
+        await eventually(lambda: store.query(f"SELECT 1 FROM pg_stat_activity WHERE {old}"))
         await store.sweep(10)
         assert await session.fetchval("SELECT 1") == 1
 
 
 @pytest.mark.parametrize(
     "name",
-    ["shop", "perdure", "perdure:471@node-1", "perdure:4711@node-2", "perdure:4711@node-11", session_name(), ""],
+    ["shop", "perdure", f"perdure:471@{NODE}", "perdure:4711@node-x", f"perdure:4711@{NODE}1", session_name(), ""],
     ids=["another", "nobody", "shorter", "elsewhere", "longer", "this process", "nameless"],
 )
 async def test_sessions_of_others_stay(store: PostgresStore, url: str, name: str) -> None:
@@ -167,9 +171,9 @@ async def test_so_do_those_of_its_own_that_hold_nothing(store: PostgresStore, ur
 
 async def test_a_worker_in_time_keeps_its_sessions(store: PostgresStore, url: str) -> None:
     await overdue(store)
-    await store.register(a_worker("w2", host="node-2", pid=1))
+    await store.register(a_worker("w2", host=f"{NODE}-2", pid=1))
     await store.query("UPDATE perdure_workers SET heartbeat_at = started_at, lease = 3600000000 WHERE id = 'w2'")
-    async with a_session(url, "perdure:1@node-2", run="r2") as session:
+    async with a_session(url, f"perdure:1@{NODE}-2", run="r2") as session:
         assert (await store.sweep(10)).dead_workers == ("w1",)
         assert not session.is_closed()
 
