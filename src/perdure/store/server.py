@@ -122,7 +122,7 @@ class ServerStore(SqlStore, Generic[C, X]):
         """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
         self._check_open()
         self._system.crash_point("sweep.enter")
-        if await self._read("sweep", self._anything_to_sweep):
+        if await self._read("sweep", self._prepare_sweep):
             return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")
         return Swept(dead_workers=(), released=0, expired=0, more=False)
@@ -195,8 +195,8 @@ class ServerStore(SqlStore, Generic[C, X]):
         """Write the turns; raises `Doubtful`, unless told that records may be there already."""
 
     @abstractmethod
-    async def _anything_to_sweep(self, tx: X) -> bool:
-        """Whether a sweep would find something. Frees what overdue workers have locked, where the server does not by itself."""
+    async def _prepare_sweep(self, tx: X) -> bool:
+        """Free what overdue workers have locked, where the server does not by itself; whether a sweep would find something."""
 
     def _learn(self, error: Exception) -> None:
         """Take note of what an error says about the way to the server."""

@@ -266,7 +266,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     ) -> builtins.list[Verdict]:
         return await commit(tx, turns, doubtful=doubtful)
 
-    async def _anything_to_sweep(self, tx: MysqlTransaction) -> bool:
+    async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
         asked = self._clock.asking()
         [answer] = await tx.send(tx.text(ANYTHING, now=self._time(), remembered=workers.REMEMBERED))
         [(now, anything)] = answer.rows

@@ -29,13 +29,13 @@ LATELY = 3600 * 1_000_000
 #: Those that a sweep would declare dead, those that it has and that hold something nevertheless; and, with less haste, those that
 #: it has lately.
 _GONE = f"""
-SELECT host, pid, bool_or(w.status = 'alive' OR r.held)
+SELECT host, pid, bool_or(w.status = 'alive' OR its.runs)
 FROM perdure_workers w
 CROSS JOIN LATERAL (
-  SELECT EXISTS (SELECT 1 FROM perdure_runs r WHERE r.status = 'running' AND r.worker = w.id) AS held
-) r
+  SELECT EXISTS (SELECT 1 FROM perdure_runs r WHERE r.status = 'running' AND r.worker = w.id) AS runs
+) its
 WHERE (w.status = 'alive' AND w.heartbeat_at + w.lease < $1::bigint)
-  OR (w.status = 'dead' AND (r.held OR (w.heartbeat_at > $1::bigint - {LATELY} AND NOT EXISTS (
+  OR (w.status = 'dead' AND (its.runs OR (w.heartbeat_at > $1::bigint - {LATELY} AND NOT EXISTS (
     SELECT 1 FROM perdure_workers next
     WHERE next.host = w.host AND next.pid = w.pid AND next.status = 'alive' AND next.heartbeat_at + next.lease >= $1::bigint
   ))))

@@ -284,7 +284,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     ) -> builtins.list[Verdict]:
         return await commit(tx, turns, doubtful=doubtful)
 
-    async def _anything_to_sweep(self, tx: PostgresTransaction) -> bool:
+    async def _prepare_sweep(self, tx: PostgresTransaction) -> bool:
         asked = self._clock.asking()
         [(now, anything, deaths)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
         self._clock.answered(asked, now)
