@@ -37,6 +37,8 @@ class Office:
 
         async def stands_aside() -> bool:
             worker.signal(signal.SIGSTOP)
+            # Its other threads go on until the one that is told is scheduled, and may lock something in the meantime.
+            assert await worker.stopped(), worker.noise()
             if not await self._home.is_locked():
                 return True
             worker.signal(signal.SIGCONT)
