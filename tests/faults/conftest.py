@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.faults.family import Family, family
+from tests.faults.family import Family, family, zygotes
 from tests.faults.homes import KINDS, Homes
 from tests.faults.served import SERVERS, Served
 
 
+@pytest.fixture(scope="session")
+def door() -> Iterator[Path]:
+    with zygotes() as path:
+        yield path
+
+
 @pytest.fixture
-async def processes() -> AsyncIterator[Family]:
-    async with family() as members:
+async def processes(door: Path) -> AsyncIterator[Family]:
+    async with family(door) as members:
         yield members
 
 

@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +95,9 @@ class Child:
 class Family:
     """Forks children through the zygote."""
 
-    def __init__(self, zygote: asyncio.subprocess.Process) -> None:
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
-        self._requests = zygote.stdin
-        self._events = zygote.stdout
+    def __init__(self, events: asyncio.StreamReader, requests: asyncio.StreamWriter) -> None:
+        self._requests = requests
+        self._events = events
         self._new: dict[int, Child] = {}
         self._children: dict[int, Child] = {}
         self._count = 0
@@ -121,19 +122,28 @@ class Family:
             self._children[event["pid"]].heard(event)
 
 
+@contextmanager
+def zygotes() -> Iterator[Path]:
+    """Where there is a zygote for whoever connects, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
+        path = Path(folder) / "door"
+        door.bind(str(path))
+        door.listen()
+        command = [sys.executable, "-m", "tests.faults.zygote", str(door.fileno())]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[door.fileno()]):
+            yield path
+
+
 @asynccontextmanager
-async def family() -> AsyncIterator[Family]:
+async def family(door: Path) -> AsyncIterator[Family]:
     """A zygote, for as long as the block lasts."""
-    zygote = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.faults.zygote",
-        cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    family = Family(zygote)
+    events, requests = await asyncio.open_unix_connection(door)
+    family = Family(events, requests)
     listening = asyncio.ensure_future(family.listen())
     try:
         yield family
     finally:
-        assert zygote.stdin is not None
-        zygote.stdin.close()
-        await zygote.wait()
+        requests.write_eof()
         await listening
+        requests.close()
+        await requests.wait_closed()

@@ -1,7 +1,9 @@
-"""A process that has imported everything and forks once per case, so that a case costs milliseconds instead of an import.
+"""Processes that have imported everything and fork, so that a test, and a case of it, cost milliseconds instead of an import.
 
-It reads one request a line from its standard input and writes one event a line to its standard output: a child was started, has
-stopped, or has ended. It has no threads and no database, so what it forks starts clean. When its input ends, so do its children.
+The first listens at a socket, which it is given by its number, and forks a zygote for whoever connects. A zygote forks once per case:
+it reads one request a line from its connection and writes one event a line: a child was started, has stopped, or has ended. None of
+them has threads or a database, so what they fork starts clean. A zygote ends with its connection, and its children with it; the first
+with its standard input.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -20,6 +23,25 @@ from tests.faults.roles import ROLES
 
 
 def main() -> None:
+    # Nobody asks how zygotes ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as door:
+        while True:
+            ready, _, _ = select.select([0, door.fileno()], [], [])
+            if 0 in ready:
+                break
+            connection, _ = door.accept()
+            if os.fork() == 0:
+                door.close()
+                for end in (0, 1):
+                    os.dup2(connection.fileno(), end)
+                connection.close()
+                _serve()
+                os._exit(0)
+            connection.close()
+
+
+def _serve() -> None:
     reading, writing = os.pipe()
     for end in (reading, writing):
         os.set_blocking(end, False)

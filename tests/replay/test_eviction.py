@@ -37,18 +37,8 @@ class Silence:
         self.heard.append(f"warning: {message}")
 
 
-@pytest.fixture(scope="module")
-def little_to_collect() -> Iterator[None]:
-    """What is there already is set aside: in a process with many tests, each collection would look at all of it."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def silence(
-    little_to_collect: None,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
