@@ -32,6 +32,8 @@ WORKERS = 4
 PACE, SOME = 40, 20
 #: For how long a fleet is watched, in seconds.
 WATCHED = 20.0 if WHOLE else 2.0
+#: Within which whoever has seen that nothing may pass has ended what it had begun.
+MOMENT = 0.2
 #: Of the workers that are watched. In a short time there is a heartbeat or there is none, which makes a difference by itself.
 LEASE = "15s" if WHOLE else "1h"
 
@@ -136,9 +138,17 @@ class Fleet:
         during.seen = self._statements.seen - before
 
     async def stand_still(self) -> Statements:
-        """What is asked of the database in some time."""
+        """What is asked of the database in some time, once the last who had something to do have done it."""
+
+        async def nobody_asks_for_admission() -> bool:
+            return not (await self._asked_within(MOMENT)).of(ADMISSION)
+
+        await eventually(nobody_asks_for_admission)
+        return await self._asked_within(WATCHED)
+
+    async def _asked_within(self, seconds: float) -> Statements:
         async with self.counted() as statements:
-            await asyncio.sleep(WATCHED)  # statements are counted over a time
+            await asyncio.sleep(seconds)  # statements are counted over a time
         return statements
 
     async def all_stand(self, gate: str, at_least: int = 1) -> None:
