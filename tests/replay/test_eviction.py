@@ -39,9 +39,7 @@ class Silence:
 
 @pytest.fixture
 def silence(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Silence]:
     gc.collect()
     silence = Silence()
