@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,29 @@ async def test_a_block_that_loses_its_lock_is_cancelled_and_says_so(stage: Stage
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+async def test_a_lock_that_is_granted_to_somebody_who_was_cancelled_meanwhile_is_free(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = stage.engine()
+    store = await engine._opened()
+    acquire, granted = store.acquire_lock, asyncio.Event()
+
+    async def acquire_and_answer_late(*arguments: Any) -> Any:
+        grant = await acquire(*arguments)
+        if not granted.is_set():
+            granted.set()
+            await asyncio.Event().wait()
+        return grant
+
+    monkeypatch.setattr(store, "acquire_lock", acquire_and_answer_late)
+    asking = asyncio.ensure_future(engine.locks.acquire("import"))
+    await granted.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await engine.locks.get("import") is None
 
 
 async def test_what_goes_wrong_in_a_block_frees_its_lock(stage: Stage) -> None:

@@ -53,8 +53,11 @@ def is_gone(process: int) -> bool:
     except ProcessLookupError:
         return True
     # One whose parent is dead is for the system to bury, which may take its time.
-    status = Path(f"/proc/{process}/status")
-    return status.exists() and "State:\tZ" in status.read_text()
+    try:
+        return "State:\tZ" in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # Either it has been buried just now, which the next look tells, or there is no such folder on this system.
+        return False
 
 
 async def process_in(marker: Path) -> int:

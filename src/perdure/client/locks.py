@@ -140,7 +140,15 @@ class Locks:
         delay = FIRST_WAIT
         while True:
             asked = clock()
-            grant = await store.acquire_lock(name, who, nonce, time, engine._actor)
+            try:
+                grant = await store.acquire_lock(name, who, nonce, time, engine._actor)
+            except asyncio.CancelledError:
+                # It may be granted all the same, and would be nobody's until its time has run out. Asking again tells.
+                with suppress(StoreError, EngineClosed):
+                    grant = await store.acquire_lock(name, who, nonce, time, engine._actor)
+                    if grant.granted:
+                        await store.release_lock(name, grant.lock.token, nonce, engine._actor)
+                raise
             if grant.granted:
                 return Lock(engine, grant.lock, nonce, time, asked)
             left = (grant.lock.expires_at - store.clock()) / 1e6
