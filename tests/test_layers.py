@@ -181,8 +181,3 @@ def test_only_the_host_touches_the_world(path: Path) -> None:
 )
 def test_the_world_is_recognised_under_any_name(source: str) -> None:
     assert list(world_used_in(source))
-
-
-def test_files_stay_small() -> None:
-    long = {name_of(path): lines for path in modules() if (lines := len(path.read_text().splitlines())) > 400}
-    assert not long
