@@ -81,12 +81,13 @@ _FACTS = ", ".join(
         "doubtful",
         "early",
         "left_to_others",
+        "EXISTS (SELECT 1 FROM usual)",
         "array_to_string(alive, E'\\n')",
         "(SELECT string_agg(kind || ' ' || name, E'\\n') FROM perdure_pauses)",
         f"COALESCE((SELECT due_at FROM perdure_schedules ORDER BY due_at LIMIT 1), {FAR})",
     )
 )
-_FACT_COUNT = 10
+_FACT_COUNT = 11
 
 
 #: The audit trail is part of the statement. What begins with a claim has its time.
@@ -173,7 +174,10 @@ _TAKES = {level: partial(take_ready, audit=level) for level in Audit}
 async def claim_ready(
     tx: PostgresTransaction, request: ClaimRequest, clock: ServerClock, entropy: Callable[[int], bytes]
 ) -> tuple[Seen, Claimed | None]:
-    """Look, and take ready runs; None if there is more to it than that."""
+    """Look, and take ready runs; None if there is more to it than that.
+
+    The statement decides which of the two it is, at the server's time. What it took is taken, whatever has become due since.
+    """
     pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
     seeds = entropy(16 * request.limit)
     asked, known = clock.asking(), clock.known
@@ -184,10 +188,8 @@ async def claim_ready(
     seen = _seen(rows[0][:_FACT_COUNT], request.worker)
     at = seen.now if known is None else min(seen.now, known)
     seen = seen.at(clock.answered(asked, seen.now))
-    if seen.nothing:
-        return seen, seen.empty_handed()
     if not seen.usual or request.limit == 0:
-        return seen, None
+        return seen, seen.empty_handed() if seen.nothing else None
     taken = rows if rows[0][_FACT_COUNT] is not None else []
     next_wake = seen.next_wake
     if len(taken) < request.limit and seen.left is not None:
@@ -203,7 +205,7 @@ async def claim_ready(
 
 
 def _seen(facts: Row, worker: str) -> Seen:
-    server, next_wake, held, ready, doubtful, early, left, living, paused, next_fire = facts
+    server, next_wake, held, ready, doubtful, early, left, usual, living, paused, next_fire = facts
     alive = living.split("\n")
     return Seen(
         now=server,
@@ -215,6 +217,7 @@ def _seen(facts: Row, worker: str) -> Seen:
         doubtful=doubtful,
         early=early,
         left=left,
+        usual=usual,
         next_fire=next_fire,
         paused=tuple(line.partition(" ")[::2] for line in paused.split("\n")) if paused else (),
     )

@@ -215,6 +215,20 @@ class Timers:
         [claimed] = (await claim(store, nonce="due")).runs
         assert (claimed.run.token, claimed.run.reason) == (2, None)
 
+    async def test_a_claim_answers_with_all_that_it_took_whatever_becomes_due_meanwhile(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await store.create([a_run(f"ready{number:03}") for number in range(200)], ACTOR)
+        timers = [a_run(f"timer{number:03}", wake_at=START + 10_000 + 14_300 * number) for number in range(100)]
+        await store.create(timers, ACTOR)
+        await store.register(a_worker())
+        harness.system.advance(0.01)
+        harness.system.tick = 1_000
+        known: set[str] = set()
+        for number in range(60):
+            known.update(await claim_ids(store, nonce=f"n{number}", limit=2))
+        assert {lease.run_id for lease in await store.holdings("w1")} == known
+
     async def test_more_due_runs_than_one_claim_wakes_are_all_claimed(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(f"r{number}", wake_at=START + SECOND) for number in range(1500)], ACTOR)
         harness.system.advance(1)

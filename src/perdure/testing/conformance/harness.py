@@ -45,11 +45,14 @@ class ManualSystem(Host):
         super().__init__()
         self._now = START
         self._random = random.Random(0)  # noqa: S311 - a test's randomness is to be repeatable
+        #: Microseconds by which each look at the clock moves it, so that no two decisions are taken at one time.
+        self.tick = 0
         #: Called with the name of every crash point; what it raises is raised there.
         self.on_crash_point: Callable[[str], None] = _nothing
 
     def now(self) -> int:
         """The time it was set to."""
+        self._now += self.tick
         return self._now
 
     def monotonic(self) -> float:
