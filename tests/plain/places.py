@@ -7,6 +7,7 @@ import re
 import sqlite3
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -49,13 +50,19 @@ class Plain(ABC):
     def __init__(self, url: str) -> None:
         self.url = url
         self.store: SqlStore = open_store(url, Host())
+        #: Transactions that were run again because they got into each other's way, by the error.
+        self.races: Counter[str] = Counter()
         self._nonces = 0
+
+    def new_nonce(self, owner: str = "nonce") -> str:
+        """A nonce that was not used before by this owner."""
+        self._nonces += 1
+        return f"{owner}-{self._nonces}"
 
     async def do(self, name: str, **params: Any) -> Rows:
         """Run a statement; its answer."""
         if name == "claim" and "nonce" not in params:
-            self._nonces += 1
-            params["nonce"] = f"nonce-{self._nonces}"
+            params["nonce"] = self.new_nonce()
         return await self.run(statement(self.dialect, name, self.tables), {**DEFAULTS, **params})
 
     async def one(self, name: str, **params: Any) -> dict[str, Any]:
@@ -181,6 +188,7 @@ class OnMysql(Plain):
             except pymysql.OperationalError as error:
                 if error.args[0] not in IN_THE_WAY:
                     raise
+                self.races[str(error)] += 1
                 self._connection.rollback()
 
     def _try(self, parts: list[str], params: Mapping[str, Any]) -> Rows:

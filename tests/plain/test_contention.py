@@ -8,12 +8,15 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from perdure.core.model import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
+from perdure.store.mysql.dialect import MYSQL
+from perdure.store.plain import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker
 from perdure.testing.conformance.harness import claim as claim_in_python
 from tests.plain.places import Plain
+from tests.servers.claimers import count_races
 
 TYPE = "mail.send.v1"
-RUNS, WORKERS = 120, 4
+WORKERS = 4
 
 
 async def another(plain: Plain, stack: AsyncExitStack) -> Plain:
@@ -25,42 +28,60 @@ async def another(plain: Plain, stack: AsyncExitStack) -> Plain:
     return other
 
 
+async def done_by_all(plain: Plain, stack: AsyncExitStack, sql: int, python: int, runs: int) -> list[Plain]:
+    """Have runs taken and completed by so many workers of each kind at once; each run once. The workers."""
+    workers = [await another(plain, stack) for _ in range(sql + python)]
+    ids = [f"r{number:04}" for number in range(runs)]
+    await plain.store.create([a_run(run_id, type=TYPE) for run_id in ids], ACTOR)
+    done: Counter[str] = Counter()
+
+    async def by_sql(name: str, mine: Plain) -> None:
+        while sum(done.values()) < runs:
+            for row in await mine.do("claim", worker=name, types="mail.%", nonce=mine.new_nonce(name), number=8):
+                lease = {column: row[column] for column in ("id", "token", "nonce")}
+                [answer] = await mine.do("complete", **lease, output="1")
+                assert answer["outcome"] == "applied"
+                done[row["id"]] += 1
+
+    async def by_python(name: str, mine: Plain) -> None:
+        count_races(mine.store, mine.races)
+        await mine.store.register(a_worker(name))
+        while sum(done.values()) < runs:
+            request = ClaimRequest(worker=name, nonce=mine.new_nonce(name), limit=8, types=(TYPE,))
+            taken = (await mine.store.claim(request)).runs
+            turns = [Turn(lease=one.lease, next=Finish(Status.COMPLETED, "1")) for one in taken]
+            while turns:
+                verdicts = await mine.store.commit(turns, name)
+                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
+                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
+            done.update(one.run.id for one in taken)
+
+    names = [f"worker-{number}" for number in range(len(workers))]
+    await asyncio.gather(
+        *(by_sql(name, mine) for name, mine in zip(names[:sql], workers[:sql], strict=True)),
+        *(by_python(name, mine) for name, mine in zip(names[sql:], workers[sql:], strict=True)),
+    )
+    assert done == Counter(ids)
+    tokens = await plain.store.query("SELECT DISTINCT token, status FROM perdure_runs")
+    assert [tuple(row) for row in tokens] == [(1, "completed")]
+    return workers
+
+
 async def test_every_run_is_done_once_whoever_takes_it(plain: Plain) -> None:
     async with AsyncExitStack() as stack:
-        others = [await another(plain, stack) for _ in range(WORKERS)]
-        ids = [await plain.insert() for _ in range(RUNS)]
-        done: Counter[str] = Counter()
+        await done_by_all(plain, stack, sql=3, python=1, runs=120)
 
-        async def by_sql(number: int, mine: Plain) -> None:
-            for claim in range(RUNS):
-                if sum(done.values()) == RUNS:
-                    return
-                rows = await mine.do("claim", worker=f"w{number}", nonce=f"{number}-{claim}", types="mail.%", number=8)
-                for row in rows:
-                    lease = {name: row[name] for name in ("id", "token", "nonce")}
-                    [answer] = await mine.do("complete", **lease, output="1")
-                    assert answer["outcome"] == "applied"
-                    done[row["id"]] += 1
 
-        async def by_python(mine: Plain) -> None:
-            await mine.store.register(a_worker("python"))
-            for claim in range(RUNS):
-                if sum(done.values()) == RUNS:
-                    return
-                request = ClaimRequest(worker="python", nonce=f"p{claim}", limit=8, types=(TYPE,))
-                runs = (await mine.store.claim(request)).runs
-                turns = [Turn(lease=one.lease, next=Finish(Status.COMPLETED, "1")) for one in runs]
-                while turns:
-                    verdicts = await mine.store.commit(turns, "python")
-                    assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
-                    turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
-                done.update(one.run.id for one in runs)
+async def test_workers_of_either_kind_never_wait_for_each_other_in_a_circle(plain: Plain) -> None:
+    async with AsyncExitStack() as stack:
+        for worker in await done_by_all(plain, stack, sql=6, python=2, runs=400):
+            assert not worker.races
 
-        work = [by_sql(number, mine) for number, mine in enumerate(others[1:])]
-        await asyncio.gather(by_python(others[0]), *work)
-        assert done == Counter(ids)
-        tokens = await plain.store.query("SELECT DISTINCT token, status FROM perdure_runs")
-        assert [tuple(row) for row in tokens] == [(1, "completed")]
+
+def test_no_statement_for_mysql_locks_what_it_only_reads() -> None:
+    for name in NAMES:
+        for part in statement(MYSQL, name).parts:
+            assert not (part.startswith("SET") and "SELECT" in part), f"{name}: {part}"
 
 
 async def test_one_key_makes_one_run_however_many_insert_it_at_once(plain: Plain) -> None:

@@ -10,6 +10,7 @@ from perdure import Context, Cron, Engine, workflow
 from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import Store, open_store
+from perdure.store.server import ServerStore
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_run, a_worker
 
 CLAIMERS = 8
@@ -26,12 +27,31 @@ async def create_many(store: Store, count: int, letter: str = "r", **changes: ob
         await store.create([a_run(f"{letter}{number:06}", **changes) for number in numbers], ACTOR)
 
 
-async def claimed_by_many(url: str, most: int) -> Counter[str]:
-    """How often each run was taken by eight claimers who take all there are, in no more than so many claims each."""
+def count_races(store: Store, races: Counter[str]) -> None:
+    """Count the races that a store on a server loses on its own connections, by their errors."""
+    if not isinstance(store, ServerStore):
+        return
+    is_race = store._is_race
+
+    def counted(error: Exception) -> bool:
+        lost = is_race(error)
+        races.update([str(error)] if lost else [])
+        return lost
+
+    store._is_race = counted  # type: ignore[method-assign] # to look on
+
+
+async def claimed_by_many(url: str, most: int, races: Counter[str] | None = None) -> Counter[str]:
+    """How often each run was taken by eight claimers who take all there are, in no more than so many claims each.
+
+    `races` is told of the races that they lost.
+    """
     claimed: Counter[str] = Counter()
 
     async def work(name: str) -> None:
         mine = open_store(url, Host())
+        if races is not None:
+            count_races(mine, races)
         await mine.open()
         await mine.register(a_worker(name))
         for number in range(most):

@@ -1,7 +1,8 @@
-"""What the stores on database servers share: connections, transactions on them, and what to do when one fails.
+"""Base of the stores on database servers: connections, transactions on them, and repetition after an error.
 
-A verb is a transaction on one connection. One that loses a race or its connection is run again as a whole, a few times, which
-every verb allows; after that whoever asked is told that the database is unavailable.
+A verb is a transaction on one connection. After a lost connection it is repeated as a whole, a few times. After a lost race (a
+deadlock, a serialization failure, a lock wait that timed out) it is repeated after growing random pauses, for as long as a statement
+may take. Every verb may be repeated. After that the caller is told that the database is unavailable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
 from perdure.core.effects import Broadcasted
-from perdure.core.errors import StoreError
 from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
 from perdure.core.routing import TypeInfo
@@ -32,8 +32,13 @@ from perdure.store.wave import Doubtful
 
 T = TypeVar("T")
 
-#: How often a transaction is tried before its caller is told, and the longest pause in between, in seconds.
+#: How often a transaction that loses its connection is tried before its caller is told.
 TRIES = 5
+#: The longest pause after the first failure, and after any failure, in seconds. Pauses are random, so that two transactions which
+#: stood in each other's way do not meet again.
+FIRST_PAUSE = 0.01
+LONGEST_PAUSE = 0.5
+#: The longest pause after a commit all of whose rows were busy, in seconds.
 PAUSE = 0.05
 
 
@@ -289,7 +294,8 @@ class ServerStore(SqlStore, Generic[C, X]):
     async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False) -> T:
         """Do something on a connection, again and again while that may help."""
         self._check_open()
-        for left in range(TRIES - 1, -1, -1):
+        failures, until = 0, 0.0
+        while True:
             try:
                 pool = self._pools.here()
                 connection = await pool.take()
@@ -306,13 +312,21 @@ class ServerStore(SqlStore, Generic[C, X]):
                 return answer
             except Exception as error:
                 self._learn(error)
-                if not left or not (self._is_race(error) or (self._is_lost(error) and not entered)):
+                failures += 1
+                # A race may be lost for as long as a statement may take, counted from the first failure.
+                until = until or self._system.monotonic() + self._patience.statement
+                if not self._is_worth_repeating(error, failures, until, entered=entered):
                     known = self._translated(error)
                     if known is error:
                         raise
                     raise known from error
-            await self._system.sleep(PAUSE * self._system.random() / (left + 1))
-        raise StoreError(f"{self.where}: {verb} was given up without an error. This is a defect in Perdure.")
+            await self._system.sleep(_pause(failures) * self._system.random())
+
+    def _is_worth_repeating(self, error: Exception, failures: int, until: float, *, entered: bool) -> bool:
+        """Whether a verb is repeated: a lost race while there is time, a lost connection a few times."""
+        if self._is_race(error):
+            return self._system.monotonic() < until
+        return self._is_lost(error) and not entered and failures < TRIES
 
     async def _put_back(self, pool: Pool[C], connection: C, error: Exception) -> None:
         """After an error: as it was, or not at all."""
@@ -322,3 +336,8 @@ class ServerStore(SqlStore, Generic[C, X]):
             pool.drop(connection)
             # A server that went away took all of them with it.
             pool.flush()
+
+
+def _pause(failures: int) -> float:
+    """The longest pause after so many failures in a row, in seconds."""
+    return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE)

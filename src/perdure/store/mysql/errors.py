@@ -5,8 +5,9 @@ from __future__ import annotations
 from perdure.core.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.mysql.driver import DriverError
 
-#: Deadlock, lock wait, a row that changed under a snapshot, NOWAIT; on a cluster also a commit that another node overtook.
-_LOST_RACE = frozenset({1213, 1205, 1020, 3572})
+#: Deadlock, lock wait, a row that changed under a snapshot, NOWAIT; a commit that another node of a cluster overtook, which a server
+#: reports as a deadlock, as an error during COMMIT (1180), or as a rollback during COMMIT (3101).
+_LOST_RACE = frozenset({1213, 1205, 1020, 3572, 1180, 3101})
 #: Somebody created the same at the same moment. Whoever tries again will see it.
 _THERE_NOW = 1062
 #: What a statement says that is made to fail where a condition does not hold.

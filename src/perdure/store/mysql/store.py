@@ -97,9 +97,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         async def quickly(tx: MysqlTransaction) -> builtins.list[Created] | None:
             try:
                 return await creating.create_new(tx, runs)
-            except AlreadyThere:
-                if not await self._rolled_back(tx.connection):
-                    raise
+            except AlreadyThere as error:
+                await self._roll_back(tx.connection, error)
                 return None
 
         alone = any(is_single(new) for new in runs)
@@ -155,8 +154,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         except errors.ERRORS as error:
             if not errors.is_refusal(error):
                 raise
-            if not await self._rolled_back(tx.connection):
-                raise
+            await self._roll_back(tx.connection, error)
             written = False
         return [Verdict.APPLIED] * len(turns) if written else None
 
@@ -215,6 +213,11 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     async def _end(self, tx: MysqlTransaction) -> None:
         tx.write_notes()
         await tx.commit()
+
+    async def _roll_back(self, connection: Connection, error: Exception) -> None:
+        """End a transaction that an error has stopped. A connection that cannot do that is lost, whatever stopped it."""
+        if not await self._rolled_back(connection):
+            raise ConnectionError(f"{self.where}: a connection was lost during ROLLBACK") from error
 
     async def _rolled_back(self, connection: Connection) -> bool:
         if connection.in_transaction and not connection.is_closed():

@@ -2,6 +2,9 @@
 
 Each is a file for each database, printed by `perdure sql` and described in `docs/reference/sql.md`. A file has a version, raised
 when its parameters or its answer change; others may change with any release, so that they are read from here and not copied.
+
+On MySQL and MariaDB a file reads tables with `SELECT ... INTO @name`, never with `SET @name = (SELECT ...)`: InnoDB locks each row that
+a subquery of SET reads, on every level of isolation, and two claims that have read the same rows then wait for each other.
 """
 
 from __future__ import annotations

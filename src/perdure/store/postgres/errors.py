@@ -11,6 +11,8 @@ _LOST_RACE = frozenset({"40001", "40P01", "55P03"})
 _POOLED = frozenset({"26000", "42P05"})
 _NO_TABLES = frozenset({"42P01", "3F000"})
 _NO_RIGHT = "42501"
+#: Some servers that speak the protocol lack functions of PostgreSQL.
+_NO_FUNCTION = "42883"
 _READ_ONLY = "25006"
 
 #: What the driver raises when something is wrong; OSError and timeouts are the network's.
@@ -28,8 +30,8 @@ def is_pooled(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether the role has no right to do that."""
-    return _state(error) == _NO_RIGHT
+    """Whether the server does not let this role call a function, or has no such function."""
+    return _state(error) in (_NO_RIGHT, _NO_FUNCTION)
 
 
 def is_lost(error: BaseException) -> bool:

@@ -6,7 +6,7 @@
 -- `perdure cancel` has to stop its children, too), status (of the run, afterwards).
 SET @request = COALESCE(@key, CAST(UUID() AS CHAR));
 SET @status = NULL, @at_once = NULL, @location = NULL, @generation = NULL;
-SET @parent = (SELECT parent_id FROM perdure_runs WHERE id = @id);
+SELECT (SELECT parent_id FROM perdure_runs WHERE id = @id) INTO @parent;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SELECT COUNT(*) INTO @locked
@@ -18,13 +18,13 @@ SELECT status, status IN ('pending', 'waiting') AND started_at = 0 AND attempt =
 INTO @status, @at_once, @location, @generation
 FROM perdure_runs
 WHERE id = @id;
-SET @outcome = CASE
+SELECT CASE
   WHEN @status IS NULL THEN 'unknown'
   WHEN EXISTS (SELECT 1 FROM perdure_messages WHERE run_id = @id AND message_key = @request) THEN 'duplicate'
   WHEN @status IN ('completed', 'failed', 'cancelled') THEN 'finished'
   WHEN @status = 'blocked' THEN 'blocked'
   ELSE 'accepted'
-END;
+END INTO @outcome;
 SET @error = JSON_OBJECT(
   'type', 'perdure.core.errors.RunCancelled',
   'message', CONCAT('run ''', @id, ''' was cancelled before it could go on', COALESCE(CONCAT(': ', NULLIF(@reason, '')), ''))
@@ -38,7 +38,7 @@ SELECT id, inbox_seq + 1, 'child', @location, @error, 1, CONCAT('child:', @id, '
 FROM perdure_runs
 WHERE id = @parent AND @outcome = 'accepted' AND @at_once AND @location IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled');
 SET @told = ROW_COUNT() > 0;
-SET @wakes = (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent);
+SELECT (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent) INTO @wakes;
 UPDATE perdure_runs
 SET inbox_seq = inbox_seq + 1, marked = status = 'running', wake_at = IF(@wakes, @now, wake_at), reason = IF(@wakes, NULL, reason),
   status = IF(@wakes, 'pending', status)

@@ -15,39 +15,39 @@ SET @ending = IF(@many, CONCAT(@beginning, REPEAT(CONVERT(_utf32 x'0010FFFF' USI
 SET @by_age = @number DIV 8 + (RAND() * 8 < @number % 8);
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
-SET @type1 = (
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type >= @beginning AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type2 = (
+) INTO @type1;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type1 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type3 = (
+) INTO @type2;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type2 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type4 = (
+) INTO @type3;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type3 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type5 = (
+) INTO @type4;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type4 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type6 = (
+) INTO @type5;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type5 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type7 = (
+) INTO @type6;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type6 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @type8 = (
+) INTO @type7;
+SELECT (
   SELECT type FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
   WHERE ready_queue = @in_queue AND type > @type7 AND type <= @ending ORDER BY type LIMIT 1
-);
-SET @served = (
+) INTO @type8;
+SELECT (
   SELECT CONVERT(JSON_ARRAYAGG(found.type) USING utf8mb4)
   FROM (
     SELECT type FROM perdure_registry WHERE type >= @beginning AND type <= @ending
@@ -59,8 +59,8 @@ SET @served = (
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'type' AND p.name = found.type)
     AND NOT EXISTS (SELECT 1 FROM perdure_pauses p WHERE p.kind = 'queue' AND p.name = @in_queue)
     AND NOT EXISTS (SELECT 1 FROM perdure_registry t WHERE t.type = found.type AND t.kind = 'workflow')
-);
-SET @by_priority = (
+) INTO @served;
+SELECT (
   WITH RECURSIVE found (type) AS (
     SELECT listed.type
     FROM JSON_TABLE(COALESCE(@served, '[]'), '$[*]' COLUMNS (
@@ -95,8 +95,8 @@ SET @by_priority = (
     WHERE walk.step < @number
   )
   SELECT CONVERT(JSON_ARRAYAGG(id) USING utf8mb4) FROM walk WHERE id IS NOT NULL
-);
-SET @oldest = (
+) INTO @by_priority;
+SELECT (
   WITH RECURSIVE found (type) AS (
     SELECT listed.type
     FROM JSON_TABLE(COALESCE(@served, '[]'), '$[*]' COLUMNS (
@@ -126,7 +126,7 @@ SET @oldest = (
     WHERE walk.step < @number
   )
   SELECT CONVERT(JSON_ARRAYAGG(id) USING utf8mb4) FROM walk WHERE id IS NOT NULL
-);
+) INTO @oldest;
 SET @candidates = JSON_MERGE_PRESERVE(COALESCE(@by_priority, '[]'), COALESCE(@oldest, '[]'));
 SELECT CONVERT(JSON_ARRAYAGG(r.id) USING utf8mb4) INTO @ready
 FROM (SELECT DISTINCT listed.id FROM JSON_TABLE(@candidates, '$[*]' COLUMNS (
@@ -135,7 +135,7 @@ FROM (SELECT DISTINCT listed.id FROM JSON_TABLE(@candidates, '$[*]' COLUMNS (
 STRAIGHT_JOIN perdure_runs r FORCE INDEX (PRIMARY) ON r.id = candidate.id
 WHERE r.status = 'pending' AND r.wake_at <= @now
 FOR UPDATE SKIP LOCKED;
-SET @chosen = (
+SELECT (
   WITH ranked AS (
     SELECT r.id, r.claims, r.wake_at, ROW_NUMBER() OVER (ORDER BY r.priority, r.wake_at, r.id) AS place,
       FIRST_VALUE(r.claims) OVER (ORDER BY r.priority, r.wake_at, r.id) AS claims_of_first
@@ -157,14 +157,14 @@ SET @chosen = (
     FROM fit
   )
   SELECT CONVERT(JSON_ARRAYAGG(shared.id) USING utf8mb4) FROM shared WHERE shared.by_priority OR shared.age <= @by_age
-);
+) INTO @chosen;
 UPDATE perdure_runs r
 JOIN JSON_TABLE(COALESCE(@chosen, '[]'), '$[*]' COLUMNS (
   id VARCHAR(255) CHARACTER SET utf8mb4 /*M! COLLATE utf8mb4_nopad_bin */ /*!50700 COLLATE utf8mb4_0900_bin */ PATH '$'
 )) AS listed ON r.id = listed.id
 SET r.status = 'running', r.reason = NULL, r.worker = @worker, r.home = NULL, r.nonce = @nonce, r.token = r.token + 1,
   r.claims = r.claims + 1, r.progress = COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = r.id), -1),
-  r.started_at = IF(r.started_at = 0, @now, r.started_at), r.seed = IF(r.seed = '', MD5(CONCAT(@nonce, r.id, RAND())), r.seed),
+  r.started_at = IF(r.started_at = 0, @now, r.started_at), r.seed = IF(r.seed = '', LEFT(SHA2(CONCAT(@nonce, r.id, RAND()), 256), 32), r.seed),
   r.marked = r.inbox_seq > r.inbox_read, r.lease_until = LEAST(@now + @lease, IF(r.close_by > 0, r.close_by, r.deadline)),
   r.deadline = IF(r.close_by > 0, r.close_by, r.deadline), r.close_by = 0;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)

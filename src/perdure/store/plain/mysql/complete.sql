@@ -4,7 +4,7 @@
 -- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written).
 -- Repeated after a lost answer it gives applied again.
 SET @status = NULL, @location = NULL, @generation = NULL;
-SET @parent = (SELECT parent_id FROM perdure_runs WHERE id = @id);
+SELECT (SELECT parent_id FROM perdure_runs WHERE id = @id) INTO @parent;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SELECT COUNT(*) INTO @locked
@@ -23,7 +23,7 @@ SELECT id, inbox_seq + 1, 'child', @location, @result, 0, CONCAT('child:', @id, 
 FROM perdure_runs
 WHERE id = @parent AND @held AND @location IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled');
 SET @told = ROW_COUNT() > 0;
-SET @wakes = (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent);
+SELECT (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent) INTO @wakes;
 UPDATE perdure_runs
 SET inbox_seq = inbox_seq + 1, marked = status = 'running', wake_at = IF(@wakes, @now, wake_at), reason = IF(@wakes, NULL, reason),
   status = IF(@wakes, 'pending', status)

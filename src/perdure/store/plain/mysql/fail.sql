@@ -7,7 +7,7 @@
 -- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written), status (of the run, afterwards).
 -- Repeated after a lost answer it gives applied again.
 SET @status = NULL, @location = NULL, @generation = NULL;
-SET @parent = (SELECT parent_id FROM perdure_runs WHERE id = @id);
+SELECT (SELECT parent_id FROM perdure_runs WHERE id = @id) INTO @parent;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SELECT COUNT(*) INTO @locked
@@ -39,8 +39,8 @@ SET @error = CASE @becomes
   ELSE @attempt_error
 END;
 SET @said_type = JSON_UNQUOTE(JSON_EXTRACT(@error, '$.type')), @said = LEFT(JSON_UNQUOTE(JSON_EXTRACT(@error, '$.message')), 500);
-SET @last = COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = @id), -1);
-SET @last_at = COALESCE((SELECT at FROM perdure_history WHERE run_id = @id AND seq = @last), 0);
+SELECT COALESCE((SELECT MAX(seq) FROM perdure_history WHERE run_id = @id), -1) INTO @last;
+SELECT COALESCE((SELECT at FROM perdure_history WHERE run_id = @id AND seq = @last), 0) INTO @last_at;
 INSERT INTO perdure_history
   (run_id, seq, token, kind, location, payload, failed, at, started_at, attempts, retry_at, run_attempt)
 SELECT id, @last + 1, token, 'attempt', type, @attempt_error, 1, GREATEST(@now, @last_at), started_at, attempt, @again_at, attempt
@@ -51,7 +51,7 @@ SELECT id, inbox_seq + 1, 'child', @location, @error, 1, CONCAT('child:', @id, '
 FROM perdure_runs
 WHERE id = @parent AND @held AND NOT @again AND @location IS NOT NULL AND status NOT IN ('completed', 'failed', 'cancelled');
 SET @told = ROW_COUNT() > 0;
-SET @wakes = (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent);
+SELECT (SELECT status = 'waiting' AND started_at <> 0 AND reason <> 'paused' FROM perdure_runs WHERE id = @parent) INTO @wakes;
 UPDATE perdure_runs
 SET inbox_seq = inbox_seq + 1, marked = status = 'running', wake_at = IF(@wakes, @now, wake_at), reason = IF(@wakes, NULL, reason),
   status = IF(@wakes, 'pending', status)

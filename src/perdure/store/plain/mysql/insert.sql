@@ -18,7 +18,7 @@ VALUES (@new, @type, CASE WHEN @input IS NULL THEN '{}' WHEN JSON_VALID(@input) 
   COALESCE(@queue, 'default'), COALESCE(@priority, 100), COALESCE(@max_attempts, 0), IF(@later, 'waiting', 'pending'),
   IF(@later, 'timer', NULL), IF(@later, @run_at, @now), @now)
 ON DUPLICATE KEY UPDATE created_at = created_at;
-SET @there = COALESCE((SELECT id FROM perdure_runs WHERE idempotency_key = @idempotency_key), @new);
+SELECT COALESCE((SELECT id FROM perdure_runs WHERE idempotency_key = @idempotency_key), @new) INTO @there;
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT @new, @now, 'created', 'sql', JSON_OBJECT('type', @type)
 FROM (SELECT 1 AS one) AS once

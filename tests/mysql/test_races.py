@@ -1,0 +1,90 @@
+"""Races that a transaction loses: it is repeated for as long as its caller can wait, and a lost connection is no refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from perdure.core.errors import StoreUnavailable
+from perdure.core.model import Release, Turn, Verdict
+from perdure.store.mysql.driver import Answer, Connection, DriverError
+from perdure.store.mysql.store import MysqlStore
+from perdure.store.patience import Patience
+from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit
+from tests.servers.claimers import create_many
+
+#: More than a few quick repetitions.
+MANY = 12
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, times: float, fits: Callable[[str], bool], error: Exception) -> list[str]:
+    """Let the server refuse, so many times, packets with a statement that fits. The statements that it refused."""
+    refused: list[str] = []
+    send = Connection.send
+
+    async def failing(connection: Connection, statements: Sequence[str]) -> list[Answer]:
+        found = next((statement for statement in statements if fits(statement)), None)
+        if found is None or len(refused) >= times:
+            return await send(connection, statements)
+        refused.append(found)
+        # What stands before it was executed.
+        await send(connection, [*statements[: statements.index(found)], "DO 1"])
+        raise error
+
+    monkeypatch.setattr(Connection, "send", failing)
+    return refused
+
+
+@pytest.mark.parametrize("code", [1213, 1205, 1020, 3572])
+async def test_a_race_is_lost_many_times_and_the_caller_does_not_hear_of_it(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refused = fail(monkeypatch, MANY, lambda text: "INSERT INTO perdure_runs" in text, DriverError(code, "again"))
+    await store.create([a_run("r1")], ACTOR)
+    assert len(refused) == MANY
+    assert await store.get("r1") is not None
+
+
+@pytest.mark.parametrize("code", [1213, 1180, 3101])
+async def test_a_commit_that_a_cluster_takes_back_is_a_lost_race(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    await create_many(store, 3)
+    refused = fail(monkeypatch, MANY, "COMMIT".__eq__, DriverError(code, "taken back"))
+    assert len((await claim(store)).runs) == 3
+    assert len(refused) == MANY
+
+
+async def test_a_race_that_is_never_won_is_an_outage_once_the_patience_is_over(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store._patience = Patience(statement=0.5)
+    refused = fail(monkeypatch, float("inf"), lambda text: "perdure_runs" in text, DriverError(1213, "deadlock"))
+    with pytest.raises(StoreUnavailable):
+        await store.create([a_run("r1")], ACTOR)
+    assert len(refused) > 1
+
+
+@pytest.mark.parametrize("code", [2013, 1317, 3024])
+async def test_a_rollback_that_fails_costs_a_connection_and_no_verdict(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    await create_many(store, 2)
+    kept, gone = [one.lease for one in (await claim(store)).runs]
+    await commit(store, gone, next=Release())
+    refused = fail(monkeypatch, 1, "ROLLBACK".__eq__, DriverError(code, "lost"))
+    # The fence stops the packet, because one of the leases is gone.
+    turns = [Turn(lease=lease, records=(a_record(0),)) for lease in (kept, gone)]
+    assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.LOST]
+    assert refused == ["ROLLBACK"]
+
+
+async def test_a_rollback_that_fails_costs_a_connection_and_no_run(
+    store: MysqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    refused = fail(monkeypatch, 1, "ROLLBACK".__eq__, DriverError(2013, "lost"))
+    created = await store.create([a_run("r1"), a_run("r2")], ACTOR)
+    assert [one.run.id for one in created] == ["r1", "r2"]
+    assert refused == ["ROLLBACK"]

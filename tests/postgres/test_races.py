@@ -1,0 +1,56 @@
+"""Races that a transaction loses: it is repeated for as long as its caller can wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import pytest
+
+from perdure.core.errors import StoreUnavailable
+from perdure.store.patience import Patience
+from perdure.store.postgres import driver
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing.conformance.harness import ACTOR, a_message, a_run
+
+#: More than a few quick repetitions.
+MANY = 12
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, times: float, error: Exception) -> list[str]:
+    """Let the server refuse, so many times, statements that touch runs. The statements that it refused."""
+    refused: list[str] = []
+    for name in ("fetch", "execute"):
+        usual = getattr(asyncpg.Connection, name)
+
+        async def failing(session: Any, query: str, *args: Any, _usual: Any = usual, **options: Any) -> Any:
+            if "perdure_runs" in query and len(refused) < times:
+                refused.append(query)
+                raise error
+            return await _usual(session, query, *args, **options)
+
+        monkeypatch.setattr(driver._Session, name, failing)
+    return refused
+
+
+@pytest.mark.parametrize(
+    "error", [asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.LockNotAvailableError]
+)
+async def test_a_race_is_lost_many_times_and_the_caller_does_not_hear_of_it(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    await store.create([a_run("r1")], ACTOR)
+    refused = fail(monkeypatch, MANY, error("again"))
+    await store.send([a_message("r1")], ACTOR)
+    assert len(refused) == MANY
+    assert len(await store.inbox("r1", 0)) == 1
+
+
+async def test_a_race_that_is_never_won_is_an_outage_once_the_patience_is_over(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store._patience = Patience(statement=0.5)
+    refused = fail(monkeypatch, float("inf"), asyncpg.DeadlockDetectedError("deadlock"))
+    with pytest.raises(StoreUnavailable):
+        await store.create([a_run("r1")], ACTOR)
+    assert len(refused) > 1
