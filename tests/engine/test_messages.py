@@ -257,3 +257,34 @@ async def test_a_thousand_messages_at_once_are_taken_in_together(on_disk: Stage)
     await asyncio.gather(*(run.send("number", number, key=f"{number}") for number in range(1000)))
     async with engine.worker():
         assert sorted(await run.result("60s")) == list(range(1000))
+
+
+@workflow("mail.drain.v1")
+async def drain(ctx: Context, count: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    while sum(map(len, batches)) < count:
+        batches.append(await ctx.receive_many("number", int, limit=10))
+        await ctx.sleep("1ms")
+    return batches
+
+
+async def test_a_batch_holds_all_the_messages_that_are_in_the_inbox(stage: Stage) -> None:
+    engine = stage.engine(drain)
+    run = await engine.start(drain(12))
+    for number in range(12):
+        await run.send("number", number)
+    async with engine.worker():
+        assert await run.result("20s") == [list(range(10)), [10, 11]]
+
+
+async def test_a_batch_is_the_same_when_another_worker_takes_the_run_over(stage: Stage) -> None:
+    engine = stage.engine(drain)
+    run = await engine.start(drain(13))
+    for number in range(12):
+        await run.send("number", number)
+    async with engine.worker():
+        await until_recorded(run, 14)
+        await until(run, Status.WAITING)
+    async with engine.worker():
+        await run.send("number", 12)
+        assert await run.result("20s") == [list(range(10)), [10, 11], [12]]

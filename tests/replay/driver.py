@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import Struct
+
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
 from perdure.core.model import Kind, Record, Status
@@ -26,6 +28,14 @@ BEGINNING = datetime(2024, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000
 
 Function = Callable[..., Any]
+
+
+class Together(Struct, frozen=True, array_like=True):
+    """Messages that arrived together: name, payload, entry of the inbox."""
+
+    messages: tuple[tuple[str, str | None, int], ...]
+    at: int
+
 
 codec = Codec()
 
@@ -69,7 +79,7 @@ class Driver:
         self.positions: list[list[str]] = []
         #: What the history held each time, and what happened in between.
         self.stages: list[tuple[Record, ...]] = []
-        self.happened: list[Record] = []
+        self.happened: list[Record | Together] = []
         self._remake: Callable[[Sequence[Record]], Driver] = lambda records: Driver(
             function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
             returns=returns, errors=errors,
@@ -157,13 +167,22 @@ class Driver:
         """A message arrived."""
         self._record(Kind.MESSAGE, name, codec.encode(value, "message"), after)
 
+    def messages(self, *messages: tuple[str, Any], after: float = 0) -> None:
+        """Messages arrived together."""
+        arrived = tuple((name, codec.encode(value, "message"), 0) for name, value in messages)
+        self.feed(Together(arrived, self.execution.time + round(after * SECOND)))
+
     def cancel(self, reason: str = "asked to") -> None:
         """Somebody cancelled the run."""
         self._record(Kind.CANCEL, "", codec.encode(reason, "reason"), 0)
 
-    def feed(self, record: Record) -> None:
+    def feed(self, record: Record | Together) -> None:
         """What that record says happened."""
         self.happened.append(record)
+        if isinstance(record, Together):
+            self.execution.record_messages(record.messages, record.at)
+            self._save()
+            return
         self.execution.record(
             record.kind, record.location, record.payload, record.at, failed=record.failed, digest=record.digest,
             attempts=record.attempts, retry_at=record.retry_at,

@@ -118,7 +118,7 @@ class Language(Performer):
 
     async def _receive_many(self, node: Node) -> Any:
         timeout = node.number if node.number % 2 else None
-        messages: list[Any] = await self._ctx.receive_many(node.name, limit=2, timeout=timeout)
+        messages: list[Any] = await self._ctx.receive_many(node.name, limit=3, timeout=timeout)
         self.note(node, messages)
         return messages
 

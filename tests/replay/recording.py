@@ -11,7 +11,7 @@ from perdure.core.model import Kind, Record
 from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.replay.scoping import is_left, to_mark
 from perdure.workflow.channels import question_name
-from tests.replay.driver import SECOND, Driver
+from tests.replay.driver import SECOND, Driver, Together
 from tests.replay.generation import ARRIVALS, Tape
 from tests.replay.language import QUESTION
 from tests.replay.nodes import Node
@@ -84,7 +84,7 @@ class Recording(Struct, frozen=True):
     """What another process needs to replay a performance, and to tell whether it did."""
 
     program: Node
-    happened: tuple[Record, ...]
+    happened: tuple[Record | Together, ...]
     stages: tuple[tuple[Record, ...], ...]
     positions: tuple[list[str], ...]
     left: list[str]
@@ -107,9 +107,11 @@ def _happen(play: Play, tape: Tape) -> None:
     if kind == 1 and not play.execution.cancel_requested:
         play.cancel()
     elif kind < 7:
-        name, value = ARRIVALS[tape.pick(len(ARRIVALS))], tape.pick(100)
-        question = {"key": f"k{len(play.happened)}", "value": value}
-        play.message(name, question if name == question_name(QUESTION) else value, after=after)
+        arrived = [_arrival(play, tape, number) for number in range(1 + tape.pick(4))]
+        if len(arrived) > 1:
+            play.messages(*arrived, after=after)
+        else:
+            play.message(*arrived[0], after=after)
     elif kind < 16 and play.lost:
         play.late(play.lost.pop())
     elif kind < 20 and play.execution.next_timer() is not None:
@@ -118,6 +120,12 @@ def _happen(play: Play, tape: Tape) -> None:
         play.wake(sleep.location, play.execution.time + SECOND * tape.pick(5))
     else:
         _complete(play, tape, after)
+
+
+def _arrival(play: Play, tape: Tape, number: int) -> tuple[str, Any]:
+    name, value = ARRIVALS[tape.pick(len(ARRIVALS))], tape.pick(100)
+    question = {"key": f"k{len(play.happened)}.{number}", "value": value}
+    return name, question if name == question_name(QUESTION) else value
 
 
 def _complete(play: Play, tape: Tape, after: float) -> None:

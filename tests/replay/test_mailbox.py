@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -79,6 +80,52 @@ def test_a_batch_without_a_timeout_is_what_there_is() -> None:
         run.message("number", number)
     run.complete("first")
     assert run.settled().result == [[0, 1, 2], [3]]
+
+
+def test_a_batch_is_all_that_arrived_together() -> None:
+    async def flow(ctx: Context) -> Any:
+        return [await ctx.receive_many(numbers, limit=3), await ctx.receive_many(numbers, limit=3)]
+
+    run = Driver(flow)
+    run.messages(*(("number", number) for number in range(5)))
+    assert run.settled().result == [[0, 1, 2], [3, 4]]
+
+
+def test_a_batch_leaves_others_what_they_have_waited_for() -> None:
+    async def flow(ctx: Context) -> Any:
+        many, one = ctx.receive_many(numbers, limit=9), ctx.receive(numbers)
+        taken = await asyncio.gather(many, one)
+        return [*taken, await ctx.receive(numbers)]
+
+    run = Driver(flow)
+    run.messages(("number", 0), ("number", 1), ("number", 2), ("word", "w"))
+    run.message("number", 3)
+    # The receive was called first: a coroutine begins when it is awaited.
+    assert run.settled().result == [[1, 2], 0, 3]
+
+
+def test_a_race_takes_one_of_the_messages_that_arrived_together() -> None:
+    async def flow(ctx: Context) -> Any:
+        branches: dict[str, Any] = {"word": ctx.receive(words), "number": ctx.receive(numbers)}
+        won = await ctx.race(branches)
+        return [won.winner, won.value, await ctx.receive(words if won.winner == "number" else numbers)]
+
+    run = Driver(flow)
+    run.messages(("number", 1), ("word", "w"))
+    assert run.settled().result == ["number", 1, "w"]
+
+
+def test_messages_recorded_one_by_one_are_received_as_they_were_then() -> None:
+    async def flow(ctx: Context) -> Any:
+        first = await ctx.receive_many(numbers, limit=9)
+        await named(ctx, f"took {len(first)}")
+        return [first, await ctx.receive_many(numbers, limit=9)]
+
+    run = Driver(flow)
+    run.message("number", 1)
+    run.message("number", 2)
+    run.complete("took 1")
+    assert run.settled().result == [[1], [2]]
 
 
 def test_a_batch_with_a_timeout_waits_until_it_is_full_or_the_time_is_over() -> None:

@@ -184,7 +184,7 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     at: int
     #: When the step's last attempt began; 0 where nothing ran.
     started_at: int = 0
-    #: Short digest of a step's or child's encoded arguments.
+    #: Short digest of a step's or child's encoded arguments. Of a message: the batch that it was taken in with, if any.
     digest: str = ""
     #: How many attempts the step has used so far.
     attempts: int = 0

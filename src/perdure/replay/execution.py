@@ -118,7 +118,9 @@ class Execution(Versioning):
                 record = history[self._applied - 1]
                 if self._applied == len(history) and self._is_alone(record):
                     self.know_all()
-                if self.outcome is None:
+                if record.kind is _MESSAGE and record.digest:
+                    self._replay_batch(record)
+                elif self.outcome is None:
                     self._apply(record)
                 if self._applied % 32 == 0 and not budget():
                     return False
@@ -128,11 +130,20 @@ class Execution(Versioning):
             self.know_all()
         self.replayed = len(history)
         self._history, self.recorded = (), NOTHING_RECORDED
-        if not history:
-            for message in self._memo.messages:
-                if self.outcome is None or self.outcome.renewed is not None:
-                    self.record(Kind.MESSAGE, message.location, message.payload, self.time)
+        if not history and (self.outcome is None or self.outcome.renewed is not None):
+            self.record_messages([(each.location, each.payload, 0) for each in self._memo.messages], self.time)
         return True
+
+    def _replay_batch(self, first: Record) -> None:
+        """Apply the messages that were taken in together with `first`, which is the record before the next one."""
+        history, start = self._history, self._applied - 1
+        while self._applied < len(history):
+            following = history[self._applied]
+            if following.kind is not _MESSAGE or following.digest != first.digest:
+                break
+            self._applied += 1
+        if self.outcome is None:
+            self._apply_messages(history[start : self._applied])
 
     def _is_alone(self, record: Record) -> bool:
         """Whether a record was written by a transaction, and so without the turn that what followed from it rides in."""
@@ -162,6 +173,36 @@ class Execution(Versioning):
         self.next_seq += 1
         self.unsaved.append(record)
         self._apply(record)
+
+    def record_messages(self, messages: Sequence[tuple[str, str | None, int]], now: int) -> None:
+        """Record messages that were taken in together (name, payload, entry of the inbox), then hand them over, one by one.
+
+        All of them have arrived when the first is received. Their records name the batch by the number of its first record, in
+        `digest`, which messages do not use otherwise. So replay has the same messages there at the same time.
+        """
+        at, batch = max(self.time, now), f"{self.next_seq}" if len(messages) > 1 else ""
+        records = [
+            Record(
+                seq=seq, kind=_MESSAGE, location=name, payload=payload, at=at, digest=batch, inbox_seq=entry,
+                run_attempt=self._origin.attempt,
+            )
+            for seq, (name, payload, entry) in enumerate(messages, self.next_seq)
+        ]  # fmt: skip
+        self.next_seq += len(records)
+        self.unsaved += records
+        self._apply_messages(records)
+
+    def _apply_messages(self, batch: Sequence[Record]) -> None:
+        for record in batch:
+            self._mailbox.put(record.location, record.seq, record.payload or "null")
+        for record in batch:
+            if self.outcome is not None or self._closing is not None:
+                break  # what is left of the batch stays unreceived
+            if record.at > self.time:
+                self.time = record.at
+            self.loop.seconds = (self.time - self._origin.started_at) / 1e6
+            if self._mailbox.offer(record.location, record.seq):
+                self._drain()
 
     def step_succeeded(
         self,

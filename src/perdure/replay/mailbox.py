@@ -54,20 +54,32 @@ class Mailbox(Struct):
                 return
         self._messages.setdefault(name, deque()).append((seq, payload))
 
+    def put(self, name: str, seq: int, payload: str) -> None:
+        """Keep a message of a batch until it is offered. Whoever asks meanwhile whether one is there is told of it."""
+        self._messages.setdefault(name, deque()).append((seq, payload))
+
+    def offer(self, name: str, seq: int) -> bool:
+        """Give a message that was put to the first receiver that waits for it; False if there is none, or it is taken."""
+        letters = self._messages.get(name)
+        if not letters or letters[0][0] > seq or not self._waiting(name):
+            return False
+        receiver = self._receivers[name].popleft()
+        self._hand_over(name, self._pop(name), receiver)
+        return True
+
     def receive(self, expected: Sequence[Expected], future: Watched[Any], scope: Scope, *, named: bool) -> None:
         """Resolve `future` with the first message of those names, now or when it arrives."""
         receiver = Receiver(expected, future, scope, named=named)
-        waiting = [name for name in receiver.types if name in self._messages]
+        # In the middle of a batch, those that have waited for longer come first.
+        waiting = [name for name in receiver.types if name in self._messages and not self._waiting(name)]
         if waiting:
             name = min(waiting, key=lambda name: self._messages[name][0])
             self._hand_over(name, self._pop(name), receiver)
             return
         for name in receiver.types:
-            queue = self._receivers.setdefault(name, deque())
             # Those that timed out stay where they are until here, or they would pile up where no message ever comes.
-            while queue and queue[0].future.done():
-                queue.popleft()
-            queue.append(receiver)
+            self._waiting(name)
+            self._receivers.setdefault(name, deque()).append(receiver)
 
     def awaited_names(self) -> list[str]:
         """The names that something waits for."""
@@ -85,8 +97,9 @@ class Mailbox(Struct):
         ]
 
     def has(self, name: str) -> bool:
-        """Whether a message of that name is there."""
-        return name in self._messages
+        """Whether a receive of that name would get a message that is there."""
+        letters = self._messages.get(name, ())
+        return len(letters) > 0 and len(letters) > self._waiting(name)
 
     def unreceived(self) -> list[tuple[str, Letter]]:
         """What arrived and nobody took, in order."""
@@ -96,6 +109,15 @@ class Mailbox(Struct):
     def close(self) -> None:
         """Nobody waits any more."""
         self._receivers.clear()
+
+    def _waiting(self, name: str) -> int:
+        """Number of receivers that wait for a name; the first in line is one of them afterwards."""
+        queue = self._receivers.get(name)
+        if not queue:
+            return 0
+        while queue and queue[0].future.done():
+            queue.popleft()
+        return sum(not receiver.future.done() for receiver in queue)
 
     def _pop(self, name: str) -> Letter:
         queue = self._messages[name]

@@ -15,7 +15,13 @@ _MESSAGE = Kind.MESSAGE
 
 def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], seen: int, now: int) -> int:
     """Record entries, in order, and let the workflow see them; up to which one was taken in."""
+    together: list[Message] = []
     for message in messages:
+        if message.kind is _MESSAGE and message.seq > seen and execution.outcome is None:
+            seen = message.seq
+            together.append(message)
+            continue
+        _record_messages(execution, draft, together, now)
         renewed = execution.outcome is not None and execution.outcome.renewed is not None
         if message.kind is not _MESSAGE and (message.kind in UNRECORDED or _says_nothing(message, execution)):
             # A message that came after the end is left unread, for another attempt; and so is all that came after it.
@@ -34,7 +40,16 @@ def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], see
         if renewed:
             seen = max(seen, message.seq)
             draft.carry(seen)
+    _record_messages(execution, draft, together, now)
     return seen
+
+
+def _record_messages(execution: Execution, draft: Draft, together: list[Message], now: int) -> None:
+    if together:
+        draft.read = together[-1].seq
+        draft.urgent = True
+        execution.record_messages([(message.name, message.payload, message.seq) for message in together], now)
+        together.clear()
 
 
 def _says_nothing(message: Message, execution: Execution) -> bool:

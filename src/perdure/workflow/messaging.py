@@ -87,8 +87,8 @@ class Messaging(Facet):
     ) -> list[T]:
         """Take up to `limit` messages.
 
-        Without a timeout: waits for the first, then gives those that are there. With one: waits until there are as many as
-        wanted or the time is over, and gives what there is, which may be nothing.
+        Without a timeout: waits for the first, then gives all that have arrived; a worker takes in at most 1,000 at once. With
+        one: waits until there are as many as wanted or the time is over, and gives what there is, which may be nothing.
         """
         if limit < 1:
             raise BadArguments(f"receive_many(limit={limit}): a batch holds at least one message")
