@@ -149,6 +149,9 @@ def _deliver(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *
     except RuntimeError:
         # The loop was closed in the meantime, so nobody waits any more.
         _log.debug("the event loop was closed before a thread's answer came")
+    except BaseException:
+        # The thread serves others, too.
+        _log.exception("a thread's answer could not be delivered to its event loop")
 
 
 class _Thread(Background):

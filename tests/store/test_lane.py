@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from asyncio.events import _set_running_loop
 from pathlib import Path
+from typing import NoReturn, cast
 
 import pytest
 
@@ -69,6 +71,41 @@ async def test_a_thread_that_went_home_comes_back() -> None:
         went.clear()
         assert await lane.run(lambda number=number: number) == number  # type: ignore[misc] # a lambda with a default
         await eventually(went.is_set)
+
+
+class DeafLoop:
+    """A loop that can wait for nothing: whatever a thread hands it raises."""
+
+    def __init__(self, real: asyncio.AbstractEventLoop) -> None:
+        self.create_future = real.create_future
+
+    def call_soon_threadsafe(self, *_: object, **__: object) -> NoReturn:
+        raise SystemExit("not from another thread")
+
+
+async def test_a_loop_that_takes_no_answer_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    lane, done = a_lane(), threading.Event()
+    here = asyncio.get_running_loop()
+    asking = lane.run(done.set)
+    _set_running_loop(cast("asyncio.AbstractEventLoop", DeafLoop(here)))
+    try:
+        asking.send(None)
+    finally:
+        _set_running_loop(here)
+    assert await lane.run(done.is_set)
+    assert "could not be delivered" in caplog.text
+    asking.close()
+
+
+async def test_a_connection_that_cannot_be_put_to_rest_does_not_end_the_lane(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise OSError("no locks left")
+
+    lane = Lane(Host(), inline=False, idle=fail)
+    for number in range(2):
+        assert await lane.run(lambda number=number: number) == number  # type: ignore[misc] # a lambda with a default
+        await eventually(lambda: "could not be put to rest" in caplog.text)
+        caplog.clear()
 
 
 async def test_an_inline_lane_does_it_at_once() -> None:

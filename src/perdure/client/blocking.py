@@ -16,6 +16,7 @@ from perdure.client.blocking_breakers import BlockingBreakers
 from perdure.client.blocking_flow import BlockingFlow
 from perdure.client.blocking_pushing import BlockingPushing
 from perdure.client.blocking_schedules import BlockingSchedules
+from perdure.client.refusing import refuse_in_workflow
 from perdure.core.errors import EngineClosed, UsageError
 from perdure.store.borrowed.recognition import wire_of
 from perdure.store.dialect import drive
@@ -64,6 +65,7 @@ class Blocking(BlockingFlow, BlockingPushing):
 
     def close(self) -> None:
         """Close the engine and end the background loop."""
+        refuse_in_workflow()
         if self._closed:
             return
         self._wait(self._engine.close())
@@ -222,6 +224,7 @@ class Blocking(BlockingFlow, BlockingPushing):
         if connection is None:
             return self._wait(coroutine)
         try:
+            refuse_in_workflow()
             wire = wire_of(connection)
             if wire.waits:
                 raise UsageError(
@@ -233,13 +236,20 @@ class Blocking(BlockingFlow, BlockingPushing):
             coroutine.close()
 
     def _wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        if self._closed:
+        try:
+            self._check()
+        except BaseException:
             coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running()).result()
+
+    def _check(self) -> None:
+        """Raise unless the caller may wait for the background loop."""
+        refuse_in_workflow()
+        if self._closed:
             raise EngineClosed(f"{self._engine!r} was closed; make a new one")
         if threading.current_thread() is self._thread:
-            coroutine.close()
             raise UsageError("a blocking engine cannot wait on its own event loop; call it from a sync step instead")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running()).result()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         # Begun when it is needed: whoever only writes on connections needs none, and a server that forks must not copy it.

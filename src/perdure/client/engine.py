@@ -23,6 +23,7 @@ from perdure.client.locks import Holding, Locks
 from perdure.client.looking import Looking
 from perdure.client.options import Moment, StartOptions, new_run
 from perdure.client.pushing import Pusher, Pushing
+from perdure.client.refusing import refuse_in_workflow
 from perdure.client.same import Sameness
 from perdure.client.schedules import Schedules
 from perdure.client.telling import Telling
@@ -127,6 +128,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
 
     async def close(self) -> None:
         """Stop the workers in order and let go of the database."""
+        refuse_in_workflow()
         for worker in list(self._workers):
             await worker.stop()
         if self._state == "closed":
@@ -324,6 +326,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
     # for handles and workers
 
     async def _opened(self) -> Store:
+        refuse_in_workflow()
         if self._state == "open":
             return self._store
         self._unless_closed()
@@ -340,6 +343,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
         return self._state == "open" or self._lent
 
     def _unless_closed(self) -> Store:
+        refuse_in_workflow()
         if self._state == "closed":
             raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
         return self._store

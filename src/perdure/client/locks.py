@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from perdure.client.refusing import refuse_in_workflow
 from perdure.client.waiting import within
 from perdure.core.duration import Duration, microseconds, seconds
 from perdure.core.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
@@ -90,11 +91,13 @@ class Lock:
 
     async def release(self) -> bool:
         """Let go of it; False if it was lost before."""
+        refuse_in_workflow()
         held, self._gone = not self._gone, True
         store = await self._engine._opened()
         return held and await store.release_lock(self.name, self.token, self._nonce, self._engine._actor)
 
     async def __aenter__(self) -> Lock:
+        refuse_in_workflow()
         return self
 
     async def __aexit__(
@@ -202,6 +205,7 @@ class Holding:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        refuse_in_workflow()
         lock, renewing, block = self._lock, self._renewing, self._block
         assert lock is not None
         assert renewing is not None

@@ -13,6 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from perdure.client.refusing import refuse_in_workflow
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.core.failure import Failure
@@ -75,6 +76,7 @@ class Pushing(ABC):
 
         Raises `RunNotFound`, and `UnknownWorkflow` for a run whose code is not this engine's.
         """
+        refuse_in_workflow()
         loop = asyncio.get_running_loop()
         pusher = self._pushers.get(loop)
         if pusher is None:
@@ -127,11 +129,13 @@ class Pusher:
 
     async def stop(self, grace: Duration | None = None) -> None:
         """Let what is under way finish for the grace period, give back the rest and sign off."""
+        refuse_in_workflow()
         if self._worker is not None:
             await self._worker.stop(None if grace is None else seconds(grace))
 
     async def abandon(self) -> None:
         """Sign off for a worker whose event loop is gone, and with it whatever it did."""
+        refuse_in_workflow()
         if self._worker is not None:
             self._engine._workers.discard(self._worker)
             self._worker.abandon()
@@ -169,6 +173,7 @@ class Pusher:
             ) from None
 
     async def _started(self) -> Worker:
+        refuse_in_workflow()
         if self._worker is not None and self._worker.id:
             return self._worker
         if self._starting is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perdure.client.refusing import refuse_in_workflow
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import UsageError
 from perdure.worker import Worker, WorkerOptions
@@ -38,6 +39,7 @@ class EngineWorker:
 
     async def stop(self, grace: Duration | None = None) -> None:
         """Stop claiming, let steps finish for the grace period, give back the rest."""
+        refuse_in_workflow()
         if self._worker is not None:
             await self._worker.stop(None if grace is None else seconds(grace))
 
@@ -46,6 +48,7 @@ class EngineWorker:
         await (await self._make()).run_until_signalled()
 
     async def _make(self) -> Worker:
+        refuse_in_workflow()
         if self._worker is not None:
             raise UsageError("this worker was started before; make another: engine.worker()")
         self._worker = self._engine._make_worker(await self._engine._opened(), self._options)

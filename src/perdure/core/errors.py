@@ -129,7 +129,7 @@ class DuplicateName(WorkflowError):
 
 
 class NotInWorkflow(WorkflowError):
-    """Workflow code tried to do I/O by itself."""
+    """Workflow code tried to do I/O by itself, or called an engine."""
 
 
 class LoopStuck(WorkflowError):

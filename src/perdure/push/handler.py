@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from perdure.client.engine import Engine
 from perdure.client.pushing import Pusher
+from perdure.client.refusing import refuse_in_workflow
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import (
@@ -97,12 +98,14 @@ class QueueHandler:
 
     async def start(self) -> None:
         """Sign on a worker, and begin to enqueue what becomes ready."""
+        refuse_in_workflow()
         if self._announcer is not None:
             self._announcer.start()
         await self._pusher.start()
 
     async def stop(self, grace: Duration | None = None) -> None:
         """Let what is under way finish for the grace period, give back the rest and sign off."""
+        refuse_in_workflow()
         await self._pusher.stop(grace)
         if self._announcer is not None:
             await self._announcer.stop()
@@ -131,6 +134,7 @@ class QueueHandler:
 
         A message is a `Delivery`, which is told by `ack` or `retry`, or just its body.
         """
+        refuse_in_workflow()
         if self._announcer is not None:
             self._announcer.start()
         room = asyncio.Semaphore(self._concurrency)
@@ -153,6 +157,7 @@ class QueueHandler:
 
     async def answer(self, body: bytes | str) -> Answer:
         """Process one message; whatever goes wrong is in the answer."""
+        refuse_in_workflow()
         try:
             message = QueueMessage.decode(body)
         except DecodeError as error:

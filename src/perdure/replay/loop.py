@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio import tasks
-from asyncio.events import _set_running_loop
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -348,6 +348,11 @@ class RunLoop(asyncio.AbstractEventLoop):
     run_until_complete = _refuse
     stop = _refuse
     close = _refuse
+
+
+def in_workflow() -> bool:
+    """Whether the caller is workflow code: the running loop is that of a run."""
+    return isinstance(_get_running_loop(), RunLoop)
 
 
 async def _await(future: asyncio.Future[T]) -> T:

@@ -1,5 +1,6 @@
 """Executing runs: joins replay and store."""
 
+from perdure.replay.loop import in_workflow
 from perdure.worker.aging import forget_events
 from perdure.worker.checkup import Checkup
 from perdure.worker.hooking import Hooking
@@ -7,4 +8,4 @@ from perdure.worker.options import WorkerOptions
 from perdure.worker.pushing import Foreign, Unknown
 from perdure.worker.worker import Worker
 
-__all__ = ["Checkup", "Foreign", "Hooking", "Unknown", "Worker", "WorkerOptions", "forget_events"]
+__all__ = ["Checkup", "Foreign", "Hooking", "Unknown", "Worker", "WorkerOptions", "forget_events", "in_workflow"]

@@ -8,16 +8,19 @@ waiting, and its job is done all the same. An inline lane runs each job at once,
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from perdure.core.errors import StoreUnavailable
 from perdure.core.system import System
 
 T = TypeVar("T")
+
+_log = logging.getLogger("perdure.store")
 
 #: For how many seconds the thread waits for another job before it goes.
 _LINGER = 0.05
@@ -92,17 +95,21 @@ class Lane:
                 if not self._jobs:
                     self._changed.wait(_LINGER)
                 if not self._jobs:
-                    self._idle()
                     self._manned = False
+                    self._rest()
                     return
                 work, loop, answer = self._jobs.popleft()
             value, error = self._attempt(work)
             with self._changed:
                 self._unfinished -= 1
-            # A loop that is closed has nobody left who waits.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, answer, value, error)
+            _deliver(loop, answer, value, error)
             del work, loop, answer, value, error
+
+    def _rest(self) -> None:
+        try:
+            self._idle()
+        except Exception:
+            _log.exception("a connection without work could not be put to rest")
 
     def _attempt(self, work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         try:
@@ -110,6 +117,19 @@ class Lane:
                 return work(), None
         except BaseException as error:
             return None, error
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], value: Any, error: BaseException | None
+) -> None:
+    """Hand an answer to its loop. Never raises: the thread serves other loops, too."""
+    try:
+        loop.call_soon_threadsafe(_settle, answer, value, error)
+    except RuntimeError:
+        # A closed loop has no task left that waits.
+        _log.debug("the event loop was closed before the answer of the database came")
+    except BaseException:
+        _log.exception("the answer of the database could not be delivered to its event loop")
 
 
 def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
