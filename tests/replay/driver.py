@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
-
-from msgspec import Struct
+from typing import Any, NamedTuple
 
 from perdure.core.codec import Codec
 from perdure.core.failure import ErrorTypes, Failure
@@ -30,7 +28,7 @@ SECOND = 1_000_000
 Function = Callable[..., Any]
 
 
-class Together(Struct, frozen=True, array_like=True):
+class Together(NamedTuple):
     """Messages that arrived together: name, payload, entry of the inbox."""
 
     messages: tuple[tuple[str, str | None, int], ...]

@@ -42,7 +42,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def each_primitive_alone(law: Law) -> Law:
     """So that none is ever left out, nor any kind of record, however few examples there are."""
-    messages = [number for which in range(len(ARRIVALS)) for number in (54, 0, which, 7)]
+    messages = [number for which in range(len(ARRIVALS)) for number in (54, 0, 0, which, 7)]
     then_all_is_completed = [0] * 150
     events = messages + then_all_is_completed
     for op in sorted(PRIMITIVES):
