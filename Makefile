@@ -9,10 +9,10 @@ CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard
 NODE_WORKER := examples/node-worker
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check mypy pyright test bench prove clean
+.PHONY: help demo check mypy pyright test bench bench-check prove clean
 
 help: ## Say what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 demo: $(VENV)/.runtime ## See a workflow survive a kill -9, in about ten seconds
 	@$(BIN)/perdure demo
@@ -30,6 +30,9 @@ test: check ## Everything that must hold before a commit
 
 bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-check: $(VENV)/.bench ## Fail if a step or a run costs 3 % more instructions than the committed figure: BASE=revision counts that instead
+	$(BIN)/python -m benchmarks.check $(if $(BASE),--base $(BASE)) $(ARGS)
 
 prove: $(VENV)/.dev $(NODE_WORKER)/node_modules ## The long version of every fault test and search; then the usual one through pgbouncer
 	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal --timeout 7200
