@@ -64,3 +64,10 @@ def slow_square(number: int) -> int:
     """An activity's function."""
     activity_info().heartbeat(number)
     return number * number
+
+
+@step(process=True, retry=Retry.never())
+def tells_and_fails(count: int) -> None:
+    for number in range(count):
+        step_info().emit("words", number)
+    raise LookupError("not here")

@@ -1,4 +1,4 @@
-"""One record, written on a transaction that holds other people's writes too.
+"""One record, and what its step emitted, written on a transaction that holds other people's writes too.
 
 The run's row is locked and the lease checked on it; only then does the record go in. Whoever later wants to know what became of
 a transaction whose answer was lost asks under the same lock, which it held until it ended.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from perdure.core.errors import StoreCorrupt
 from perdure.core.model import Status, Turn, Verdict
 from perdure.store.dialect import Transaction
+from perdure.store.outputs import write_outputs
 from perdure.store.turns import record_row
 
 #: Of a record, in the order of `record_row`.
@@ -37,11 +38,13 @@ WHERE run_id = :run_id AND seq = :seq
 
 
 async def append(tx: Transaction, turn: Turn) -> Verdict:
-    """Write the one record of a turn, if its lease holds: APPLIED, or LOST."""
+    """Write the one record of a turn and its outputs, if its lease holds: APPLIED, or LOST."""
     if not await _holds(tx, turn):
         return Verdict.LOST
     [record] = turn.records
     await tx.execute(RECORD, dict(zip(COLUMNS, record_row(turn, record), strict=True)))
+    if turn.outputs:
+        await write_outputs(tx, [(turn.lease.run_id, output) for output in turn.outputs])
     return Verdict.APPLIED
 
 

@@ -24,14 +24,24 @@ from perdure.workflow.steps import StepOptions
 class Beating(Recipient, Protocol):
     """Whoever waits for the result of an activity."""
 
-    def beaten(self, attempt: Any, details: str, /) -> None:
-        """It has given a sign of life. From a plain callback of the loop."""
+    def beaten(self, attempt: Any, /) -> None:
+        """It has given details. From a plain callback of the loop."""
 
 
 class ActivityAttempt(Attempt):
     """An activity's function being called."""
 
-    __slots__ = ("_asked", "_cancelled", "_codec", "_info_fields", "_loop", "_run_row", "_waiters", "last_beat")
+    __slots__ = (
+        "_asked",
+        "_cancelled",
+        "_codec",
+        "_info_fields",
+        "_loop",
+        "_run_row",
+        "_waiters",
+        "details",
+        "last_beat",
+    )
 
     recipient: Beating
 
@@ -64,6 +74,8 @@ class ActivityAttempt(Attempt):
         #: Whether the activity looks by itself whether it is to stop.
         self._asked = False
         self._cancelled = False
+        #: Of the last heartbeat, as JSON. Set from any thread.
+        self.details: str | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self.last_beat = system.monotonic()
 
@@ -98,7 +110,8 @@ class ActivityAttempt(Attempt):
             )
         self.last_beat = self._system.monotonic()
         if payload is not None and not self._over and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.recipient.beaten, self, payload)
+            self.details = payload
+            self._loop.call_soon_threadsafe(self.recipient.beaten, self)
 
     def is_cancelled(self) -> bool:
         """See `Performing`. From any thread."""

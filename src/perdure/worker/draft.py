@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from perdure.core.codec import Codec
-from perdure.core.effects import NewOutput, Renew, Trim
+from perdure.core.effects import NewOutput, Renew, Trim, source_of
 from perdure.core.family import ABANDONED
 from perdure.core.ids import short_key
 from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
@@ -34,7 +34,6 @@ class Draft(Struct):
     #: Whether there is something that has to leave soon.
     filled: bool = False
     _outputs: list[NewOutput] = []
-    _pull: Callable[[], list[NewOutput]] | None = None
     _listening: dict[str, bool] = {}
     _trim: Trim | None = None
     #: Up to which entry of the inbox records were made since the last turn. Some of them may be trimmed already.
@@ -43,8 +42,7 @@ class Draft(Struct):
     _carried: int = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
-        """What the workflow did without waiting for it, after what its steps have emitted by now."""
-        self._take_emitted()
+        """What the workflow did without waiting for it."""
         for effect in effects:
             self.filled = True
             if isinstance(effect, NewOutput):
@@ -56,15 +54,11 @@ class Draft(Struct):
             else:
                 self._listening[effect.topic] = effect.on
 
-    def pull(self, source: Callable[[], list[NewOutput]]) -> None:
-        """Ask there for what steps have emitted when the turn is made."""
-        self._pull = source
-        self.filled = True
-
-    def _take_emitted(self) -> None:
-        if self._pull is not None:
-            pull, self._pull = self._pull, None
-            self._outputs += pull()
+    def show(self, items: list[NewOutput]) -> None:
+        """Add items that steps have emitted."""
+        if items:
+            self._outputs += items
+            self.filled = True
 
     def took_in(self, entry: int) -> None:
         """An entry of the inbox was taken in and left no record."""
@@ -120,17 +114,22 @@ class Draft(Struct):
                     run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id
                 )
             )
-        self.filled = bool(self.children or self.sends or self._outputs or self._pull or self._listening)
+        self.filled = bool(self.children or self.sends or self._outputs or self._listening)
 
     def start_nobody(self) -> None:
         """The run is over; children that were about to be started are not."""
         self.children = {id: new for id, new in self.children.items() if new.parent_id is None}
 
+    def clear_all_but_emitted(self) -> None:
+        """Forget everything except the items of steps, which stay whatever becomes of the workflow."""
+        emitted = [output for output in self._outputs if source_of(output.key)]
+        self.clear()
+        self.show(emitted)
+
     def clear(self) -> None:
         """Forget what was gathered."""
         self.children.clear()
         self.sends.clear()
-        self._take_emitted()
         self._outputs.clear()
         self._listening.clear()
         self._trim = None
@@ -146,7 +145,6 @@ class Draft(Struct):
         self.read = self._unrecorded = 0
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
-        self._take_emitted()
         self.lined_up, self._to_line_up = self._to_line_up, ()
         turn = Turn(
             lease=lease,

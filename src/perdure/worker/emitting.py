@@ -1,7 +1,10 @@
-"""What steps emit while they run, kept until the next turn of their run takes it.
+"""Items that steps emit while they run, kept until the next turn of their run takes them.
 
 Called from any thread. Each attempt has room for so much: a step in a thread that emits faster than the database writes waits for
 room, one that occupies the worker's loop cannot wait there and gets `StreamFull`. What comes after an attempt is over is dropped.
+
+The announcement to the run only makes items leave early. The end of an attempt may overtake it, so every turn takes along the items
+that are pending when it is made.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ class Publisher(Protocol):
     lease: Lease
 
     def emitted(self) -> None:
-        """There is something to take. From a plain callback of the loop."""
+        """There may be something to take. From a plain callback of the loop."""
 
 
 class Emitting:
@@ -77,7 +80,8 @@ class Emitting:
         self._codec = codec
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
-        self._waiting: dict[Publisher, list[tuple[Emission, NewOutput]]] = {}
+        #: By run. Every turn looks whether there are any, without the lock.
+        self.pending: dict[Publisher, list[tuple[Emission, NewOutput]]] = {}
 
     def begin(self) -> None:
         """The running loop is the worker's."""
@@ -100,20 +104,40 @@ class Emitting:
             emission.bytes += len(payload)
             key = step_key(location, token, attempt.number, emission.count)
             output = NewOutput(kind=OutputKind.STREAM, name=name, payload=payload, key=key)
-            waiting = self._waiting.setdefault(run, [])
-            waiting.append((emission, output))
-            if len(waiting) == 1:
+            pending = self.pending.setdefault(run, [])
+            pending.append((emission, output))
+            if len(pending) == 1:
                 self._loop.call_soon_threadsafe(run.emitted)
 
     def take(self, run: Publisher) -> list[NewOutput]:
-        """What the steps of a run have emitted since it was last asked for."""
+        """Remove and return the pending items of a run."""
         with self._changed:
-            taken = self._waiting.pop(run, [])
-            for emission, output in taken:
-                emission.items -= 1
-                emission.bytes -= len(output.payload)
-            self._changed.notify_all()
+            taken = self.pending.pop(run, [])
+            self._make_free(taken)
         return [output for _, output in taken]
+
+    def peek(self, run: Publisher) -> list[NewOutput]:
+        """Return the pending items of a run and keep them, until `discard` says that they are durable."""
+        with self._changed:
+            return [output for _, output in self.pending.get(run, ())]
+
+    def discard(self, run: Publisher, count: int) -> None:
+        """Remove the first pending items of a run."""
+        with self._changed:
+            pending = self.pending.get(run, [])
+            self._make_free(pending[:count])
+            del pending[:count]
+            if not pending:
+                self.pending.pop(run, None)
+            elif self._loop is not None and not self._loop.is_closed():
+                # They were announced together with those that are gone.
+                self._loop.call_soon_threadsafe(run.emitted)
+
+    def _make_free(self, taken: list[tuple[Emission, NewOutput]]) -> None:
+        for emission, output in taken:
+            emission.items -= 1
+            emission.bytes -= len(output.payload)
+        self._changed.notify_all()
 
     def _make_room(self, attempt: Emitter, emission: Emission, size: int) -> None:
         while emission.items >= ROOM_ITEMS or (emission.items and emission.bytes + size > ROOM_BYTES):

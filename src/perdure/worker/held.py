@@ -169,11 +169,15 @@ class Held(Holding):
     @guarded
     def emitted(self) -> None:
         """See `Publisher`."""
-        if self.stage is _ACTIVE or self.stage is Stage.SEALED:
-            self._draft.pull(lambda: self._crew.emitting.take(self))
-            self.settle(self._crew.moment())
-        else:
+        if self.stage is not _ACTIVE and self.stage is not Stage.SEALED:
             self._crew.emitting.take(self)
+        elif self in self._crew.emitting.pending:
+            self._has_emitted = True
+            self.settle(self._crew.moment())
+
+    def _take_emitted(self) -> None:
+        self._has_emitted = False
+        self._draft.show(self._crew.emitting.take(self))
 
     @guarded
     def _on_timer(self) -> None:
@@ -233,6 +237,9 @@ class Held(Holding):
             self._ready.append(first)
             execution.fresh = []
         else:
+            if execution.effects and self._crew.emitting.pending:
+                # What steps emitted before they ended comes before what their workflow does then.
+                self._take_emitted()
             collect(execution, self._draft, self._ready, self._attempts, self.run, self._crew, now)
         if self._passing is not None:
             self._passing.tidy()
@@ -268,7 +275,7 @@ class Held(Holding):
 
     def _must_write(self, now: int) -> bool:
         execution = self._execution
-        if self._forced is not None or self._draft.filled:
+        if self._forced is not None or self._draft.filled or self._has_emitted:
             return True
         assert execution is not None
         if execution.outcome is not None:
@@ -314,6 +321,8 @@ class Held(Holding):
             records, execution.unsaved = tuple(execution.unsaved), []
             if execution.scoping.let_go:
                 self._draft.trim(execution.scoping.take_trimmed(), self.seen)
+        if self._crew.emitting.pending:
+            self._take_emitted()
         self._committing = True
         if self._wakeup.timer is not None:
             self._wakeup.disarm()

@@ -36,6 +36,8 @@ class Holding(Kept):
         self._draft = Draft(crew.codec)
         self._seal: Seal | None = None
         self._passing: Passing | None = None
+        #: Whether items of its steps are pending that have to leave soon.
+        self._has_emitted = False
 
     @property
     def idle(self) -> bool:
@@ -59,6 +61,8 @@ class Holding(Kept):
         self._seal = self._steering = None
         if self._draft.filled:
             self._draft.clear()
+        if self._crew.emitting.pending:
+            self._crew.emitting.take(self)
         execution, self._execution = self._execution, None
         if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
@@ -70,7 +74,7 @@ class Holding(Kept):
     def _force(self, state: Next) -> None:
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
-            self._draft.clear()
+            self._draft.clear_all_but_emitted()
         super()._force(state)
 
     def _cancel_attempts(self) -> None:

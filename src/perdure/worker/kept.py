@@ -83,6 +83,10 @@ class Kept(ABC):
     def landed(self, verdict: Verdict, moment: Moment) -> None:
         """See `Author`."""
 
+    @abstractmethod
+    def emitted(self) -> None:
+        """See `Publisher`."""
+
     def credentials(self) -> Mapping[str, Any]:
         """See `Recipient`."""
         return self._crew.credentials(self.run.id)

@@ -83,9 +83,9 @@ class Performance(Kept):
         self._record: Record | None = None
         #: Why it was cancelled; None: it was not.
         self._cancelled: str | None = None
-        #: What the last heartbeat said, and whether something was emitted, since the last turn.
+        #: The details of the last heartbeat since the last turn.
         self._details: str | None = None
-        self._emitted = False
+        self._known_details: str | None = None
         self._may_write_details_at = 0.0
         self._beat = Wakeup(crew.system)
         self._silence = Wakeup(crew.system)
@@ -176,6 +176,7 @@ class Performance(Kept):
         if attempt is not self._attempt:
             return
         self._attempt = None
+        self._take_details(attempt)
         self._wakeup.disarm()
         self._silence.disarm()
         if self._cancelled is None and (breaker := self._crew.usher.breaker_of(self.run)) is not None:
@@ -240,22 +241,30 @@ class Performance(Kept):
     @guarded
     def emitted(self) -> None:
         """See `Publisher`."""
-        self._emitted = True
-        self._say()
+        if self.stage is Stage.OVER:
+            self._crew.emitting.take(self)
+        else:
+            self._say()
 
     @guarded
-    def beaten(self, attempt: ActivityAttempt, details: str) -> None:
+    def beaten(self, attempt: ActivityAttempt) -> None:
         """See `Beating`."""
         if attempt is self._attempt:
-            self._details = details
+            self._take_details(attempt)
             self._say()
+
+    def _take_details(self, attempt: ActivityAttempt) -> None:
+        # The end of an attempt may overtake the announcement of its last heartbeat, so that each end calls this, too.
+        details = attempt.details
+        if details is not self._known_details:
+            self._details = self._known_details = details
 
     def _say(self) -> None:
         """Write what the activity has to say while it goes on."""
         if self.stage is not Stage.ACTIVE or self._committing:
             return
         wait = self._may_write_details_at - self._crew.system.monotonic()
-        if self._emitted or (self._details is not None and wait <= 0):
+        if self in self._crew.emitting.pending or (self._details is not None and wait <= 0):
             self._crew.journal.submit(self)
         elif self._details is not None:
             self._beat.arm(wait, self._say)
@@ -336,8 +345,9 @@ class Performance(Kept):
         self._verdict_next = state = self._next_state()
         if isinstance(state, Finish):
             self._crew.owner.ending(self)
-        outputs = self._crew.emitting.take(self) if self._emitted else []
-        self._emitted = False
+        outputs = self._crew.emitting.take(self) if self._crew.emitting.pending else []
+        if self._attempt is not None:
+            self._take_details(self._attempt)
         if self._details is not None:
             key = f"heartbeat:{self.lease.token}"
             outputs.append(NewOutput(kind=OutputKind.HEARTBEAT, name="", payload=self._details, key=key))
@@ -398,3 +408,4 @@ class Performance(Kept):
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()
+            self._take_details(attempt)

@@ -73,6 +73,10 @@ class Seal:
             return False
         if execution.unsaved or held._draft.filled:
             return False
+        if self._wanting[0].has_pending:
+            # The record says that the function has ended: what it emitted before must not be lost after that.
+            held._has_emitted = True
+            return False
         self._holder = self._wanting.pop(0)
         held.stage = Stage.SEALED
         held._wakeup.disarm()
@@ -128,6 +132,8 @@ class Seal:
         # It is durable already; what follows it are versions that the workflow asked for.
         assert execution.unsaved[0] == record
         del execution.unsaved[0]
+        if committed.items:
+            held._crew.emitting.discard(held, committed.items)
 
     def _settle(self) -> None:
         try:

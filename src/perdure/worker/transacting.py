@@ -11,7 +11,7 @@ import asyncio
 import logging
 import queue
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET, Struct
 
@@ -24,6 +24,7 @@ from perdure.store.dialect import drive
 from perdure.worker.arrivals import Recipient
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
+from perdure.worker.emitting import Publisher
 from perdure.worker.threads import StepThreads
 from perdure.workflow.current import StepInfo, current_step
 
@@ -51,6 +52,8 @@ class Committed(Struct, frozen=True):
 
     record: Record
     value: Any
+    #: How many of the run's pending items were committed with it.
+    items: int = 0
 
 
 class LeaseLost(Exception):
@@ -61,13 +64,19 @@ class _Unwanted(Exception):
     """Nobody waits for it any more; it is rolled back."""
 
 
+class Transactor(Recipient, Publisher, Protocol):
+    """A run of whose steps some are transactions."""
+
+
 class TransactionAttempt(Attempt):
     """See the module."""
 
     __slots__ = ("_answer", "_crew", "_deadline", "_going", "_grant", "_loop", "_made", "_seal", "_turn")
 
+    recipient: Transactor
+
     def __init__(
-        self, operation: StepOperation, run: Run, now: int, crew: Crew, recipient: Recipient, seal: Seal
+        self, operation: StepOperation, run: Run, now: int, crew: Crew, recipient: Transactor, seal: Seal
     ) -> None:
         super().__init__(operation, run.id, now, crew.system, crew.arrivals, recipient)
         self._crew = crew
@@ -97,6 +106,11 @@ class TransactionAttempt(Attempt):
     def may_wait(self) -> bool:
         """See `Emitter`. The run writes nothing while it is sealed."""
         return not self._crew.store.exclusive
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether it has emitted items that no turn has taken."""
+        return self._emission is not None and self._emission.items > 0
 
     @property
     def wanted(self) -> bool:
@@ -170,8 +184,10 @@ class TransactionAttempt(Attempt):
             at=max(grant.time, self._crew.moment().now), started_at=self.started_at, digest=operation.digest,
             attempts=self.number, run_attempt=grant.run_attempt,
         )  # fmt: skip
-        self._made = Committed(record, value)
-        self._turn = Turn(lease=grant.lease, records=(record,))
+        # On a server they are durable by now: the commit lock is only granted then.
+        items = self._crew.emitting.peek(self.recipient) if self._crew.store.exclusive else []
+        self._made = Committed(record, value, len(items))
+        self._turn = Turn(lease=grant.lease, records=(record,), outputs=tuple(items))
         return self._turn
 
     def _ask_from_thread(self) -> Grant | None:

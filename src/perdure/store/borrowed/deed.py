@@ -83,6 +83,7 @@ async def _inside(connection: Any, wire: Wire, home: Home, deed: Deed, mark: Cal
         turn = await deed.seal(result)
         async with _the_database(wire):
             await _still_open(tx)
+            tx.now = max(tx.now, turn.records[-1].at)  # on a connection of the store's own the time was not asked for
             if await append(tx, turn) is Verdict.LOST:
                 raise _Lost
         mark("transact.written")
