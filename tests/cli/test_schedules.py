@@ -11,7 +11,7 @@ def test_a_schedule_is_made_looked_at_changed_and_deleted(perdure: Perdure) -> N
     made = perdure(*CREATE, "--cron", "30 2 * * *", "--zone", "Europe/Prague", "--misfire", "3", "--json").json
     assert made["when"] == {"cron": "30 2 * * *", "zone": "Europe/Prague"}
     assert (made["misfire"]["limit"], made["overlap"], made["paused"]) == (3, "skip", False)
-    assert made["input"] == {"order": {"id": "o", "cents": 1}}
+    assert made["input"] == {"order": {"id": "o", "cents": 1}, "note": ""}
     assert "30 2 * * * (Europe/Prague)" in perdure("schedule", "list", URL).out
     [listed] = perdure("schedule", "list", URL, "--json").json["schedules"]
     assert listed == made

@@ -13,7 +13,7 @@ def test_a_run_is_started_and_its_document_says_so(perdure: Perdure) -> None:
     assert answer.json["id"] == "o-1"
     assert answer.json["type"] == "checkout"
     assert answer.json["status"] == "pending"
-    assert answer.json["input"] == {"order": {"id": "o-1", "cents": 7}}
+    assert answer.json["input"] == {"order": {"id": "o-1", "cents": 7}, "note": ""}
 
 
 def test_the_options_reach_the_run(perdure: Perdure) -> None:

@@ -22,9 +22,24 @@ def test_an_order_that_comes_after_the_end_of_an_attempt_does_not_pass_for_the_m
         raise ValueError("this attempt failed, another may follow")
 
     run, draft = Driver(flow), Draft(Codec())
-    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)]
-    assert take_in(run.execution, draft, entries, 0, 0) == 1
+    assert take_in(run.execution, draft, [entry(1, Kind.MESSAGE, "go")], 0, 0) == 1
+    assert take_in(run.execution, draft, [entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)], 1, 0) == 1
     assert (draft.read, draft._unrecorded) == (1, 0)
+
+
+def test_messages_that_are_taken_in_together_are_recorded_though_the_first_of_them_is_the_end() -> None:
+    async def flow(ctx: Context) -> Any:
+        await ctx.receive("go")
+        raise ValueError("this attempt failed, another may follow")
+
+    run, draft = Driver(flow), Draft(Codec())
+    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)]
+    assert take_in(run.execution, draft, entries, 0, 0) == 3
+    assert [each.location for each in run.execution.unsaved] == ["go", "late"]
+    assert (draft.read, draft._unrecorded) == (2, 3)
+    # Another attempt finds both.
+    again = Driver(flow, history=run.execution.unsaved, attempt=2)
+    assert [name for name, _, _ in again.execution.unreceived()] == ["late"]
 
 
 def test_an_order_leaves_no_record_and_is_read() -> None:
@@ -42,9 +57,20 @@ def test_what_comes_after_the_decision_to_begin_anew_stays_unread_unless_the_run
         ctx.continue_as_new(Call.named("next.v1"))
 
     run, draft, lease = Driver(flow), Draft(Codec()), Lease("run-1", 1, "")
-    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late"), entry(3, Kind.EVICT)]
-    assert take_in(run.execution, draft, entries, 0, 0) == 3
+    assert take_in(run.execution, draft, [entry(1, Kind.MESSAGE, "go")], 0, 0) == 1
+    assert take_in(run.execution, draft, [entry(2, Kind.MESSAGE, "late"), entry(3, Kind.EVICT)], 1, 0) == 3
     assert [draft.turn(lease, (), next).read for next in (Park(0, Reason.PAUSED, 3), Renew("next.v1", "{}", 3))] == [
         1,
         3,
     ]
+
+
+def test_what_came_with_the_message_that_led_to_beginning_anew_is_carried_over() -> None:
+    async def flow(ctx: Context) -> Any:
+        await ctx.receive("go")
+        ctx.continue_as_new(Call.named("next.v1"))
+
+    run, draft = Driver(flow), Draft(Codec())
+    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late")]
+    assert take_in(run.execution, draft, entries, 0, 0) == 2
+    assert [name for name, _, _ in run.execution.unreceived()] == ["late"]

@@ -30,7 +30,7 @@ class Sameness:
             which = f"idempotency key {wanted.idempotency_key!r} (run {there.id!r})"
         if there.type != wanted.type:
             raise RunExists(f"{which} exists with type {there.type!r}, not {wanted.type!r}; choose another id")
-        if there.input != wanted.input and not self._same_input(there.input, wanted.input, call):
+        if there.input != wanted.input and not self.is_same_input(there.input, wanted.input, call):
             raise RunExists(f"{which} of type {there.type!r} exists with another input; choose another id")
 
     def check_created(self, created: Iterable[Created], wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
@@ -45,7 +45,7 @@ class Sameness:
         for new, call in zip(wanted, calls, strict=True):
             self.check(first.setdefault(new.id, new), new, call)
 
-    def _same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
+    def is_same_input(self, there: str, wanted: str, call: Call[Any]) -> bool:
         """Whether two inputs say the same, though sets and dicts may have been written in another order."""
         what = f"input of {call.type}"
         workflow = call.definition or self._workflows.get(call.type)

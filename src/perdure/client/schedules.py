@@ -83,7 +83,7 @@ class Schedules:
             # Whoever deleted it after it was in the way has made room for this one.
             if there is None:
                 continue
-            if _definition(there) == _definition(_anchored_like(wanted, timing, there)):
+            if self._is_same(there, _anchored_like(wanted, timing, there), call):
                 return there
             if not replace:
                 raise ScheduleExists(
@@ -91,6 +91,12 @@ class Schedules:
                 )
             with suppress(ScheduleNotFound):
                 return await self.change(id, call=call, timing=timing, **options)
+
+    def _is_same(self, there: Schedule, wanted: Schedule, call: Call[Any]) -> bool:
+        # One that was created before defaults were part of the input is the same without them.
+        if there.type == wanted.type and self._engine._same.is_same_input(there.input, wanted.input, call):
+            wanted = structs.replace(wanted, input=there.input)
+        return _definition(there) == _definition(wanted)
 
     async def change(
         self,

@@ -21,6 +21,7 @@ from perdure.core.breakers import Breaker, BreakerRule, BreakerView
 from perdure.core.decoders import decoder_for
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_id, check_name
+from perdure.core.keys import key_from
 
 SECOND = 1_000_000
 #: What a weight of 1 costs in the order of turns; weights go down to a thousandth of that.
@@ -267,14 +268,14 @@ def gating(
         passes[breaker.gate] = Pass(breaker.gate, rule=breaker.rule)
     for limit in limits:
         name = limit.name or own or of_type(type)
-        gate = name if limit.key is None else keyed(name, limit.key(*args, **kwargs))
+        gate = name if limit.key is None else keyed(name, key_from(limit.key, args, kwargs))
         passes[gate] = Pass(gate, limit.bounds, limit.hold or hold)
     passes |= {one.gate: one for one in given}
     for gate in also:
         passes.setdefault(gate, Pass(gate, Bounds(), hold))
     if fair is None:
         return Gating(tuple(passes.values()))
-    key = str(fair.key(*args, **kwargs))
+    key = str(key_from(fair.key, args, kwargs))
     if not passes:
         passes["fair:" + type] = Pass("fair:" + type)
     return Gating(tuple(passes.values()), key[:255], max(1, int(STRIDE / fair.weigh(key))))

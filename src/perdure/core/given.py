@@ -15,6 +15,7 @@ from perdure.core.breakers import Breaker, BreakerRule
 from perdure.core.decoders import decoder_for
 from perdure.core.errors import UsageError
 from perdure.core.gates import STRIDE, Bounds, Fair, Gating, Hold, Limit, Pass, check_limits, gating, keyed
+from perdure.core.keys import key_from
 
 #: The parts of a run's options, as they are found without reading them.
 _PARTS = ('"limits":', '"breaker":', '"fair":')
@@ -142,4 +143,4 @@ def give_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[str, 
 
 def _told(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:
     args, kwargs = arguments
-    return function(*args, **kwargs)
+    return key_from(function, args, kwargs)

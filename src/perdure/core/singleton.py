@@ -17,6 +17,7 @@ from perdure.core.decoders import decoder_for
 from perdure.core.duration import Duration, microseconds
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_key
+from perdure.core.keys import key_from
 
 
 class Policy(StrEnum):
@@ -70,7 +71,7 @@ class Singleton(Struct, frozen=True):
         if self.by is not None:
             if not isinstance(arguments, Mapping):
                 return None
-            key = check_key(self.by(**arguments), "singleton key")
+            key = check_key(key_from(self.by, (), arguments), "singleton key")
         return Single(_name(type, key, self.shared), Policy(self.policy))
 
 

@@ -184,11 +184,15 @@ class Call(Generic[R_co]):
         return replace(self, settings=settings.over(self.settings))
 
     def _spread(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        if not isinstance(self.arguments, Mapping):
-            return self.arguments, {}
-        return (
-            ((), self.arguments) if self.definition is None else self.definition.signature.spread(dict(self.arguments))
-        )
+        arguments = self._completed()
+        if not isinstance(arguments, Mapping):
+            return arguments, {}
+        return ((), arguments) if self.definition is None else self.definition.signature.spread(dict(arguments))
+
+    def _completed(self) -> Mapping[str, Any] | tuple[Any, ...]:
+        if self.definition is None or not isinstance(self.arguments, Mapping):
+            return self.arguments
+        return self.definition.signature.complete(self.arguments)
 
     def place(self, ready_at: int, queue: str | None, priority: int | None, deadline: int) -> Placed:
         """Where and until when its run is to be executed, if it is ready at that time and told no more than that."""
@@ -198,7 +202,7 @@ class Call(Generic[R_co]):
             return Placed(queue, priority, deadline)
         singleton, single = given.singleton or declared.singleton, given.single
         if singleton is not None and single is None:
-            single = singleton.resolved(self.type, self.arguments)
+            single = singleton.resolved(self.type, self._completed())
         return place(given, declared, ready_at, queue, priority, deadline, single)
 
     def encode(self, codec: Codec) -> str:

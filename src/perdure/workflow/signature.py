@@ -68,6 +68,8 @@ class Signature:
         self._signature = inspect.Signature(self._parameters)
         self._takes_names = all(p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in self._parameters)
         self._decoder: AnyDecoder | None = None
+        #: JSON of the defaults that can be stored, by name of the parameter.
+        self._stored_defaults: dict[str, str] | None = None
         self._local_names = dict(local_names or {})
         try:
             self._resolved: dict[str, Any] | None = type_hints(function, self._local_names)
@@ -96,9 +98,17 @@ class Signature:
         except TypeError as error:
             raise BadArguments(f"{what}: {error}; it takes {self._signature}") from error
 
+    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, with the function's own defaults for the rest; to compute a key from."""
+        return {
+            p.name: arguments.get(p.name, p.default)
+            for p in self._parameters
+            if p.name in arguments or p.default is not inspect.Parameter.empty
+        }
+
     def encode(self, arguments: Mapping[str, Any], codec: Codec, what: str) -> str:
-        """Arguments as a JSON object, checked to come back as what they are declared to be."""
-        payload = codec.encode(dict(arguments), what)
+        """Arguments as a JSON object, defaults filled in, checked to come back as what they are declared to be."""
+        payload = self._filled(codec.encode(dict(arguments), what), arguments, codec)
         try:
             self.decode(payload, codec, what)
         except DecodeError as error:
@@ -115,8 +125,55 @@ class Signature:
             found = self._decoder.decode(payload)
         except Exception:
             # One argument at a time, which also takes arrays and can say which argument is wrong.
-            return self._decode_each(payload, codec, what)
-        return {name: value for name in found.__struct_fields__ if (value := getattr(found, name)) is not msgspec.UNSET}
+            return self._with_defaults(self._decode_each(payload, codec, what), codec, what)
+        arguments = {
+            name: value for name in found.__struct_fields__ if (value := getattr(found, name)) is not msgspec.UNSET
+        }
+        return arguments if len(arguments) == len(self._parameters) else self._with_defaults(arguments, codec, what)
+
+    def _filled(self, payload: str, arguments: Mapping[str, Any], codec: Codec) -> str:
+        """The JSON of some arguments, with that of the defaults of the others behind it."""
+        if len(arguments) == len(self._parameters):
+            return payload
+        missing = [
+            f"{msgspec.json.encode(name).decode()}:{default}"
+            for name, default in self._defaults(codec).items()
+            if name not in arguments
+        ]
+        if not missing:
+            return payload
+        return f"{payload[:-1]}{',' if arguments else ''}{','.join(missing)}}}"
+
+    def _with_defaults(self, arguments: dict[str, Any], codec: Codec, what: str) -> dict[str, Any]:
+        """Arguments of a run that was started without its defaults, with values of their own for those."""
+        for name, default in self._defaults(codec).items():
+            if name not in arguments:
+                declared = self._hints.get(name, Any)
+                arguments[name] = codec.decode(default, declared, f"{what}, default of {name!r}")
+        return arguments
+
+    def _defaults(self, codec: Codec) -> dict[str, str]:
+        """JSON of the defaults, as they were when they were first needed.
+
+        A default that cannot be stored as its parameter is declared, such as a sentinel, is left to the function.
+        """
+        if self._stored_defaults is None:
+            self._stored_defaults = {
+                parameter.name: payload
+                for parameter in self._parameters
+                if parameter.default is not inspect.Parameter.empty
+                and (payload := self._stored_default(parameter, codec)) is not None
+            }
+        return self._stored_defaults
+
+    def _stored_default(self, parameter: inspect.Parameter, codec: Codec) -> str | None:
+        declared, what = self._hints.get(parameter.name, Any), f"default of {parameter.name!r}"
+        try:
+            payload = codec.encode(parameter.default, what)
+            value = codec.decode(payload, declared, what)
+            return payload if declared is not Any or bool(value == parameter.default) else None
+        except Exception:
+            return None
 
     def _make_decoder(self) -> AnyDecoder:
         """A decoder of all arguments at once. One that some type defeats refuses everything."""
