@@ -313,6 +313,35 @@ async def test_items_of_a_transaction_are_durable_with_its_record(
     assert await words(run) == ["last"]
 
 
+async def test_a_transaction_that_emits_leaves_no_empty_turns_behind(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Journal._commit
+    empty: list[Turn] = []
+
+    async def seen(self: Journal, turns: list[Turn]) -> list[Verdict]:
+        empty.extend(turn for turn in turns if not (turn.records or turn.outputs or turn.next))
+        return await commit(self, turns)
+
+    async def say(connection: Any) -> None:
+        step_info().emit("words", "last")
+
+    async def wait() -> None:
+        await asyncio.sleep(0.3)
+
+    @workflow("last.empty.v1")
+    async def flow(ctx: Context) -> None:
+        await asyncio.gather(ctx.step(wait), ctx.transaction(say))
+
+    monkeypatch.setattr(Journal, "_commit", seen)
+    engine, worker = slots(stage, flow)
+    async with worker:
+        run = await engine.start(flow())
+        await run.result("60s")
+    assert await words(run) == ["last"]
+    assert not empty
+
+
 async def test_items_that_activities_emit_as_they_end_are_in_the_stream(stage: Stage) -> None:
     gates: defaultdict[int, Gate] = defaultdict(Gate)
 

@@ -321,7 +321,7 @@ class Held(Holding):
             records, execution.unsaved = tuple(execution.unsaved), []
             if execution.scoping.let_go:
                 self._draft.trim(execution.scoping.take_trimmed(), self.seen)
-        if self._crew.emitting.pending:
+        if self._has_emitted or self._crew.emitting.pending:
             self._take_emitted()
         self._committing = True
         if self._wakeup.timer is not None:

@@ -134,6 +134,7 @@ class Seal:
         del execution.unsaved[0]
         if committed.items:
             held._crew.emitting.discard(held, committed.items)
+            held._has_emitted = False  # what is pending still is announced once more
 
     def _settle(self) -> None:
         try:
