@@ -317,7 +317,7 @@ def test_modules_are_never_imported_to_find_a_class() -> None:
         "error = types.restore(Failure(type='wave.Error', message='x'))\n"
         "assert type(error).__name__ == 'StepFailed' and 'wave' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_classes_that_appear_after_the_start_are_not_known() -> None:
@@ -370,9 +370,12 @@ def test_a_corrupt_failure_is_a_decode_error(payload: str | bytes) -> None:
 def test_a_failure_of_any_depth_is_read_or_refused(levels: int, before: str, after: str) -> None:
     try:
         failure = Failure.from_json(before * levels + "{}" + after * levels)
-    except DecodeError:
-        return
-    assert isinstance(types.restore(failure), Exception)
+    except DecodeError as error:
+        assert levels > 100
+        assert "stored error" in str(error)
+    else:
+        assert levels < 5_000
+        assert isinstance(types.restore(failure), Exception)
 
 
 def test_a_failure_with_more_causes_than_the_stack_has_room_for_is_restored() -> None:

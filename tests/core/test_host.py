@@ -40,11 +40,13 @@ async def test_tasks_carry_their_name_and_give_their_result() -> None:
 
 
 async def test_a_call_can_be_called_off() -> None:
-    host, called = Host(), asyncio.Event()
-    host.call_later(1000, called.set).cancel()
-    host.call_later(0, called.set)
-    await called.wait()
-    await host.sleep(0)
+    host, over = Host(), asyncio.Event()
+    called: list[str] = []
+    host.call_later(0, lambda: called.append("called off")).cancel()
+    host.call_later(0.001, lambda: called.append("called off")).cancel()
+    host.call_later(0.002, over.set)
+    await over.wait()
+    assert called == []
 
 
 async def test_a_blocking_function_runs_on_a_daemon_thread_beside_the_loop() -> None:
@@ -67,7 +69,8 @@ async def test_threads_are_started_only_when_all_others_are_busy() -> None:
 
 async def test_blocked_functions_do_not_hold_up_each_other() -> None:
     host, barrier = Host(), threading.Barrier(8)
-    await asyncio.gather(*(host.in_thread(barrier.wait) for _ in range(8)))
+    places = await asyncio.gather(*(host.in_thread(barrier.wait) for _ in range(8)))
+    assert sorted(places) == list(range(8))
 
 
 async def test_more_functions_than_threads_all_get_their_turn() -> None:
@@ -192,11 +195,19 @@ async def test_stopping_cancels_what_runs_there_and_waits_for_its_cleanup() -> N
 
 
 async def test_stopping_at_once_ends_it_whether_it_has_started_or_not() -> None:
+    ends: list[str] = []
+
     async def main() -> None:
-        await asyncio.Event().wait()
+        ends.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("ended")
 
     for _ in range(50):
         await Host().background(main, "heartbeat").stop()
+        assert ends in ([], ["begun", "ended"])
+        ends.clear()
 
 
 async def test_somebody_who_stops_waiting_for_the_end_does_not_prevent_it() -> None:

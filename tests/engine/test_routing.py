@@ -35,8 +35,9 @@ async def test_a_worker_takes_only_the_types_that_its_patterns_mean(stage: Stage
             assert await runs[0].result(timeout=30) == "charged"
             [worker] = await engine.workers()
             assert worker.types == ("billing.charge.v1",)
+            assert "none of the 1 live worker(s) serves the type 'billing_.odd.v1'" in await engine.why(runs[1].id)
         assert [await run.status() for run in runs[1:]] == [Status.PENDING] * 2
-        assert "none of the" in await engine.why(runs[1].id) or "no worker is alive" in await engine.why(runs[1].id)
+        assert "no worker is alive" in await engine.why(runs[1].id)
         async with engine.worker(types=["billing_%", "shop.checkout.v1"]):
             assert [await run.result(timeout=30) for run in runs[1:]] == ["odd", "checked out"]
 

@@ -264,4 +264,8 @@ async def test_a_connection_that_the_server_ends_is_replaced(store: MysqlStore, 
     await store.create([a_run("r1")], ACTOR)
     [(connection,)] = await store.query("SELECT CONNECTION_ID()")
     await execute(url, [f"KILL {connection}"])
-    assert await store.get("r1") is not None
+    run = await store.get("r1")
+    assert run is not None
+    assert run.id == "r1"
+    [(replacement,)] = await store.query("SELECT CONNECTION_ID()")
+    assert replacement != connection

@@ -217,7 +217,11 @@ async def test_a_connection_that_the_server_ends_is_replaced(store: PostgresStor
     admin = await asyncpg.connect(postgres_dsn())
     [(pid,)] = await store.query("SELECT pg_backend_pid()")
     await admin.execute("SELECT pg_terminate_backend($1)", pid)
-    assert await store.get("r1") is not None
+    run = await store.get("r1")
+    assert run is not None
+    assert run.id == "r1"
+    [(replacement,)] = await store.query("SELECT pg_backend_pid()")
+    assert replacement != pid
     await admin.close()
 
 

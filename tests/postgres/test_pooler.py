@@ -95,7 +95,9 @@ async def test_a_pooler_that_is_restarted_is_found_again(pooler: Pgbouncer, thro
     reliable = Retrying(store, Host())
     await reliable.open()
     await reliable.create([a_run("r1")], ACTOR)
+    before = await reliable.get("r1")
+    assert before is not None
     pooler.kill()
     pooler.start()
-    assert await reliable.get("r1") is not None
+    assert await reliable.get("r1") == before
     await reliable.close()

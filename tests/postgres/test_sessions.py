@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Engine, workflow
+from perdure import Context, Engine, Status, workflow
 from perdure.core.errors import StoreUnavailable
 from perdure.core.model import Block, Reason
 from perdure.host import Host
@@ -90,7 +90,9 @@ async def test_a_worker_can_start_beside_one_that_stands_on_what_it_wants_to_try
     await commit(store, lease, next=Block(Reason.DIVERGED, "{}"))
     async with a_session(url, run="r2"), Engine(url, [nothing]) as engine, engine.worker(lease=1.0):
         for id in ("r1", "r2"):
-            await (await engine.get(id)).result("30s")
+            run = await engine.get(id)
+            await run.result("30s")
+            assert await run.status() is Status.COMPLETED
 
 
 async def test_so_is_one_whose_session_cannot_get_rid_of_its_answer(store: PostgresStore, url: str) -> None:

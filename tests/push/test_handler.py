@@ -476,9 +476,11 @@ def test_what_is_no_message_is_refused_whole(text: str) -> None:
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_no_bytes_do_anything_but_decode_or_be_refused(text: bytes | str) -> None:
     try:
-        QueueMessage.decode(text)
-    except DecodeError:
-        return
+        message = QueueMessage.decode(text)
+    except DecodeError as error:
+        assert "queue message" in str(error)
+    else:
+        assert QueueMessage.decode(message.encode()) == message
 
 
 def test_a_handler_with_no_room_is_refused(on_disk: Stage) -> None:

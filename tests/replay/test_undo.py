@@ -128,8 +128,10 @@ async def test_what_is_kept_is_not_undone() -> None:
     run = Driver(flow)
     run.complete("a")
     run.complete("b")
+    assert run.open == ["b/~undo"]
     run.complete("b/~undo")
     assert isinstance(run.settled().error, ValueError)
+    assert [record.location for record in run.history] == ["a", "b", "b/~undo"]
 
 
 async def test_keeping_in_a_block_leaves_what_was_done_around_it() -> None:
@@ -422,4 +424,7 @@ async def test_beginning_anew_undoes_nothing() -> None:
 
     run = Driver(flow)
     run.complete("a")
-    assert run.ended.renewed is not None
+    renewed = run.ended.renewed
+    assert renewed is not None
+    assert renewed.definition is anew
+    assert [record.location for record in run.history] == ["a"]

@@ -13,7 +13,7 @@ import pytest
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.sqlite.lane import Lane
-from perdure.testing.conformance.harness import ACTOR, a_run, a_worker
+from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
 from tests.helpers import eventually
 
 
@@ -116,8 +116,9 @@ async def test_an_inline_lane_does_it_at_once() -> None:
 def test_a_store_outlives_the_loop_that_opened_it(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/shop.db", Host())
     asyncio.run(store.open())
-    asyncio.run(store.create([a_run("r1")], ACTOR))
-    assert asyncio.run(store.get("r1")) is not None
+    [answer] = asyncio.run(store.create([a_run("r1")], ACTOR))
+    assert answer.created
+    assert asyncio.run(claim_ids(store)) == ["r1"]
     asyncio.run(store.close())
 
 

@@ -27,6 +27,8 @@ async def test_without_leave_to_migrate_a_complete_schema_is_enough(tmp_path: Pa
     for migrate in (True, False):
         store = open_store(url, Host(), migrate=migrate)
         await store.open()
+        [answer] = await store.create([a_run(f"migrated-{migrate}")], ACTOR)
+        assert answer.created
         await store.close()
 
 

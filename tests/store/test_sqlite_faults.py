@@ -193,7 +193,7 @@ async def test_old_versions_of_sqlite_warn_of_a_second_writer_once(
     for store in stores:
         await store.open()
     other = files.CheckpointLock(f"{tmp_path}/shop.db")
-    assert other.take() or await stores[0].get("r1") is None
+    assert not other.take()
     for number in range(5):
         for store in stores:
             await store.create([a_run(f"r{number}")], ACTOR)

@@ -8,6 +8,7 @@ import pytest
 
 from perdure.core.dead import Deletion
 from perdure.core.gates import Bounds
+from perdure.core.model import Verdict
 from perdure.core.retention import Prune
 from perdure.store import Store
 from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, admit_patiently, asks, ready
@@ -82,7 +83,8 @@ class Forgetting:
             request = await asks(store, key, nonce=f"n{number}")
             admitted, _ = await asyncio.gather(admit_patiently(store, request), other.forget_gates(10, ACTOR))
             [one] = admitted.runs
-            await commit(store, one.lease, next=DONE)
+            assert one.run.id == f"r{number}"
+            assert await commit(store, one.lease, next=DONE) is Verdict.APPLIED
 
 
 class Setting:

@@ -8,7 +8,6 @@ from contextlib import suppress
 import pytest
 
 from perdure.core.errors import EngineClosed, StoreUnavailable
-from perdure.core.listing import RunFilter
 from perdure.core.model import Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
 from perdure.store import MUTATING_VERBS, Retrying, Store
 from perdure.testing.conformance.harness import (
@@ -75,9 +74,13 @@ class Repeating:
     @pytest.mark.parametrize("point", ["enter", "begun", "written", "committed"])
     async def test_a_patient_store_hides_it(self, store: Store, harness: Harness, verb: str, point: str) -> None:
         ask = await PREPARE[verb](store)
+        before = await snapshot(harness)
         harness.system.on_crash_point = once(f"{verb}.{point}")
         await ask(Retrying(store, harness.system))
-        assert await store.list(RunFilter(), 1, None) is not None
+        after = await snapshot(harness)
+        assert after != before
+        await ask(store)
+        assert await snapshot(harness) == after
 
     async def test_patience_has_an_end(self, store: Store, harness: Harness) -> None:
         def fail(point: str) -> None:

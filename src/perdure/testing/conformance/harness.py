@@ -28,6 +28,7 @@ from perdure.core.model import (
 )
 from perdure.host import Host
 from perdure.store import Store
+from perdure.store.dialect import _TABLES
 
 SECOND = 1_000_000
 #: When the suite's clock starts.
@@ -102,29 +103,8 @@ class Unshared(Exception):
 
 async def snapshot(harness: Harness, *, but: Sequence[str] = ()) -> dict[str, list[tuple[Any, ...]]]:
     """Everything in the database, for comparing."""
-    tables = [
-        name
-        for name in (
-            "runs",
-            "history",
-            "messages",
-            "events",
-            "outputs",
-            "topics",
-            "schedules",
-            "workers",
-            "registry",
-            "gates",
-            "lines",
-            "permits",
-            "shares",
-            "locks",
-            "singletons",
-            "successors",
-            "watermarks",
-        )
-        if name not in but
-    ]
+    left_out = {"migrations", *but}
+    tables = sorted(name for name in _TABLES if name not in left_out and not name.endswith("_view"))
     return {name: sorted(await harness.query(f"SELECT * FROM perdure_{name}"), key=repr) for name in tables}
 
 

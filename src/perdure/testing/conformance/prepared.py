@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 
 from perdure.core.control import Order, Pause, PauseKind
@@ -101,7 +102,7 @@ async def _prepare_fork(store: Store) -> Verb:
 
 async def _prepare_forget_events(store: Store) -> Verb:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    return lambda store: store.forget_events(1, START + 1, ACTOR)
+    return lambda store: store.forget_events(sys.maxsize, FAR, ACTOR)
 
 
 async def _prepare_save_schedule(store: Store) -> Verb:

@@ -22,6 +22,7 @@ from perdure.testing.conformance.harness import (
     a_record,
     a_run,
     claim,
+    claim_ids,
     commit,
     held,
 )
@@ -149,12 +150,17 @@ class Watching:
         assert heard == []
 
     async def test_a_listener_that_fails_spoils_nothing(self, store: Store) -> None:
+        heard: list[Change] = []
+
         def fail(change: Change) -> None:
             raise RuntimeError(change)
 
         store.subscribe(fail)
-        await store.create([a_run("r1")], ACTOR)
-        assert await store.get("r1") is not None
+        store.subscribe(heard.append)
+        [answer] = await store.create([a_run("r1")], ACTOR)
+        assert answer.created
+        assert len(heard) == 1
+        assert await claim_ids(store) == ["r1"]
 
     async def test_the_writes_of_others_are_noticed(self, store: Store, harness: Harness) -> None:
         try:
