@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 
 from tests.servers.private import Missing as Missing
 from tests.servers.private import PrivateServer, programs
@@ -72,7 +71,7 @@ class Standby(Postgres):
     def promote(self) -> None:
         """Become a server of its own, and wait until it takes writes."""
         command = [self._copying["pg_ctl"], "promote", "-w", "-D", str(self._data)]
-        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, **self._as)
+        self._call(command)
 
     def _making(self) -> list[str]:
         source = ["-d", self._primary.dsn, "-R", "-X", "stream", "-c", "fast", "--no-sync"]

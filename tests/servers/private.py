@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
+import stat
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -33,17 +36,37 @@ class PrivateServer(ABC):
     deadly: signal.Signals = signal.SIGKILL
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=f"perdure-{self.name.lower()}-"))
+        self._as = _somebody_else(self.name, self.users)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"perdure-{self.name.lower()}-", dir=reachable(self._as)))
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self._as = _somebody_else(self.name, self.users)
 
     def create(self) -> None:
         """Make its files and start it."""
         if self._as:
             shutil.chown(self._folder, self._as["user"], self._as["group"])
-        subprocess.run(self._making(), check=True, capture_output=True, cwd=self._folder, **self._as)
+        self._call(self._making())
         self.start()
+
+    def _call(self, command: list[str]) -> None:
+        """Run a program of the server's to its end. If it fails, what it printed is part of the error."""
+        done = subprocess.run(
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder,
+            env=self._environment,
+            **self._as,
+        )
+        if done.returncode:
+            printed = done.stdout.decode(errors="replace")[-5000:].rstrip()
+            raise RuntimeError(f"{command[0]} of {self.name} failed with exit code {done.returncode}:\n{printed}")
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        # Its user may not be allowed to write into ours.
+        return {**os.environ, "TMPDIR": str(self._folder)}
 
     def start(self) -> None:
         """Start it and wait until it answers. What a killed one has left running may have to end first."""
@@ -59,7 +82,13 @@ class PrivateServer(ABC):
     def _start(self) -> None:
         with (self._folder / "log").open("ab") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                self._starting(), stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **self._as
+                self._starting(),
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=self._environment,
+                start_new_session=True,
+                **self._as,
             )
         self._process = process
         for _ in range(600):
@@ -109,11 +138,20 @@ def programs(names: Sequence[str], places: Sequence[str], *packages: str) -> dic
     known = found(names, places)
     if not known and os.geteuid() == 0 and shutil.which("apt-get") is not None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update"], check=False, capture_output=True)
-        command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-        subprocess.run(command, check=False, capture_output=True, env=environment)
+        install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+        printed = "".join(_printed(command, environment) for command in (["apt-get", "update"], install))
         known = found(names, places)
+        if not known:
+            print(f"{printed}*** {' and '.join(packages)} could not be installed; see above. ***", file=sys.stderr)
     return known
+
+
+def _printed(command: list[str], environment: dict[str, str]) -> str:
+    """Run an installer; what it printed, if it failed."""
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    return f"$ {' '.join(command)}\n{done.stdout[-5000:]}" if done.returncode else ""
 
 
 def found(names: Sequence[str], places: Sequence[str]) -> dict[str, str]:
@@ -136,8 +174,32 @@ def _somebody_else(server: str, users: Sequence[str]) -> Mapping[str, Any]:
     raise Missing(f"{server} does not run as root, and there is no user {' or '.join(users)}")
 
 
+def reachable(user: Mapping[str, Any]) -> Path:
+    """A folder to make others in, which this user can reach: the one for temporary files, if it can be."""
+    places = [Path(tempfile.gettempdir()), *(Path(place) for place in ("/var/tmp", "/var/lib", "/srv", "/"))]
+    if not user:
+        return places[0]
+    for place in places:
+        if place.is_dir() and all(_may_enter(folder, user) for folder in (place, *place.parents)):
+            return place
+    raise Missing(f"its user reaches none of {', '.join(map(str, places))}")
+
+
+def _may_enter(folder: Path, user: Mapping[str, Any]) -> bool:
+    state = folder.stat()
+    if state.st_uid == user["user"]:
+        return bool(state.st_mode & stat.S_IXUSR)
+    return bool(state.st_mode & (stat.S_IXGRP if state.st_gid == user["group"] else stat.S_IXOTH))
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing listens on, and that the kernel lends to nobody's outgoing connection while the server is restarted."""
+    chance = random.SystemRandom()
+    while True:
+        port = chance.randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
