@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -238,3 +239,21 @@ def test_stored_text_cannot_act_on_the_terminal(perdure: Perdure) -> None:
         assert text.isprintable()
         assert "\u202e" not in text
     assert "\\x1b[2J\\x9b31m\\r\\n\\u202egnp.exe\\x07[red]" in perdure("runs", URL).out
+
+
+def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> None:
+    start(perdure, "a")
+    assert perdure("workers", URL).out == "No worker is known.\n"
+    with closing(sqlite3.connect("shop.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO perdure_workers (id, host, pid, slots) VALUES ('w1', 'here', 7, 3), ('w2', 'here', 8, 3)"
+        )
+        connection.execute(
+            "INSERT INTO perdure_health (worker_id, errors, problem) VALUES ('w1', 2, 'claimer: KeyError: x')"
+        )
+    assert perdure("workers", URL).out == (
+        "w1 alive on here (7), 3 slots, 2 errors in the background\n"
+        "  claimer: KeyError: x\n"
+        "w2 alive on here (8), 3 slots\n"
+    )
+    assert [one["errors"] for one in perdure("workers", URL, "--json").json] == [2, 0]

@@ -319,6 +319,12 @@ async def heartbeat(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
+async def report_health(store: Store, system: ManualSystem) -> Ask:
+    await store.register(a_worker())
+    return lambda store: store.report_health("w1", 2, "claimer: ValueError: x")
+
+
+@operation
 async def retire(store: Store, system: ManualSystem) -> Ask:
     for name in ("r1", "r2"):
         await held(store, name)

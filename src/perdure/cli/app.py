@@ -40,6 +40,7 @@ COMMANDS = MappingProxyType(
         "pause": "perdure.cli.pause",
         "resume": "perdure.cli.resume",
         "paused": "perdure.cli.paused",
+        "workers": "perdure.cli.workers",
         "types": "perdure.cli.types",
         "evict": "perdure.cli.evict",
         "wake": "perdure.cli.wake",

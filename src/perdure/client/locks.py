@@ -23,6 +23,7 @@ from perdure.core.duration import Duration, microseconds, seconds
 from perdure.core.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
 from perdure.core.ids import check_key
 from perdure.core.locks import LockInfo
+from perdure.core.loops import Guard, Health
 from perdure.core.timing import moment_of
 
 if TYPE_CHECKING:
@@ -236,12 +237,17 @@ class Holding:
 async def renew(lock: Lock, on_lost: Callable[[], object]) -> None:
     """Extend a lock again and again until it is lost, and say so."""
     system = lock._engine._system
+    guard = Guard(f"renewal of the lock {lock.name!r}", system, Health(), logger)
     while not lock.lost:
         await system.sleep(max(SHORTEST_PAUSE, (lock._deadline - system.monotonic()) * RENEWED_AFTER))
         left = max(0.0, lock._deadline - system.monotonic())
         # An answer that does not come is not waited for longer than the lock lasts.
-        with suppress(LockLost, StoreError, EngineClosed, TimeoutError):
-            await within(system, lock.extend, f"perdure lock {lock.name}", left, "the database did not answer")
+        try:
+            with suppress(LockLost, StoreError, EngineClosed, TimeoutError):
+                await within(system, lock.extend, f"perdure lock {lock.name}", left, "the database did not answer")
+        except Exception as error:
+            # Whatever it is, the block has to hear of it when the time is over.
+            guard.failed(error)
     on_lost()
 
 

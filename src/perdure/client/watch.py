@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from perdure.core.errors import EngineClosed, PerdureError, RunNotFound, StoreError
+from perdure.core.errors import EngineClosed, PerdureError, RunNotFound, StoreCorrupt, StoreError
+from perdure.core.loops import Guard, Health
 from perdure.core.model import Run
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
@@ -27,6 +28,7 @@ class Watch:
         self._store = store
         self._system = system
         self._loop = asyncio.get_running_loop()
+        self._guard = Guard("waiting for results", system, Health(), logger)
         self._waiters: dict[str, set[asyncio.Future[Run]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._rung: asyncio.Future[bool] | None = None
@@ -38,7 +40,7 @@ class Watch:
         self._waiters.setdefault(run_id, set()).add(future)
         self._changed = True
         if self._task is None or self._task.done():
-            self._task = self._system.spawn(self._run(), "perdure watch")
+            self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure watch")
         else:
             self._ring()
         try:
@@ -97,6 +99,10 @@ class Watch:
         finally:
             unsubscribe()
 
+    async def _rest(self, seconds: float) -> None:
+        await self._system.sleep(seconds)
+        self._changed = True
+
     def _pause(self, look: float) -> float:
         """For how long not to look again, though something may change: with very many waiters a look takes time.
 
@@ -126,19 +132,32 @@ class Watch:
         found = False
         ids = list(self._waiters)
         for start in range(0, len(ids), CHUNK):
-            try:
-                runs = await self._store.get_many(ids[start : start + CHUNK])
-            except StoreError as error:
-                logger.warning("cannot look for results, trying again: %s", error)
-                self._changed = True
-                await self._system.sleep(0.2)
-                return found
+            chunk = ids[start : start + CHUNK]
+            runs, unreadable = await self._get(chunk)
             for run in runs:
                 if run.status.finished:
                     found = True
                     for future in self._waiters.get(run.id, ()):
                         if not future.done():
                             future.set_result(run)
-            if len(runs) < len(ids[start : start + CHUNK]):
-                self._miss(set(ids[start : start + CHUNK]) - {run.id for run in runs})
+            self._miss(set(chunk) - {run.id for run in runs} - unreadable)
+        self._guard.succeeded()
         return found
+
+    async def _get(self, run_ids: list[str]) -> tuple[list[Run], set[str]]:
+        """The runs that are there, and which could not be read: whoever waits for one of those is told so."""
+        try:
+            return await self._store.get_many(run_ids), set()
+        except StoreCorrupt as error:
+            if len(run_ids) == 1:
+                for future in self._waiters.get(run_ids[0], ()):
+                    if not future.done():
+                        future.set_exception(error)
+                return [], set(run_ids)
+        runs: list[Run] = []
+        unreadable: set[str] = set()
+        for run_id in run_ids:
+            found, not_read = await self._get([run_id])
+            runs += found
+            unreadable |= not_read
+        return runs, unreadable

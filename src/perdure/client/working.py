@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
@@ -25,6 +26,16 @@ class EngineWorker:
     def id(self) -> str:
         """The id of the worker's current life; empty before it has started."""
         return "" if self._worker is None else self._worker.id
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How many errors each of its background loops has met and survived. They are in the log, and their sum in `engine.workers()`."""
+        return {} if self._worker is None else dict(self._worker.health.errors)
+
+    @property
+    def problem(self) -> str:
+        """What keeps the worker from working, such as that it drains; empty if nothing does."""
+        return "" if self._worker is None else self._worker.health.problem
 
     async def __aenter__(self) -> EngineWorker:
         await self.start()

@@ -29,6 +29,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     started_at: int = 0
     heartbeat_at: int = 0
     status: WorkerStatus = WorkerStatus.ALIVE
+    #: Errors that its background loops have met and survived, and the latest, or what is wrong with it for good.
+    errors: int = 0
+    problem: str = ""
 
 
 class Swept(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import UsageError
+from perdure.core.loops import Guard, Health
 from perdure.push.handler import QueueHandler
 from perdure.push.message import Answer, Fate, QueueMessage
 
@@ -23,9 +24,8 @@ logger = logging.getLogger("perdure.push")
 _FIELD = "message"
 #: Delayed messages moved at once.
 _AT_ONCE = 100
-#: How long to wait for a message, and after an error, in seconds.
+#: How long to wait for a message, in seconds.
 _BLOCK = 2.0
-_PAUSE = 0.5
 
 #: Into the stream, or by its run into the set of what is due later: KEYS stream, later, bodies.
 _PUT = """
@@ -158,6 +158,7 @@ class _Consumer:
         self._handler = handler
         self._concurrency = concurrency
         self._system = handler.engine._system
+        self._guard = Guard("queue consumer", self._system, Health(), logger)
         # Anew each time: what an earlier life left is found by its idleness.
         self._name = self._system.entropy(8).hex()
         self._under_way: dict[str, asyncio.Task[Any]] = {}
@@ -172,10 +173,10 @@ class _Consumer:
             while not task.cancelling():
                 try:
                     await self._round()
-                except (OSError, _redis_error()) as error:
-                    logger.warning("the queue cannot be reached, trying again: %s", error)
+                    self._guard.succeeded()
+                except Exception as error:
                     self._ready = False
-                    await self._system.sleep(_PAUSE * (0.5 + self._system.random()))
+                    await self._system.sleep(self._guard.failed(error))
         finally:
             if self._under_way:
                 await asyncio.wait(self._under_way.values())
@@ -240,8 +241,11 @@ class _Consumer:
                 self._under_way[known] = task
                 task.add_done_callback(partial(self._over, known))
 
-    def _over(self, id: str, _: object) -> None:
+    def _over(self, id: str, task: asyncio.Task[Any]) -> None:
         del self._under_way[id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # It is not acknowledged, so it is delivered again once it has been idle for long enough.
+            self._guard.failed(error)
 
     async def _command(self, *arguments: object) -> Any:
         return await self._queue._client.execute_command(*arguments)

@@ -65,6 +65,7 @@ MUTATING_VERBS = (
     "prune",
     "register",
     "heartbeat",
+    "report_health",
     "retire",
     "sweep",
     "claim",

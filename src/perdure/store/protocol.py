@@ -329,6 +329,9 @@ class Store(Protocol):
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row. False: it has been declared dead and holds nothing any more."""
 
+    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
+        """Keep how many errors the worker's background loops have met, and the latest, for `workers`."""
+
     async def retire(self, worker_id: str) -> None:
         """End a life in order, giving back whatever it still held."""
 

@@ -170,6 +170,15 @@ def check_whole(run_id: str, records: Sequence[Record]) -> None:
         )
 
 
+def check_counters(run: Run) -> None:
+    """Raise `StoreCorrupt` for a run whose inbox counters contradict each other."""
+    if not 0 <= run.inbox_read <= run.inbox_seq:
+        raise StoreCorrupt(
+            f"run {run.id!r} (perdure_runs) has read {run.inbox_read} of {run.inbox_seq} inbox entries, which cannot be; correct "
+            "inbox_read and inbox_seq by a backup, or cancel the run"
+        )
+
+
 async def marked(tx: Transaction, worker_id: str, page: int) -> list[Message]:
     """What came in for the runs that a worker is running: a page of each, by number, since what is unread has no holes."""
     return values(to_message, await tx.fetch(_MARKED, {"worker": worker_id, "page": page}))

@@ -330,6 +330,10 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.heartbeat(worker_id))
 
+    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
+        """As the store."""
+        await self._again(lambda: self._store.report_health(worker_id, errors, problem))
+
     async def retire(self, worker_id: str) -> None:
         """As the store."""
         await self._again(lambda: self._store.retire(worker_id))

@@ -30,6 +30,7 @@ WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, 
 _STATUS = {status.value: status for status in Status}
 _REASON: dict[str | None, Reason | None] = {None: None, **{reason.value: reason for reason in Reason}}
 _KIND = {kind.value: kind for kind in Kind}
+_WORKER_STATUS = {status.value: status for status in WorkerStatus}
 
 
 def to_run(row: Row) -> Run:
@@ -107,19 +108,29 @@ def to_event(row: Row) -> Event:
 
 
 def to_worker(row: Row) -> WorkerInfo:
-    """A row of `WORKER`."""
-    id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status = row
+    """A row of `WORKER`, followed by errors and problem of its health. One that cannot be read says so in its problem."""
+    id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status, errors, problem = row
+    known = _WORKER_STATUS.get(status, WorkerStatus.DEAD)
+    try:
+        serves = _names(queues), _names(types)
+        broken = "" if status in _WORKER_STATUS else f"unknown status {status!r}"
+    except msgspec.MsgspecError as error:
+        serves, broken = ((), ()), str(error)
+    if broken:
+        problem = f"its row (perdure_workers, id {id!r}) cannot be read: {broken}"
     return WorkerInfo(
         id=id,
         host=host,
         pid=pid,
-        queues=_names(queues),
-        types=_names(types),
+        queues=serves[0],
+        types=serves[1],
         slots=slots,
         lease=lease,
         started_at=started_at,
         heartbeat_at=heartbeat_at,
-        status=WorkerStatus(status),
+        status=known,
+        errors=errors or 0,
+        problem=problem or "",
     )
 
 

@@ -281,6 +281,10 @@ class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
         """Renew the worker's one row."""
         return await self._write("heartbeat", worker_id, lambda tx: workers.heartbeat(tx, worker_id))
 
+    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
+        """Keep how many errors the worker's background loops have met, and the latest."""
+        await self._write("report_health", worker_id, lambda tx: workers.report_health(tx, worker_id, errors, problem))
+
     async def retire(self, worker_id: str) -> None:
         """End a life in order."""
         await self._write("retire", worker_id, lambda tx: workers.retire(tx, worker_id))

@@ -25,6 +25,8 @@ from perdure.store.singletons import overdue
 REMEMBERED = 24 * 3600 * 1_000_000
 #: Claims by workers in other languages that ended with their leases and nothing else, after which a run is set aside.
 POISON_AFTER = 5
+#: Characters of a problem that are kept.
+_PROBLEM = 2000
 
 _REGISTER = """
 INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status)
@@ -55,6 +57,31 @@ ORDER BY id
 _FORGET = """
 DELETE FROM perdure_workers
 WHERE status <> 'alive' AND heartbeat_at < :before
+"""
+
+#: An UPDATE and then an INSERT, which every database has. Written by one worker only, the one that it is about.
+_REPORT = """
+UPDATE perdure_health
+SET errors = :errors, problem = :problem, reported_at = :now
+WHERE worker_id = :id
+"""
+
+_FIRST_REPORT = """
+INSERT INTO perdure_health (worker_id, errors, problem, reported_at)
+VALUES (:id, :errors, :problem, :now)
+{or_ignore}
+"""
+
+_FORGET_HEALTH = """
+DELETE FROM perdure_health
+WHERE reported_at < :before AND NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = perdure_health.worker_id)
+"""
+
+_WORKERS = f"""
+SELECT {", ".join("w." + column for column in WORKER.split(", "))}, h.errors, h.problem
+FROM perdure_workers w
+LEFT JOIN perdure_health h ON h.worker_id = w.id
+ORDER BY w.started_at, w.id
 """
 
 _NEXT_HOLDER = """
@@ -132,6 +159,13 @@ async def heartbeat(tx: Transaction, worker_id: str) -> bool:
     return await tx.execute(_HEARTBEAT, {"id": worker_id, "now": tx.now}) == 1
 
 
+async def report_health(tx: Transaction, worker_id: str, errors: int, problem: str) -> None:
+    """Keep how many errors a worker's background loops have met, and the latest."""
+    row = {"id": worker_id, "errors": errors, "problem": problem[:_PROBLEM], "now": tx.now}
+    if await tx.execute(_REPORT, row) == 0:
+        await tx.execute(_FIRST_REPORT, row)
+
+
 async def retire(tx: Transaction, worker_id: str) -> None:
     """End a life in order."""
     await tx.execute(_END, {"id": worker_id, "status": "stopped"})
@@ -143,6 +177,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
     await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
+    await tx.execute(_FORGET_HEALTH, {"before": tx.now - REMEMBERED})
     orphans, poison = await _orphans(tx, limit)
     await _give_back(tx, orphans, "reclaimed", orderly=False)
     await _set_aside(tx, poison)
@@ -167,7 +202,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
 
 async def workers(tx: Transaction) -> list[WorkerInfo]:
     """Every worker that is remembered."""
-    return values(to_worker, await tx.fetch(f"SELECT {WORKER} FROM perdure_workers ORDER BY started_at, id", {}))
+    return values(to_worker, await tx.fetch(_WORKERS, {}))
 
 
 async def holdings(tx: Transaction, worker_id: str) -> list[Lease]:

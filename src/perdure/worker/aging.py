@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 
 from perdure.core.audit import EventFilter
-from perdure.core.errors import StoreError
 from perdure.core.retention import Prune, Retention
 from perdure.core.system import System
 from perdure.store.protocol import Store
@@ -42,11 +41,8 @@ class Aging:
         wait = LOOK / 10
         while True:
             await self._system.sleep(wait * (0.5 + self._system.random()))
-            try:
-                await self.look()
-            except StoreError as error:
-                logger.warning("deleting what is old failed, and is tried again later: %s", error)
             wait = LOOK
+            await self.look()
 
     async def look(self) -> int:
         """Delete what is old by now; how many runs that were."""

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from perdure.core.codec import Codec
-from perdure.core.errors import StoreCorrupt, StoreError
+from perdure.core.errors import (
+    EngineClosed,
+    PerdureError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from perdure.core.failure import Failure
+from perdure.core.loops import Guard
 from perdure.core.model import (
     FAR,
     Block,
@@ -31,6 +40,7 @@ from perdure.core.model import (
 )
 from perdure.core.system import System
 from perdure.store.protocol import Change, Store
+from perdure.store.reads import check_counters
 from perdure.worker.alarm import Alarm
 
 if TYPE_CHECKING:
@@ -59,6 +69,9 @@ class Claimer:
         self._store = store
         self._system = system
         self._worker = worker
+        self._guard = Guard("claimer", system, worker.health, logger)
+        #: Since when every round has failed; None while they succeed.
+        self._failing_since: float | None = None
         self._alarm = Alarm(system)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +98,7 @@ class Claimer:
             return
         self._loop = asyncio.get_running_loop()
         self._unsubscribe = self._store.subscribe(self._on_change)
-        self._task = self._system.spawn(self._run(), "perdure claimer")
+        self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure claimer")
 
     async def stop(self) -> None:
         """Stop claiming. A claim that is under way is waited for, so that none is stranded."""
@@ -131,16 +144,28 @@ class Claimer:
         while self._task is not None:
             hint, self._hint = self._hint, Change.NONE
             self._alarm.forget()
-            try:
-                wait = await self._round(hint)
-            except StoreError as error:
-                logger.error("cannot claim, trying again: %s", error)
-                wait = 1.0
-                self._reconcile_at = 0.0  # look at what the lost answer may have given us
+            wait = await self._round(hint)
+            self._guard.succeeded()
+            if self._failing_since is not None:
+                self._failing_since = None
+                self._worker.claims_again()
             if wait > 0:
                 self._waiting = True
                 await self._idle(wait)
                 self._waiting = False
+
+    async def _rest(self, seconds: float) -> None:
+        """Pause after an error, whatever is heard meanwhile; then look at everything, as the failed round may have missed it."""
+        now = self._system.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        self._worker.cannot_claim(now - self._failing_since)
+        self._waiting = True
+        while self._task is not None and (left := now + seconds - self._system.monotonic()) > 0:
+            await self._alarm.wait(left)
+        self._waiting = False
+        self._hint |= Change.ALL
+        self._reconcile_at = 0.0  # look at what the lost answer may have given us
 
     async def _idle(self, longest: float) -> None:
         """Wait until told, until another connection has written, or for `longest` seconds."""
@@ -259,24 +284,33 @@ class Claimer:
         return await self._store.claim(request)
 
     async def take_up(self, runs: tuple[ClaimedRun, ...]) -> None:
-        """Hand runs to the worker, with their histories."""
+        """Hand runs to the worker, with their histories. One that cannot be taken up is set aside alone."""
         to_load: dict[str, ClaimedRun] = {}
         unread: list[str] = []
         for claimed in runs:
             run = claimed.run
-            resident = self._worker.resident(claimed)
-            if resident is not None:
-                self._worker.take_again(resident, claimed)
-            elif claimed.fresh and run.inbox_seq == run.inbox_read:
-                self._worker.take(claimed, (), ())
-            else:
-                to_load[run.id] = claimed
+            try:
+                check_counters(run)
+                resident = self._worker.resident(claimed)
+                if resident is not None:
+                    self._worker.take_again(resident, claimed)
+                elif claimed.fresh and run.inbox_seq == run.inbox_read:
+                    self._worker.take(claimed, (), ())
+                else:
+                    to_load[run.id] = claimed
+                    continue
+            except Exception as error:
+                await self._set_aside(claimed.lease, error)
                 continue
             if run.inbox_seq > run.inbox_read:
                 unread.append(run.id)
         if to_load:
             for loaded in await self._load(list(to_load.values())):
-                self._worker.take(to_load[loaded.run.id], loaded.records, loaded.inbox)
+                claimed = to_load[loaded.run.id]
+                try:
+                    self._worker.take(claimed, loaded.records, loaded.inbox)
+                except Exception as error:
+                    await self._set_aside(claimed.lease, error)
         if unread:
             await self._deliver_to(unread)
 
@@ -284,6 +318,8 @@ class Claimer:
         """What came in for runs that were only just taken, and not for all that have yet to write what they took in."""
         try:
             self._worker.deliver(await self._store.unread(run_ids))
+        except StoreCorrupt:
+            await self._deliver_one_by_one()
         except StoreError:
             # They are marked, which is looked at in the next round.
             self._hint |= Change.MARKED
@@ -292,34 +328,42 @@ class Claimer:
         while True:
             try:
                 return await self._store.load([one.run.id for one in claimed])
-            except StoreCorrupt as error:
+            except (StoreUnavailable, StoreFull, StoreReadOnly) as error:
+                await self._system.sleep(self._guard.failed(error))
+            except EngineClosed:
+                raise
+            except Exception as error:
                 if len(claimed) == 1:
                     await self._set_aside(claimed[0].lease, error)
                     return []
                 return [loaded for one in claimed for loaded in await self._load([one])]
-            except StoreError as error:
-                logger.warning("cannot load %d runs, trying again: %s", len(claimed), error)
-                await self._system.sleep(0.2)
 
     async def _deliver(self) -> None:
         """Hand what came in for the runs at hand to them; a run whose inbox cannot be read is set aside alone."""
         try:
             marked = await self._store.marked(self._worker.id)
-            if marked:
-                self._poll = SHORTEST_POLL
-            self._worker.deliver(marked)
         except StoreCorrupt:
-            for lease in await self._store.holdings(self._worker.id):
-                try:
-                    self._worker.deliver(await self._store.inbox(lease.run_id, 0))
-                except StoreCorrupt as error:
-                    self._worker.forget(lease.run_id)
-                    await self._set_aside(lease, error)
+            await self._deliver_one_by_one()
+            return
+        if marked:
+            self._poll = SHORTEST_POLL
+        self._worker.deliver(marked)
 
-    async def _set_aside(self, lease: Lease, error: StoreCorrupt) -> None:
-        logger.error("run %s is blocked: %s", lease.run_id, error)
+    async def _deliver_one_by_one(self) -> None:
+        for lease in await self._store.holdings(self._worker.id):
+            try:
+                self._worker.deliver(await self._store.inbox(lease.run_id, 0))
+            except StoreCorrupt as error:
+                self._worker.forget(lease.run_id)
+                await self._set_aside(lease, error)
+
+    async def _set_aside(self, lease: Lease, error: Exception) -> None:
+        """Block a run that was claimed and cannot be worked on."""
+        known = isinstance(error, PerdureError)
+        logger.error("run %s is blocked: %s", lease.run_id, error, exc_info=None if known else error)
         block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
-        await self._store.commit([Turn(lease=lease, next=block)], self._worker.id)
+        if Verdict.BUSY in await self._store.commit([Turn(lease=lease, next=block)], self._worker.id):
+            self._reconcile_at = 0.0
 
     async def _reconcile(self) -> None:
         """Give back what the database says we hold and we know nothing of.

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 
 from perdure.core.errors import StoreError
+from perdure.core.loops import Guard, Health
 from perdure.core.system import Background, System
 from perdure.store.protocol import Store
 
@@ -36,12 +37,17 @@ class Heart:
         *,
         lease: float,
         stall_limit: float,
+        health: Health,
         on_dead: Callable[[], None],
     ) -> None:
         self._store = store
         self._system = system
         self._worker_id = worker_id
         self._lease = lease
+        self._health = health
+        self._guard = Guard("heartbeat", system, health, logger)
+        #: What was last written of the health, so that a healthy worker writes nothing.
+        self._reported = (0, "")
         # The main loop is asked once a beat, so with a long lease it cannot have answered within a short limit.
         self._stall_limit = max(stall_limit, lease)
         self._on_dead = on_dead
@@ -90,11 +96,30 @@ class Heart:
                 logger.warning("heartbeat of worker %s failed: %s", self._worker_id, str(error) or "no answer")
                 share = AGAIN_SHARE
                 continue
+            except Exception as error:
+                self._guard.failed(error)
+                share = AGAIN_SHARE
+                continue
             if not alive:
                 break
             self._renewed = before
+            await self._report()
         # A loop that is blocked hears of it when it is free again; by then others have its runs.
         self._tell(self._on_dead)
+
+    async def _report(self) -> None:
+        """Write how many errors there were, once there were any."""
+        said = self._health.total, self._health.problem or self._health.latest
+        if said == self._reported:
+            return
+        try:
+            async with asyncio.timeout(self._lease * PATIENCE_SHARE):
+                await self._store.report_health(self._worker_id, *said)
+        except Exception as error:
+            # Counting it would make another report necessary.
+            logger.warning("the health of worker %s was not written: %s", self._worker_id, str(error) or "no answer")
+        else:
+            self._reported = said
 
     def _tell(self, callback: Callable[[], object]) -> bool:
         """Call back on the main loop; False if that is gone, and with it everybody who would work."""

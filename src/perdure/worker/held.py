@@ -323,10 +323,11 @@ class Held(Holding):
                 self._draft.trim(execution.scoping.take_trimmed(), self.seen)
         if self._has_emitted or self._crew.emitting.pending:
             self._take_emitted()
+        turn = self._draft.turn(self.lease, records, after)
         self._committing = True
         if self._wakeup.timer is not None:
             self._wakeup.disarm()
-        return self._draft.turn(self.lease, records, after)
+        return turn
 
     def _next_state(self, now: int) -> Next | None:
         execution = self._execution

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
+from perdure.core.loops import Guard, Health
 from perdure.core.model import Event
 from perdure.core.system import System
 from perdure.store.protocol import Line, Store
@@ -65,6 +66,9 @@ class Hooking:
         self._errors, self._losses = Grumble(system), Grumble(system)
         #: Calls that were never made.
         self.dropped = 0
+        #: Errors of the loop itself; those of hooks are in the log only.
+        self.health = Health()
+        self._guard = Guard("hooks", system, self.health, logger)
 
     def start(self, user: object) -> None:
         """Begin to listen, for whoever asks for it."""
@@ -80,7 +84,7 @@ class Hooking:
                 logger.debug("the event loop was closed before %d events could be told", len(lines))
 
         self._unhear = self._store.overhear(overheard)
-        self._task = self._system.spawn(self._work(), "perdure hooks")
+        self._task = self._system.spawn(self._guard.keep_going(self._work), "perdure hooks")
 
     async def stop(self, user: object) -> None:
         """Once nobody asks for it any more: make the calls that wait, for a while, and no others."""

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from perdure.core.errors import StoreError
+from perdure.core.errors import StoreCorrupt, StoreError
+from perdure.core.loops import Guard, Health
 from perdure.core.model import Message
 from perdure.core.system import System
 from perdure.store.protocol import Store
+from perdure.store.reads import check_counters
 from perdure.worker.kept import Kept
 from perdure.worker.stage import Stage
 
@@ -24,9 +26,16 @@ logger = logging.getLogger("perdure.worker")
 class Inboxes:
     """See the module."""
 
-    def __init__(self, store: Store, system: System, spawn: Callable[[Coroutine[Any, Any, None], str], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        system: System,
+        spawn: Callable[[Coroutine[Any, Any, None], str, Kept], None],
+        health: Health,
+    ) -> None:
         self._store = store
         self._system = system
+        self._guard = Guard("inbox reader", system, health, logger)
         self._spawn = spawn
         #: Runs whose inboxes are being read, and whether somebody has asked for more since.
         self._reading: dict[Kept, bool] = {}
@@ -47,7 +56,7 @@ class Inboxes:
             self._reading[held] = True
             return
         self._reading[held] = False
-        self._spawn(self._read(held), f"perdure inbox {held.run.id}")
+        self._spawn(self._read(held), f"perdure inbox {held.run.id}", held)
 
     async def _read(self, held: Kept) -> None:
         try:
@@ -56,9 +65,12 @@ class Inboxes:
                 before = held.looked
                 try:
                     entries = await self._store.inbox(held.run.id, before, self._store.inbox_page)
+                    if not entries:
+                        await self._check(held, before)
+                except StoreCorrupt:
+                    raise
                 except StoreError as error:
-                    logger.warning("cannot read the inbox of run %s, trying again: %s", held.run.id, error)
-                    await self._system.sleep(0.2)
+                    await self._system.sleep(self._guard.failed(error))
                     continue
                 await _give(held, entries)
                 more = self._reading[held] or (self.is_full(entries) and held.looked > before)
@@ -66,6 +78,22 @@ class Inboxes:
                     return
         finally:
             del self._reading[held]
+
+    async def _check(self, held: Kept, looked: int) -> None:
+        """Raise `StoreCorrupt` if the run's counters promise entries that are not there: it would ask for them for ever."""
+        run = await self._store.get(held.run.id)
+        if run is None or (run.token, run.nonce) != (held.lease.token, held.lease.nonce):
+            return
+        check_counters(run)
+        if run.inbox_seq <= looked:
+            return
+        # What came in since the page was read is found by reading again, unless the run was handed it meanwhile and has taken it in.
+        if not await self._store.inbox(run.id, looked, 1) and held.looked == looked:
+            raise StoreCorrupt(
+                f"the inbox of run {run.id!r} (perdure_messages) lacks entries that its row (perdure_runs.inbox_seq) counts: "
+                f"none lies behind number {looked}, and the last should have number {run.inbox_seq}; restore them from a backup, "
+                "or cancel the run"
+            )
 
 
 async def _give(held: Kept, entries: list[Message]) -> None:

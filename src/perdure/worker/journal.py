@@ -11,9 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakSet
 
-from perdure.core.errors import StoreCorrupt, StoreError
-from perdure.core.model import Turn, Verdict
+from perdure.core.codec import Codec
+from perdure.core.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.core.failure import Failure
+from perdure.core.loops import Guard, Health
+from perdure.core.model import Block, Reason, Turn, Verdict
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.guard import Breakable
@@ -27,6 +31,10 @@ MAX_BATCH = 1000
 
 #: Of a batch whose authors are told in parts.
 SMALLEST_PART = 16
+
+#: A turn that the database refuses so often, for a reason that does not pass by itself, is not tried with others any more.
+REFUSALS = 3
+_PASSING = (StoreUnavailable, StoreFull, StoreReadOnly)
 
 # A member of an enum is slow to find by its class; this one is looked at for every step.
 _BUSY = Verdict.BUSY
@@ -51,12 +59,14 @@ class Journal:
         system: System,
         actor: Callable[[], str],
         moment: Callable[[], Moment],
+        health: Health,
         witness: Witness | None = None,
     ) -> None:
         self._store = store
         self._system = system
         self._actor = actor
         self._moment = moment
+        self._guard = Guard("journal", system, health, logger)
         self.witness = Witness() if witness is None else witness
         self._waiting: dict[Author, Turn | None] = {}
         self._writing: set[asyncio.Task[None]] = set()
@@ -65,6 +75,8 @@ class Journal:
         #: Whether a batch leaves as soon as those are asked that may add to it.
         self._leaving = False
         self._gathering = False
+        #: Authors that were set aside because they could not make a turn.
+        self._broken: WeakSet[Author] = WeakSet()
         self.batches = 0
         self.turns = 0
 
@@ -110,7 +122,7 @@ class Journal:
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
                 continue
-            turn = kept or author.make_turn(moment)
+            turn = kept or self._made(author, moment)
             if turn is not None:
                 batch.append((author, turn))
         if batch:
@@ -119,25 +131,60 @@ class Journal:
             self._under_way += 1
             self._writing.add(self._system.spawn(self._write(batch), "perdure journal"))
 
+    def _made(self, author: Author, moment: Moment) -> Turn | None:
+        """Ask for a turn. An author that cannot say what to write is set aside; one that cannot say even that is let go of."""
+        try:
+            return author.make_turn(moment)
+        except Exception as error:
+            self._guard.failed(error)
+            if author in self._broken:
+                author.landed(Verdict.LOST, moment)
+            else:
+                self._broken.add(author)
+                author.break_off(error)
+            return None
+
     async def _write(self, batch: list[tuple[Author, Turn]]) -> None:
         verdicts = await self._commit([turn for _, turn in batch])
         asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
 
     async def _commit(self, turns: list[Turn]) -> list[Verdict]:
-        delay = 0.05
+        tries = 0
         while True:
             try:
-                return await self._store.commit(turns, self._actor())
-            except StoreCorrupt:
-                if len(turns) == 1:
-                    logger.exception("run %s cannot be written; it is left as it is", turns[0].lease.run_id)
+                verdicts = await self._store.commit(turns, self._actor())
+            except EngineClosed:
+                raise
+            except Exception as error:
+                tries += 1
+                refused = isinstance(error, StoreError) and not isinstance(error, StoreCorrupt) and tries < REFUSALS
+                if refused or isinstance(error, _PASSING):
+                    await self._system.sleep(self._guard.failed(error))
+                elif len(turns) > 1:
+                    # One by one, to tell the one turn that cannot be written from its neighbours.
+                    return [verdict for turn in turns for verdict in await self._commit([turn])]
+                elif await self._set_aside(turns[0], error):
                     return [Verdict.LOST]
-                # One by one, to tell the one turn that finds its run's rows corrupt from its neighbours.
-                return [verdict for turn in turns for verdict in await self._commit([turn])]
-            except StoreError as error:
-                logger.error("cannot write %d turns, trying again in %.1f s: %s", len(turns), delay, error)
-                await self._system.sleep(delay * (0.5 + self._system.random()))
-                delay = min(delay * 2, 5.0)
+            else:
+                self._guard.succeeded()
+                return verdicts
+
+    async def _set_aside(self, turn: Turn, error: Exception) -> bool:
+        """Block a run whose turn cannot be written; False: that was refused as well, so it is not the run's fault."""
+        pause = self._guard.failed(error)
+        block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
+        try:
+            await self._store.commit([Turn(lease=turn.lease, next=block)], self._actor())
+        except EngineClosed:
+            raise
+        except Exception as problem:
+            pause = max(pause, self._guard.failed(problem))
+            # Rows that are corrupt refuse everything; the claims of their run are counted until it is poison.
+            if not isinstance(error, StoreCorrupt):
+                await self._system.sleep(pause)
+                return False
+        logger.error("run %s is blocked: its turn cannot be written: %s", turn.lease.run_id, error)
+        return True
 
     def _landed(
         self, task: asyncio.Task[None] | None, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]
@@ -145,7 +192,11 @@ class Journal:
         assert task is not None
         self._writing.remove(task)
         if self.witness.cares:
-            self.witness.saw(batch, verdicts, self._moment().now)
+            try:
+                self.witness.saw(batch, verdicts, self._moment().now)
+            except Exception as error:
+                # What is told of turns must not keep them from having landed.
+                self._guard.failed(error)
         self._tell(list(zip(batch, verdicts, strict=True)))
 
     def _tell(self, news: list[tuple[tuple[Author, Turn], Verdict]]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.core.errors import StoreError
+from perdure.core.loops import Guard, Health
 from perdure.core.model import FAR
 from perdure.core.system import System
 from perdure.store.protocol import Store
@@ -20,9 +20,8 @@ logger = logging.getLogger("perdure.worker")
 
 #: Schedules that are fired in one transaction.
 BATCH = 20
-#: How long to go without having heard of schedules, in seconds, and how long to wait after an error.
+#: How long to go without having heard of schedules, in seconds.
 UNHEARD = 60.0
-_PAUSE = 1.0
 #: The clocks differ by so much at the least, in seconds: earlier is too early.
 _SHORTEST = 0.001
 
@@ -30,8 +29,9 @@ _SHORTEST = 0.001
 class Scheduler:
     """Sleeps until a schedule is due."""
 
-    def __init__(self, store: Store, system: System, actor: Callable[[], str]) -> None:
+    def __init__(self, store: Store, system: System, actor: Callable[[], str], health: Health) -> None:
         self._store = store
+        self._guard = Guard("scheduler", system, health, logger)
         self._system = system
         self._actor = actor
         self._alarm = Alarm(system)
@@ -76,7 +76,7 @@ class Scheduler:
             self._waiting = False
         self._alarm.ring()
         if self._task is None:
-            self._task = self._system.spawn(self._run(), "perdure scheduler")
+            self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure scheduler")
 
     async def _run(self) -> None:
         while True:
@@ -87,11 +87,10 @@ class Scheduler:
                 continue
             # What is heard of meanwhile may be newer than the answer.
             self._waiting, self._due = False, FAR
-            try:
-                fired = await self._store.fire(BATCH, self._actor())
-            except StoreError as error:
-                logger.warning("cannot fire schedules, trying again: %s", error)
-                await self._system.sleep(_PAUSE)
-                self._due = 0
-            else:
-                self._due = min(self._due, fired.next_due)
+            fired = await self._store.fire(BATCH, self._actor())
+            self._due = min(self._due, fired.next_due)
+            self._guard.succeeded()
+
+    async def _rest(self, seconds: float) -> None:
+        await self._system.sleep(seconds)
+        self._due = 0

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from perdure.core.errors import StoreError
+from perdure.core.loops import Guard, Health
 from perdure.core.retention import Retention
 from perdure.core.system import System
 from perdure.store.protocol import Store
@@ -30,8 +31,12 @@ class Sweeper:
         system: System,
         lease: float,
         beside: Callable[[], object],
+        health: Health,
         retention: Retention | None = None,
     ) -> None:
+        self._guard = Guard("sweeper", system, health, logger)
+        self._guard_aging = Guard("retention", system, health, logger)
+        self._guard_succession = Guard("succession", system, health, logger)
         self._store = store
         self._system = system
         self._lease = lease
@@ -43,9 +48,9 @@ class Sweeper:
 
     def start(self) -> None:
         """Begin to sweep."""
-        self._tasks.append(self._system.spawn(self._run(), "perdure sweeper"))
+        self._tasks.append(self._system.spawn(self._guard.keep_going(self._run), "perdure sweeper"))
         if self._aging is not None:
-            self._tasks.append(self._system.spawn(self._aging.run(), "perdure aging"))
+            self._tasks.append(self._system.spawn(self._guard_aging.keep_going(self._aging.run), "perdure aging"))
 
     async def stop(self) -> None:
         """Stop sweeping."""
@@ -59,20 +64,17 @@ class Sweeper:
 
     async def _run(self) -> None:
         while True:
-            try:
-                swept = await self._store.sweep(BATCH)
-            except StoreError as error:
-                logger.warning("sweep failed: %s", error)
-            else:
-                for worker in swept.dead_workers:
-                    logger.warning("worker %s is dead; its runs are given to others", worker)
-                # One that died with nothing in its hands may have died before it could say what it had let go of.
-                if swept.released or swept.expired or swept.dead_workers:
-                    await self._make_room()
-                self._look_after(swept.successions)
-                if swept.more:
-                    await self._system.sleep(0)
-                    continue
+            swept = await self._store.sweep(BATCH)
+            self._guard.succeeded()
+            for worker in swept.dead_workers:
+                logger.warning("worker %s is dead; its runs are given to others", worker)
+            # One that died with nothing in its hands may have died before it could say what it had let go of.
+            if swept.released or swept.expired or swept.dead_workers:
+                await self._make_room()
+            self._look_after(swept.successions)
+            if swept.more:
+                await self._system.sleep(0)
+                continue
             self._beside()
             await self._forget_gates()
             await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))
@@ -84,7 +86,11 @@ class Sweeper:
 
     async def _succeed(self, names: Sequence[str]) -> None:
         for name in names:
-            await succeed([name], self._store, "sweep")
+            try:
+                await succeed([name], self._store, "sweep")
+            except Exception as error:
+                # The next sweep finds this one again; the others need not wait for it.
+                await self._system.sleep(self._guard_succession.failed(error))
 
     async def _forget_gates(self) -> None:
         """Now and then, and a full batch is followed by another one with the next sweep."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET, Struct
 
-from perdure.core.errors import StoreError, StoreUnavailable
+from perdure.core.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.core.model import Kind, Lease, Record, Run, Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.borrowed.deed import Deed
@@ -244,7 +244,11 @@ class TransactionAttempt(Attempt):
         super()._arrive(result, error)
 
     async def _resolve(self, doubt: Doubtful) -> None:
-        verdict = await self._became()
+        try:
+            verdict = await self._became()
+        except Exception as error:
+            asyncio.get_running_loop().call_soon(self.recipient.break_off, error)
+            return
         if verdict is Verdict.APPLIED:
             super()._arrive(self._made, None)
         elif verdict is Verdict.LOST:
@@ -260,6 +264,8 @@ class TransactionAttempt(Attempt):
         while True:
             try:
                 return await self._crew.store.recorded(self._turn, self._crew.actor())
+            except StoreCorrupt:
+                raise
             except StoreError as error:
                 logger.warning(
                     "cannot see what became of a transaction of run %s, trying again: %s", self.run_id, error

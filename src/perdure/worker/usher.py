@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from perdure.core.admission import AdmitRequest, Admitted, Arrival, Look, StepArrival, StepLeft, StepVerdict, Waiting
 from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
-from perdure.core.errors import BreakerOpen, StoreError
+from perdure.core.errors import BreakerOpen
 from perdure.core.gates import Gating, Hold, Limit, gating, of_queue, of_type
 from perdure.core.given import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
 from perdure.core.model import ClaimedRun, Finish, Next, Run
@@ -203,7 +203,7 @@ class Usher:
             request = AdmitRequest(worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), insists=True)
             try:
                 await self._ask(request)
-            except StoreError as error:
+            except Exception as error:
                 # A permit counts by its run alone: others find the room by themselves, a little later.
                 logger.warning("worker %s could not say what it has let go of: %s", worker, error)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.core.codec import Codec
-from perdure.core.errors import StoreError
 from perdure.core.failure import ErrorTypes
 from perdure.core.fleet import WorkerInfo
 from perdure.core.ids import uuid7
+from perdure.core.loops import Guard, Health
 from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.system import System
 from perdure.replay.around import Around
@@ -42,6 +42,7 @@ from perdure.worker.residents import Residents
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.serving import described
 from perdure.worker.signalled import work_until_signalled
+from perdure.worker.stage import Stage
 from perdure.worker.succession import name_after, succeed
 from perdure.worker.sweeper import Sweeper
 from perdure.worker.threads import StepThreads
@@ -51,6 +52,9 @@ from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
 
 logger = logging.getLogger("perdure.worker")
+
+#: The longest time that a worker stays away after it has drained, in seconds.
+LONGEST_AWAY = 600.0
 
 #: What ends with a time at which the run is due again. Made once: to make it is slower than to look at it.
 _COMES_BACK = (Again, Park)
@@ -72,13 +76,21 @@ class Worker:
     ) -> None:
         self.id = ""
         self.options = options
+        #: It lets go of its runs in order and begins nothing: it was stopped, or it drains.
         self.stopping = False
+        self._stopped = False
+        #: Errors of its background loops.
+        self.health = Health()
+        self._guard_tasks = Guard("task", system, self.health, logger)
+        self._draining: asyncio.Task[None] | None = None
+        #: How long to stay away after draining, in seconds; grows while it does not help.
+        self._stay_away = options.lease
         self._store = store
         self._system = system
         self._workflows = workflows
         self._hooking = hooking
         witness = Witness(None if hooking is None else hooking.failed)
-        self._journal = Journal(store, system, lambda: self.id, self._moment, witness)
+        self._journal = Journal(store, system, lambda: self.id, self._moment, self.health, witness)
         self._threads = StepThreads(options.abandoned_threads, options.processes)
         self.pushing = Pushing(store, system, self)
         self._claimer = Claimer(store, system, self)
@@ -105,10 +117,12 @@ class Worker:
         self._beginnings = Beginnings(self._moment, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
         self._heart: Heart | None = None
-        self.scheduler = Scheduler(store, system, lambda: self.id)
-        self._sweeper = Sweeper(store, system, options.lease, self.scheduler.look_if_unheard, options.retention)
+        self.scheduler = Scheduler(store, system, lambda: self.id, self.health)
+        self._sweeper = Sweeper(
+            store, system, options.lease, self.scheduler.look_if_unheard, self.health, options.retention
+        )
         self._reading: set[asyncio.Task[None]] = set()
-        self._inboxes = Inboxes(store, system, self._read)
+        self._inboxes = Inboxes(store, system, self._read, self.health)
         self._rebirth: asyncio.Task[None] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -161,6 +175,7 @@ class Worker:
             self.id,
             lease=self.options.lease,
             stall_limit=self.options.stall_limit,
+            health=self.health,
             on_dead=self._declared_dead,
         )
         self._heart.start()
@@ -176,14 +191,47 @@ class Worker:
         self.usher.forget()
         if self._heart is not None:
             await self._heart.stop()
-        while True:
-            try:
-                await self._begin_life()
-                break
-            except StoreError as error:
-                logger.error("cannot begin a new life, trying again: %s", error)
-                await self._system.sleep(1.0)
+        await Guard("new life", self._system, self.health, logger).keep_going(self._begin_life)
         self._claimer.start()
+
+    # draining
+
+    def claims_again(self) -> None:
+        """A claim has succeeded after others had failed."""
+        self.health.problem = ""
+        self._stay_away = self.options.lease
+
+    def cannot_claim(self, seconds: float) -> None:
+        """Claims have failed for so long; after a lease everything is given to others, unless the database is away altogether."""
+        is_away = self._heart is None or not self._heart.is_safe()
+        if seconds >= self.options.lease and not (is_away or self.stopping or self._draining is not None):
+            self._draining = self._system.spawn(self._drain(seconds), "perdure draining")
+
+    async def _drain(self, seconds: float) -> None:
+        """Let go of every run, sign off, and begin a new life after a while: somebody may have mended what was wrong."""
+        self.stopping = True
+        self.health.problem = f"draining: no claim has succeeded for {seconds:.0f} s; {self.health.latest}"
+        logger.critical("worker %s is %s", self.id, self.health.problem)
+        guard = Guard("draining", self._system, self.health, logger)
+        await self._claimer.stop()
+        await guard.keep_going(self._report_health)
+        await self._let_finish(self.options.grace)
+        if self._heart is not None:
+            await self._heart.stop()
+        self.drop_everything()
+        self.usher.forget()
+        self.health.problem = self.health.problem.replace("draining", "drained", 1)
+        await guard.keep_going(self._report_health)
+        await guard.keep_going(lambda: self._store.retire(self.id))
+        logger.critical("worker %s is empty and has signed off; it tries again in %.0f s", self.id, self._stay_away)
+        await self._system.sleep(self._stay_away)
+        self._stay_away = min(2 * self._stay_away, LONGEST_AWAY)
+        await guard.keep_going(self._begin_life)
+        self.stopping, self._draining = False, None
+        self._claimer.start()
+
+    async def _report_health(self) -> None:
+        await self._store.report_health(self.id, self.health.total, self.health.problem or self.health.latest)
 
     def drop_everything(self) -> None:
         """Let go of every run, writing nothing."""
@@ -195,12 +243,13 @@ class Worker:
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
-        if self.stopping:
+        if self._stopped:
             return
-        self.stopping = True
+        self._stopped = self.stopping = True
         self._system.crash_point("shutdown.begin")
-        if self._rebirth is not None:
-            self._rebirth.cancel()
+        for task in (self._rebirth, self._draining):
+            if task is not None:
+                task.cancel()
         await self._claimer.stop()
         await self.scheduler.stop()
         await self._sweeper.stop()
@@ -216,7 +265,7 @@ class Worker:
         try:
             await self.usher.tell(self.id)
             await self._store.retire(self.id)
-        except StoreError as error:
+        except Exception as error:
             logger.warning(
                 "worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error
             )
@@ -357,7 +406,7 @@ class Worker:
 
     def lined_up(self, names: Sequence[str]) -> None:
         """See `Owner`."""
-        self._read(succeed(names, self._store, self.id), f"perdure succession {names[0]}")
+        self._read(succeed(names, self._store, self.id), f"perdure succession {names[0]}", None)
 
     def unread(self, held: Kept) -> None:
         """See `Owner`."""
@@ -365,17 +414,28 @@ class Worker:
 
     def recall(self, performance: Performance) -> None:
         """See `Owner`."""
-        self._read(recall(performance, self._store, self._system), f"perdure heartbeat {performance.run.id}")
+        self._read(
+            recall(performance, self._store, self._system), f"perdure heartbeat {performance.run.id}", performance
+        )
 
     def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
         """See `Owner`."""
         moving = move(held.run, leave, self.id, self._store, self._system, self._claimer)
-        self._read(moving, f"perdure move {held.run.id}")
+        self._read(moving, f"perdure move {held.run.id}", held)
 
-    def _read(self, reading: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._system.spawn(reading, name)
+    def _read(self, reading: Coroutine[Any, Any, None], name: str, held: Kept | None) -> None:
+        task = self._system.spawn(self._contain(reading, held), name)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
+
+    async def _contain(self, reading: Coroutine[Any, Any, None], held: Kept | None) -> None:
+        """Let an error of a task concern its run alone, which is set aside."""
+        try:
+            await reading
+        except Exception as error:
+            self._guard_tasks.failed(error)
+            if held is not None and held.stage is not Stage.OVER:
+                asyncio.get_running_loop().call_soon(held.break_off, error)
 
     def _let_go(self, held: Kept) -> None:
         if self._held.get(held.run.id) is held:

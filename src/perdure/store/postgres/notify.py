@@ -12,6 +12,7 @@ import hashlib
 import logging
 from contextlib import suppress
 
+from perdure.core.loops import Guard, Health
 from perdure.core.system import System
 from perdure.store.patience import Patience
 from perdure.store.postgres import errors
@@ -38,6 +39,7 @@ class Notices:
 
     def __init__(self, url: PostgresUrl, system: System, hear: Listener) -> None:
         self._dsn = url.listen
+        self._guard = Guard("hints between processes", system, Health(), _log)
         self._called = session_name(url.called)
         self._system = system
         self._hear = hear
@@ -57,7 +59,7 @@ class Notices:
         if self._dsn is not None:
             self._loop = asyncio.get_running_loop()
             self._ending = False
-            self._task = self._system.spawn(self._run(self._dsn), "perdure notices")
+            self._task = self._system.spawn(self._guard.keep_going(self._run, self._wait), "perdure notices")
 
     async def stop(self) -> None:
         """Say what is left to say, and end."""
@@ -100,8 +102,9 @@ class Notices:
             timer.cancel()
             self._rung = None
 
-    async def _run(self, dsn: str) -> None:
-        while True:
+    async def _run(self) -> None:
+        dsn = self._dsn
+        while dsn is not None:
             try:
                 connection = await connect(dsn, self._name, Patience(), called=self._called, prepares=False)
                 try:

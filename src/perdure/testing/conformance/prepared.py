@@ -180,6 +180,11 @@ async def _prepare_heartbeat(store: Store) -> Verb:
     return lambda store: store.heartbeat("w1")
 
 
+async def _prepare_report_health(store: Store) -> Verb:
+    await store.register(a_worker())
+    return lambda store: store.report_health("w1", 2, "claimer: ValueError: x")
+
+
 async def _prepare_retire(store: Store) -> Verb:
     await held(store)
     return lambda store: store.retire("w1")
@@ -251,6 +256,7 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "prune": _prepare_prune,
     "register": _prepare_register,
     "heartbeat": _prepare_heartbeat,
+    "report_health": _prepare_report_health,
     "retire": _prepare_retire,
     "sweep": _prepare_sweep,
     "commit": _prepare_commit,

@@ -85,6 +85,26 @@ class Workers:
         await store.sweep(100)
         assert await store.workers() == []
 
+    async def test_its_health_is_listed_with_it(self, store: Store) -> None:
+        await store.register(a_worker("w1"))
+        await store.register(a_worker("w2"))
+        await store.report_health("w1", 1, "claimer: ValueError: x")
+        await store.report_health("w1", 3, "drained")
+        first, second = await store.workers()
+        assert (first.errors, first.problem) == (3, "drained")
+        assert (second.errors, second.problem) == (0, "")
+
+    async def test_its_health_is_forgotten_with_it(self, store: Store, harness: Harness) -> None:
+        await store.register(a_worker("w1"))
+        await store.report_health("w1", 1, "claimer: ValueError: x")
+        harness.system.advance(16)
+        await store.sweep(100)
+        harness.system.advance(25 * 3600)
+        await store.sweep(100)
+        await store.register(a_worker("w1"))
+        [worker] = await store.workers()
+        assert (worker.errors, worker.problem) == (0, "")
+
 
 class Leaving:
     """A worker that stops in order gives back what it holds."""
