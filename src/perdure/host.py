@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from perdure.core.forking import ForkAware, watch_forks
 from perdure.core.system import Background, Cancellable, System
 
 T = TypeVar("T")
@@ -76,14 +77,21 @@ class Host(System):
         """Nothing: this is the real world."""
 
 
-class _Threads:
-    """Daemon threads, started when work waits and ended when idle."""
+class _Threads(ForkAware):
+    """Daemon threads, started when work waits and ended when idle. A forked child has none of its parent's."""
 
     def __init__(self) -> None:
+        self._begin()
+        watch_forks(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]]] = queue.SimpleQueue()
         self._threads = 0
         self._unfinished = 0
+
+    def _after_fork_in_child(self) -> None:
+        self._begin()
 
     def submit(self, function: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()

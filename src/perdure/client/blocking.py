@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from perdure.client.blocking_pushing import BlockingPushing
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.errors import EngineClosed, UsageError
+from perdure.core.forking import ForkAware, keep_for_ever, silence_loop, watch_forks
 from perdure.store.borrowed.recognition import wire_of
 from perdure.store.dialect import drive
 
@@ -47,15 +49,28 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Blocking(BlockingFlow, BlockingPushing):
-    """An engine whose methods block. Close it, or use it in a `with`."""
+class Blocking(BlockingFlow, BlockingPushing, ForkAware):
+    """An engine whose methods block. Close it, or use it in a `with`. In a forked child it begins anew."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._closed = False
+        self._begin()
+        watch_forks(self)
+
+    def _begin(self) -> None:
+        """Set up what belongs to one process."""
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
+
+    def _after_fork_in_child(self) -> None:
+        """Leave the background loop to the parent: it has no thread here."""
+        if self._loop is not None:
+            silence_loop(self._loop)
+        keep_for_ever(self._loop, self._thread)
+        self._begin()
 
     def __enter__(self) -> Blocking:
         return self
@@ -215,10 +230,13 @@ class Blocking(BlockingFlow, BlockingPushing):
         """A worker on the background loop, for as long as the `with` lasts. See `Engine.worker`."""
         worker = self._engine.worker(**options)
         self._wait(worker.start())
+        process = self._process
         try:
             yield
         finally:
-            self._wait(worker.stop())
+            # A child that was forked in the block leaves the worker to its parent.
+            if process == self._process:
+                self._wait(worker.stop())
 
     def _on(self, connection: object, coroutine: Coroutine[Any, Any, R]) -> R:
         if connection is None:
@@ -261,13 +279,21 @@ class Blocking(BlockingFlow, BlockingPushing):
             return self._loop
 
     def _iterate(self, items: AsyncGenerator[R]) -> Generator[R]:
+        process = self._process
         try:
             while (item := self._wait(_next(items))) is not None:
                 yield item
+                if process != self._process:
+                    raise EngineClosed(
+                        "this iteration was begun by the process that this one was forked from; begin another"
+                    )
         finally:
             # Whoever closed the engine in the middle of it has ended it.
             with suppress(EngineClosed):
-                self._wait(_end(items))
+                if process == self._process:
+                    self._wait(_end(items))
+                else:
+                    keep_for_ever(items)
 
 
 class BlockingHandle(Generic[R_co]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import datetime
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -112,6 +113,8 @@ async def _begin(lock: Lock) -> asyncio.Task[None]:
 
 async def _end(lock: Lock, renewing: asyncio.Task[None]) -> bool:
     """Let go; whether it had been lost."""
+    if lock._process != os.getpid():
+        return True
     renewing.cancel()
     await asyncio.wait([renewing])
     lost = lock.lost

@@ -41,6 +41,7 @@ from perdure.core.errors import (
     UsageError,
 )
 from perdure.core.failure import ErrorTypes, Failure
+from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.model import Event, NewRun, Run, Status
 from perdure.core.retention import Retention
@@ -52,7 +53,7 @@ from perdure.core.watermark import Watermark
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
-from perdure.store.url import shown
+from perdure.store.url import is_in_memory, shown
 from perdure.worker import Hooking, Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.machine import Definable, definition_of
@@ -60,8 +61,8 @@ from perdure.workflow.machine import Definable, definition_of
 R = TypeVar("R")
 
 
-class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
-    """A database and the workflows that run on it."""
+class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware):
+    """A database and the workflows that run on it. In a forked child it connects anew."""
 
     def __init__(
         self,
@@ -94,23 +95,42 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
         self._system = Host() if system is None else system
         self._codec = Codec(warn_bytes=payload_warn, max_bytes=payload_limit)
         self._errors = ErrorTypes(errors, {w.function.__module__ for w in self.workflows.values()})
-        self._store: Store = (
-            Retrying(open_store(url, self._system, migrate=migrate), self._system) if store is None else store
-        )
+        self._migrate = migrate
+        self._store: Store = self._new_store() if store is None else store
         if audit is not None:
             self.audit = audit
-        hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
-        self._hooking = Hooking(hooks, self._store, self._system) if hooks else None
+        self._hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
         self._lent = store is not None
         self._retention = Retention.of(retention)
         self._backpressure = Backpressure(self._system, watermarks)
         self._same = Sameness(self._codec, self.workflows)
-        self._actor = f"client:{self._system.entropy(4).hex()}"
-        self._opening: asyncio.Lock | None = None
         self._state = "new"
+        self._begin()
+        watch_forks(self)
+
+    def _begin(self) -> None:
+        """Set up what belongs to one process."""
+        self._actor = f"client:{self._system.entropy(4).hex()}"
+        self._hooking = Hooking(self._hooks, self._store, self._system) if self._hooks else None
+        self._opening: asyncio.Lock | None = None
         self._workers: set[Worker] = set()
         self._pushers: dict[asyncio.AbstractEventLoop, Pusher] = {}
         self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
+
+    def _new_store(self) -> Store:
+        return Retrying(open_store(self.url, self._system, migrate=self._migrate), self._system)
+
+    def _after_fork_in_child(self) -> None:
+        """Begin anew: connections, workers and waiters are the parent's."""
+        keep_for_ever(self._store, self._workers, self._pushers, self._watches, self._hooking)
+        begun = self._state == "open" or self._opening is not None
+        if self._lent or (begun and is_in_memory(self.url)):
+            self._state = "forked" if self._state != "closed" else "closed"
+        elif self._state != "closed":
+            audit = self._store.audit
+            self._store, self._state = self._new_store(), "new"
+            self._store.audit = audit
+        self._begin()
 
     def __repr__(self) -> str:
         return f"<engine {shown(self.url)}>"
@@ -346,6 +366,10 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing):
         refuse_in_workflow()
         if self._state == "closed":
             raise EngineClosed(f"the engine on {shown(self.url)} was closed; make a new one")
+        if self._state == "forked":
+            raise EngineClosed(
+                f"the engine on {shown(self.url)} belongs to the process that this one was forked from; make a new one after the fork"
+            )
         return self._store
 
     async def _result(self, run_id: str, returns: Any, timeout: Duration | None) -> Any:

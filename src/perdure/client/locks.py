@@ -46,6 +46,8 @@ class Lock:
         self._engine = engine
         self._nonce = nonce
         self._ttl = ttl
+        #: The lock is of this process, not of one that is forked from it.
+        self._process = os.getpid()
         self._taken(info, asked, ttl)
         self._gone = False
 
@@ -74,15 +76,19 @@ class Lock:
 
     @property
     def lost(self) -> bool:
-        """Whether it is not to be counted on any more: its time is over, somebody took it, or it was released."""
-        return self._gone or self._engine._system.monotonic() >= self._deadline
+        """Whether it is not to be counted on any more: its time is over, another took it, it was released, or this process is a fork."""
+        return self._gone or self._process != os.getpid() or self._engine._system.monotonic() >= self._deadline
 
     async def extend(self, ttl: Duration | None = None) -> None:
         """Hold it for so long from now on; as long as it was acquired for by default. Raises `LockLost`."""
         wanted = self._ttl if ttl is None else checked_ttl(ttl)
         asked = self._engine._system.monotonic()
         store = await self._engine._opened()
-        info = None if self._gone else await store.extend_lock(self.name, self._nonce, wanted, self._engine._actor)
+        info = (
+            None
+            if self._gone or self._process != os.getpid()
+            else await store.extend_lock(self.name, self._nonce, wanted, self._engine._actor)
+        )
         if info is None:
             self._gone = True
             raise LockLost(
@@ -93,6 +99,8 @@ class Lock:
     async def release(self) -> bool:
         """Let go of it; False if it was lost before."""
         refuse_in_workflow()
+        if self._process != os.getpid():
+            return False
         held, self._gone = not self._gone, True
         store = await self._engine._opened()
         return held and await store.release_lock(self.name, self.token, self._nonce, self._engine._actor)

@@ -17,6 +17,7 @@ from perdure.client.refusing import refuse_in_workflow
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.core.failure import Failure
+from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
 from perdure.core.ids import check_id, check_name
 from perdure.core.model import DEFAULT_QUEUE, Run
 from perdure.core.push import Executed
@@ -102,7 +103,7 @@ class Pushing(ABC):
         return await store.due(sorted(self.workflows), names, limit)
 
 
-class Pusher:
+class Pusher(ForkAware):
     """A worker that takes only what it is told to. Use it as an async context manager, or `start` and `stop` it."""
 
     def __init__(self, engine: Pushing, options: WorkerOptions) -> None:
@@ -110,6 +111,12 @@ class Pusher:
         self._options = options
         self._worker: Worker | None = None
         self._starting: asyncio.Lock | None = None
+        watch_forks(self)
+
+    def _after_fork_in_child(self) -> None:
+        """Leave the worker to the parent, and sign on another when one is needed."""
+        keep_for_ever(self._worker)
+        self._worker = self._starting = None
 
     async def __aenter__(self) -> Pusher:
         await self.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ class EngineWorker:
         self._engine = engine
         self._options = options
         self._worker: Worker | None = None
+        self._process = 0
 
     @property
     def id(self) -> str:
@@ -51,7 +53,8 @@ class EngineWorker:
     async def stop(self, grace: Duration | None = None) -> None:
         """Stop claiming, let steps finish for the grace period, give back the rest."""
         refuse_in_workflow()
-        if self._worker is not None:
+        # A worker runs in one process. A child that was forked from it has nothing to stop.
+        if self._worker is not None and self._process == os.getpid():
             await self._worker.stop(None if grace is None else seconds(grace))
 
     async def run(self) -> None:
@@ -62,5 +65,6 @@ class EngineWorker:
         refuse_in_workflow()
         if self._worker is not None:
             raise UsageError("this worker was started before; make another: engine.worker()")
+        self._process = os.getpid()
         self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
         return self._worker

@@ -13,13 +13,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from perdure.core.forking import ForkAware, watch_forks
+
 T = TypeVar("T")
 
-#: The same thread may come back: to find out what a type is made of, names in it are evaluated.
-_learning = threading.RLock()
+
+class _Learning(ForkAware):
+    """The lock that makes it one at a time; another one in a forked child, where no thread would release the parent's."""
+
+    def __init__(self) -> None:
+        self._after_fork_in_child()
+        watch_forks(self)
+
+    def _after_fork_in_child(self) -> None:
+        #: The same thread may come back: to find out what a type is made of, names in it are evaluated.
+        self.lock = threading.RLock()
+
+
+_learning = _Learning()
 
 
 def decoder_for(type: type[T], *, dec_hook: Callable[[type, Any], Any] | None = None) -> msgspec.json.Decoder[T]:
     """A decoder of a type. Raises what msgspec raises about one that it cannot decode."""
-    with _learning:
+    with _learning.lock:
         return msgspec.json.Decoder(type, dec_hook=dec_hook)

@@ -9,10 +9,12 @@ at a time knocks for all, at growing random intervals.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from perdure.core.errors import EngineClosed
+from perdure.core.forking import do_not_mourn, silence
 from perdure.core.system import System
 
 #: Seconds before the second attempt to reach a server that could not be reached, and between two attempts at the most.
@@ -25,6 +27,9 @@ class Pooled(Protocol):
 
     def is_closed(self) -> bool:
         """Whether it is over."""
+
+    def fileno(self) -> int:
+        """The descriptor of its socket; negative if it has none any more."""
 
     def terminate(self) -> None:
         """End it at once."""
@@ -51,11 +56,15 @@ class Pool(Generic[C]):
         self._ended = ended
         self._room = asyncio.Semaphore(size)
         self._idle: list[C] = []
+        #: Those that are idle and those in use.
+        self._opened: weakref.WeakSet[C] = weakref.WeakSet()
         self._closed = False
         #: Attempts in a row that failed, and the one for whose end everybody waits.
         self._failures = 0
         self._knocking: asyncio.Task[None] | None = None
         self._keeper = system.spawn(self._keep(), "perdure connections")
+        # A process may end while the loop goes on, on a thread of its own.
+        do_not_mourn(self._keeper)
 
     async def take(self) -> C:
         """A connection, for the caller alone until it is given back or dropped."""
@@ -86,6 +95,7 @@ class Pool(Generic[C]):
             self._failures += 1
             raise
         self._failures = 0
+        self._opened.add(connection)
         return connection
 
     async def _knock(self) -> None:
@@ -125,6 +135,12 @@ class Pool(Generic[C]):
         for connection in idle:
             connection.terminate()
 
+    def silence(self) -> None:
+        """In a forked child: cut off its copies of the connections."""
+        for connection in list(self._opened):
+            if not connection.is_closed() and (descriptor := connection.fileno()) >= 0:
+                silence(descriptor)
+
     async def close(self) -> None:
         """End every idle connection; those in use end when they are given back."""
         self._closed = True
@@ -135,16 +151,17 @@ class Pool(Generic[C]):
             self.loop.call_soon_threadsafe(self._keeper.cancel)
 
     async def _keep(self) -> None:
-        # Cancelled by `close`, or by the loop's own end.
+        # Cancelled by `close`, or by the loop's own end. If the process ends without either, nothing can be waited for any more.
         try:
             await asyncio.get_running_loop().create_future()
-        finally:
+        except asyncio.CancelledError:
             self._closed = True
             if self._knocking is not None:
                 self._knocking.cancel()
             self._ended(self)
             idle, self._idle = self._idle, []
             await asyncio.gather(*(self._say_goodbye(connection) for connection in idle))
+            raise
 
 
 class Pools(Generic[C]):
@@ -170,6 +187,11 @@ class Pools(Generic[C]):
         if pool is None:
             pool = self._pools[loop] = self._make()
         return pool
+
+    def silence(self) -> None:
+        """In a forked child: cut off its copies of the connections."""
+        for pool in list(self._pools.values()):
+            pool.silence()
 
     async def close(self) -> None:
         """Close all of them."""

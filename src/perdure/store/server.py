@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from perdure.core.audit import Audit
 from perdure.core.effects import Broadcasted
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
 from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
 from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired
@@ -50,7 +51,7 @@ C = TypeVar("C", bound=Pooled)
 X = TypeVar("X", bound=ServerTransaction)
 
 
-class ServerStore(SqlStore, Generic[C, X]):
+class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     """The verbs of `Store` over a server. `time` replaces the server's clock in tests."""
 
     def __init__(
@@ -218,8 +219,14 @@ class ServerStore(SqlStore, Generic[C, X]):
     def _translated(self, error: Exception) -> Exception:
         """The error that the contract knows; one that it knows already is left as it is."""
 
+    def _after_fork_in_child(self) -> None:
+        """Leave the parent's connections alone, and keep the child from using them by accident."""
+        self._pools.silence()
+        keep_for_ever(self)
+
     async def _connect(self) -> None:
         self._process = os.getpid()
+        watch_forks(self)
         try:
             await self.now()
         except BaseException:

@@ -100,6 +100,12 @@ def shown(url: str) -> str:
     return _PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[2] is None else f"{found[2]}=***", url)
 
 
+def is_in_memory(url: str) -> bool:
+    """Whether the database lives in the memory of one process."""
+    where = parse(url)
+    return isinstance(where, SqliteUrl) and where.path is None
+
+
 def parse(url: str) -> SqliteUrl | PostgresUrl | MysqlUrl:
     """What a URL says. Raises `UsageError`."""
     match urlsplit(url).scheme:

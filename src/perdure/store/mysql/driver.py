@@ -108,6 +108,11 @@ class Connection:
         """Whether it is over."""
         return not self._driver.connected or self._driver._stream_broken
 
+    def fileno(self) -> int:
+        """The descriptor of its socket."""
+        transport = self._driver._transport
+        return -1 if transport is None else transport.get_extra_info("socket").fileno()
+
     def terminate(self) -> None:
         """End it at once."""
         transport = self._driver._transport

@@ -81,6 +81,10 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         async with lend(self._lent, Connection.is_busy) as connection:
             yield connection.driver
 
+    def _after_fork_in_child(self) -> None:
+        super()._after_fork_in_child()
+        self._lent.silence()
+
     async def now(self) -> int:
         """The server's time."""
 

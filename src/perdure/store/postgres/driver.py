@@ -73,6 +73,9 @@ class Connection(Protocol):
     def add_termination_listener(self, callback: Callable[[Any], object]) -> None:
         """Call back when it is over, whoever ended it."""
 
+    def fileno(self) -> int:
+        """The descriptor of its socket."""
+
     def terminate(self) -> None:
         """End it at once."""
 
@@ -85,6 +88,11 @@ class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes wit
     """
 
     unique = ""
+
+    def fileno(self) -> int:
+        """The descriptor of its socket."""
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
 
     def _get_unique_id(self, prefix: str) -> str:
         return f"perdure_{prefix}_{self.unique}_{super()._get_unique_id('')}"

@@ -12,6 +12,7 @@ import hashlib
 import logging
 from contextlib import suppress
 
+from perdure.core.forking import silence
 from perdure.core.loops import Guard, Health
 from perdure.core.system import System
 from perdure.store.patience import Patience
@@ -50,6 +51,7 @@ class Notices:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._rung: asyncio.Future[None] | None = None
+        self._connection: Connection | None = None
         self._unsaid = 0
         self._ending = False
         self._failures = 0
@@ -74,6 +76,11 @@ class Notices:
         timer = self._system.call_later(_LAST_WORDS, task.cancel)
         await asyncio.wait([task])
         timer.cancel()
+
+    def silence(self) -> None:
+        """In a forked child: cut off its copy of the connection."""
+        if self._connection is not None:
+            silence(self._connection.fileno())
 
     def say(self, change: Change) -> None:
         """Something was committed. From any thread; returns at once."""
@@ -107,9 +114,11 @@ class Notices:
         while dsn is not None:
             try:
                 connection = await connect(dsn, self._name, Patience(), called=self._called, prepares=False)
+                self._connection = connection
                 try:
                     await self._talk(connection)
                 finally:
+                    self._connection = None
                     await say_goodbye(connection)
             except errors.ERRORS as error:
                 if not self._failures:

@@ -104,6 +104,11 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             await super().close()
             await self._lent.close()
 
+    def _after_fork_in_child(self) -> None:
+        super()._after_fork_in_child()
+        self._lent.silence()
+        self._notices.silence()
+
     async def now(self) -> int:
         """The server's time."""
 

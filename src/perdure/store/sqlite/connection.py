@@ -26,6 +26,7 @@ from perdure.store.sqlite.files import (
     CheckpointLock,
     check_access,
     check_file_system,
+    check_inheritance,
     check_version,
     checkpoints_need_care,
 )
@@ -154,6 +155,8 @@ class SqliteConnection:
         self._transactions = 0
         self._wary = 0
         self._hurry = False
+        #: Closed for the time of a fork, and opened again by the next use.
+        self._suspended = False
         self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
 
     def open(self) -> None:
@@ -161,15 +164,21 @@ class SqliteConnection:
         self._hurry = False
         check_version()
         if self._url.path is not None:
+            check_inheritance(self._url.path)
             check_file_system(self._url.path)
             check_access(self._url.path)
         try:
-            self._raw = self._patiently(self._connect)
-            if self._writes and self._url.path is not None and checkpoints_need_care():
-                self._lock = CheckpointLock(self._url.path)
+            self._raw = self._patiently(lambda: self._connect(checked=True))
+            self._make_lock()
         except BaseException:
             self.close()
             raise
+
+    def suspend(self) -> None:
+        """Disconnect until the next use. Not in the middle of a transaction."""
+        if self._raw is not None:
+            self.close()
+            self._suspended = True
 
     def hurry(self) -> None:
         """Do not wait for a busy database any more. From any thread."""
@@ -177,6 +186,7 @@ class SqliteConnection:
 
     def close(self) -> None:
         """Disconnect."""
+        self._suspended = False
         if self._raw is not None:
             self._raw.close()
             self._raw = None
@@ -215,8 +225,18 @@ class SqliteConnection:
 
     def _open(self) -> sqlite3.Connection:
         if self._raw is None:
-            raise sqlite3.ProgrammingError("the connection is closed")
+            if not self._suspended:
+                raise sqlite3.ProgrammingError("the connection is closed")
+            self._raw = self._connect(checked=False)
+            self._suspended = False
+            self._make_lock()
+            # Others may have written in between.
+            self._version = self._seen_version = -1
         return self._raw
+
+    def _make_lock(self) -> None:
+        if self._writes and self._url.path is not None and checkpoints_need_care():
+            self._lock = CheckpointLock(self._url.path)
 
     def _attempt(
         self, verb: str, actor: str, body: Body[T], audit: Audit, *, listened: bool
@@ -275,7 +295,7 @@ class SqliteConnection:
             waited += pause
             self._pause.wait(pause)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, checked: bool) -> sqlite3.Connection:
         path = self._url.path
         raw = sqlite3.connect(
             path or ":memory:", isolation_level=None, timeout=0, check_same_thread=False, cached_statements=256
@@ -285,7 +305,8 @@ class SqliteConnection:
                 raw.execute(setting)
             if path is not None:
                 self._use_write_ahead_log(raw)
-                self._check(raw, path)
+                if checked:
+                    self._check(raw, path)
             [self._version] = raw.execute("PRAGMA data_version").fetchone()
             self._seen_version = self._version
         except BaseException:

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from perdure.core.errors import StoreReadOnly, StoreUnavailable
+from perdure.core.errors import EngineClosed, StoreReadOnly, StoreUnavailable
 
 if sys.platform != "win32":
     import fcntl
@@ -77,6 +77,51 @@ def check_file_system(path: str, mounts: str = "/proc/mounts") -> None:
         raise StoreUnavailable(
             f"{real} is on a network file system ({kind}), where SQLite may lose or damage data. "
             "Put the database on a local disk, or use a database server."
+        )
+
+
+#: Files, by device and number, to which connections of the parent were open when this process was forked.
+_inherited: set[tuple[int, int]] = set()
+
+
+def note_inherited(path: str, *, closed: bool) -> None:
+    """In a child, right after the fork: remember a file to which connections of the parent are still open.
+
+    SQLite keeps one record of its locks for each process and file. A child inherits the record and not the locks, so that a connection
+    of its own would count on locks that nobody holds. `closed` tells whether the parent closed its connections, where the system
+    cannot.
+    """
+    try:
+        file = Path(path).stat()
+    except OSError:
+        return
+    try:
+        descriptors = [int(entry.name) for entry in Path("/dev/fd").iterdir()]
+    except OSError:
+        if not closed:
+            _inherited.add((file.st_dev, file.st_ino))
+        return
+    for descriptor in descriptors:
+        try:
+            one = os.fstat(descriptor)
+        except OSError:
+            continue
+        if os.path.samestat(one, file):
+            _inherited.add((file.st_dev, file.st_ino))
+
+
+def check_inheritance(path: str) -> None:
+    """Refuse a file to which connections of the parent were open when this process was forked."""
+    if not _inherited:
+        return
+    try:
+        file = Path(path).stat()
+    except OSError:
+        return
+    if (file.st_dev, file.st_ino) in _inherited:
+        raise EngineClosed(
+            f"{path} cannot be opened in this process: it was forked while the parent process had a transaction, or a connection of "
+            "its own, open there, and SQLite does not allow that. Fork while the engine is idle, or use it after the fork only"
         )
 
 

@@ -66,7 +66,7 @@ class Lane:
     @contextmanager
     def held(self) -> Generator[None]:
         """The connection for this thread alone; no job is done meanwhile."""
-        if not self._using.acquire(timeout=_LONGEST):
+        if not self.hold(_LONGEST):
             raise StoreUnavailable(
                 "A transaction has kept the database to itself for too long. Inside of its function, use the connection that it "
                 "was given, `connection=...`, for whatever else is written."
@@ -74,7 +74,15 @@ class Lane:
         try:
             yield
         finally:
-            self._using.release()
+            self.release()
+
+    def hold(self, seconds: float) -> bool:
+        """Take the connection for this thread alone, until `release`; False if it is not free within that time."""
+        return self._using.acquire(timeout=seconds)
+
+    def release(self) -> None:
+        """Give the connection back."""
+        self._using.release()
 
     @property
     def queue(self) -> int:

@@ -7,14 +7,17 @@ for the writer.
 from __future__ import annotations
 
 import builtins
+import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 
+from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
 from perdure.core.model import Claimed, ClaimRequest, Turn, Verdict
 from perdure.core.system import System
 from perdure.store.borrowed.transaction import Home
@@ -24,15 +27,20 @@ from perdure.store.sql import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
 from perdure.store.sqlite.connection import SQLITE, Body, Clock, SqliteConnection
+from perdure.store.sqlite.files import note_inherited
 from perdure.store.sqlite.lane import Lane
 from perdure.store.url import SqliteUrl
 
 T = TypeVar("T")
 
 _READERS = 2
+#: For how long a fork waits until the database is not in use, in seconds.
+_FORK_SECONDS = 5.0
+
+_log = logging.getLogger("perdure.store")
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(SqlStore, ForkAware):
     """The verbs of `Store` over one SQLite database."""
 
     exclusive = True
@@ -51,6 +59,9 @@ class SqliteStore(SqlStore):
         self._writing = Lane(system, inline=inline, idle=self._writer.rest)
         self._readers = [(self._writer, self._writing)]
         self.blocks = not inline
+        self._is_inline = inline
+        #: The lanes that a thread holds while it forks, by thread.
+        self._held: dict[int, builtins.list[Lane]] = {}
         if url.path is not None and not inline:
             connections = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
             self._readers = [(one, Lane(system, inline=False, idle=one.rest)) for one in connections]
@@ -118,9 +129,42 @@ class SqliteStore(SqlStore):
     def _home(self) -> Home:
         return msgspec.structs.replace(super()._home, file=self._url.path)
 
+    def _before_fork(self) -> None:
+        """Close the connections for a moment: SQLite allows none of them to be inherited. The next use opens them again."""
+        if self._process != os.getpid() or self._url.path is None or self._is_inline:
+            return
+        until = self._system.monotonic() + _FORK_SECONDS
+        held = self._held[threading.get_ident()] = []
+        for _, lane in self._connections:
+            if not lane.hold(max(0.0, until - self._system.monotonic())):
+                _log.warning(
+                    "%s is in use while this process forks; the child cannot use the database through this engine",
+                    self.where,
+                )
+                self._after_fork_in_parent()
+                return
+            held.append(lane)
+        for connection, _ in self._connections:
+            connection.suspend()
+
+    def _after_fork_in_parent(self) -> None:
+        for lane in self._held.pop(threading.get_ident(), ()):
+            lane.release()
+
+    def _after_fork_in_child(self) -> None:
+        if self._process and self._url.path is not None:
+            note_inherited(self._url.path, closed=threading.get_ident() in self._held)
+        keep_for_ever(self)
+
+    @property
+    def _connections(self) -> builtins.list[tuple[SqliteConnection, Lane]]:
+        """The readers, then the writer."""
+        return [*(one for one in self._readers if one[0] is not self._writer), (self._writer, self._writing)]
+
     async def _connect(self) -> None:
         await self._writing.run(self._writer.open)
         self._process = os.getpid()
+        watch_forks(self)
         try:
             for reader, lane in self._readers:
                 if reader is not self._writer:
