@@ -68,6 +68,19 @@ async def killing(ctx: Context, ledger: str) -> str:
     return await ctx.step(kills, ledger)
 
 
+async def harms(ledger: str, deadly: bool, seconds: float) -> None:
+    """Take a while, and take the process along if deadly, while the others are still at it."""
+    await asyncio.sleep(seconds / 2 if deadly else seconds)
+    if deadly:
+        begin(ledger, "kills")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@workflow("labour.harming.v1")
+async def harming(ctx: Context, ledger: str, deadly: bool, seconds: float) -> None:
+    await ctx.step(harms, ledger, deadly, seconds)
+
+
 @workflow("labour.quick.v1")
 async def quick(ctx: Context, ledger: str) -> str:
     return await ctx.step(effect, ledger, "quick")
@@ -120,5 +133,5 @@ async def relying(ctx: Context, ledger: str) -> str:
 
 
 WORKFLOWS: list[Definable] = [
-    waiting, blocking, killing, quick, several, abandoning, fragile, deadly, relying,
+    waiting, blocking, killing, harming, quick, several, abandoning, fragile, deadly, relying,
 ]  # fmt: skip

@@ -63,7 +63,7 @@ HOT = {
     "by age": (claiming.BY_AGE, (*FREE, 50, []), "perdure_runs_to_claim_by_age"),
     "take": (ready.take_ready(1), READY, "perdure_runs_to_claim_by_age"),
     "wake": (claiming.WAKE, (FAR - 1, 512), "perdure_runs_to_wake"),
-    "suspects": (claiming.SUSPECTS, (*PAIRS, FAR, 2), "perdure_runs_suspect"),
+    "suspects": (claiming.SUSPECTS, (*PAIRS, FAR, 2, 64), "perdure_runs_suspect"),
 }
 
 

@@ -96,7 +96,6 @@ class AdmitRequest(Struct, frozen=True, kw_only=True):
     only: bool = False
     #: Wait for every gate that is asked for or told something, instead of leaving those alone that somebody has locked.
     insists: bool = False
-    suspect_after: int = 2
     poison_after: int = 5
 
 
@@ -113,7 +112,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
     #: Steps in lines whose turn has come.
     called: int = 0
     next_due: int = FAR
-    #: A suspect was passed over because this worker was not alone.
+    #: Suspects were passed over because this worker holds something else.
     suspects: bool = False
     #: Somebody else has a gate locked that was asked for: what it has not said yet may be had soon.
     busy: bool = False

@@ -308,6 +308,10 @@ class Verdict(StrEnum):
     BUSY = "busy"
 
 
+#: Claims without progress after which a run is a suspect: it may have killed the workers that had it.
+SUSPECT_AFTER = 2
+
+
 class ClaimRequest(Struct, frozen=True, kw_only=True):
     """Which runs a worker wants."""
 
@@ -319,10 +323,9 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     by_age: int = 0
     types: tuple[str, ...]
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
-    #: The worker holds nothing, so it may take a suspect, alone.
+    #: The worker holds nothing, so it may take suspects, and nothing else beside them.
     alone: bool = False
-    #: Claims without progress after which a run is a suspect, and after which it is set aside.
-    suspect_after: int = 2
+    #: Claims without progress after which a run is set aside.
     poison_after: int = 5
     #: For how long a run that has just become ready is left to the worker that last had it, in microseconds.
     affinity: int = 0
@@ -347,7 +350,7 @@ class Claimed(Struct, frozen=True, kw_only=True):
     runs: tuple[ClaimedRun, ...]
     #: When the next run becomes ready by time alone (`FAR` if none will): no need to look before then for timers.
     next_wake: int
-    #: A suspect was passed over because this worker was not alone.
+    #: Suspects were passed over because this worker holds something else.
     suspects: bool
     #: The database's time at the claim.
     now: int

@@ -21,8 +21,7 @@ class Take(Struct, frozen=True, kw_only=True):
     gated: frozenset[str] = frozenset()
     #: The worker holds nothing, so it may take a suspect.
     alone: bool = False
-    #: Claims without progress after which a run is a suspect, and after which it is set aside.
-    suspect_after: int = 2
+    #: Claims without progress after which a run is set aside.
     poison_after: int = 5
 
 

@@ -23,8 +23,8 @@ from perdure.store.lines import AGE_SHARE, InLine, Line, Turns, heads, join, lea
 from perdure.store.passage import STEPS, Passage, steps_before
 from perdure.store.pauses import unpaused
 from perdure.store.permits import grant
-from perdure.store.poison import poisoned
-from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.poison import Suspect, group, is_poison, is_suspect, set_aside
+from perdure.store.rows import RUN, to_run
 from perdure.store.taking import LAST, take
 
 #: Gates that one transaction looks at because they are due.
@@ -41,19 +41,13 @@ ORDER BY priority, wake_at, id
 _ALIVE = "SELECT 1 FROM perdure_workers WHERE id = :worker AND status = 'alive'"
 _PAUSES = "SELECT kind, name FROM perdure_pauses WHERE kind IN ('type', 'queue')"
 
-_RUNS = f"SELECT progress, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
+_RUNS = f"SELECT progress, home, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
 _KEPT = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'run'"
 _CANCELLED = f"""
 SELECT m.run_id
 FROM perdure_messages m
 JOIN perdure_runs r ON r.id = m.run_id
 WHERE m.run_id IN ({{names}}) AND m.kind = '{Kind.CANCEL.value}' AND m.seq > r.inbox_read
-"""
-
-_SET_ASIDE = """
-UPDATE perdure_runs
-SET status = 'blocked', reason = :reason, error = :error, wake_at = :now
-WHERE id = :run_id
 """
 
 _LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id = :run_id AND status = 'pending'"
@@ -103,6 +97,8 @@ class _Admission:
         #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
         self._joining: dict[str, InLine] = {}
         self._passing: list[tuple[InLine, tuple[Pass, ...]]] = []
+        #: Those that are to be set aside.
+        self._poison: list[InLine] = []
         self._gone: list[str] = []
         self._counted: frozenset[str] = frozenset()
         #: Runs that were let in before until their end, and where; and those that are to end.
@@ -112,8 +108,10 @@ class _Admission:
         self._barred: dict[str, int] = {}
         #: Gates that steps passed or stand at.
         self._passed_by_steps: set[str] = set()
+        #: The workers that had the locked runs last; whether suspects were passed over; and those that pass, and nothing else beside them.
+        self._homes: dict[str, str | None] = {}
         self._suspects = False
-        self._alone = False
+        self._group: frozenset[str] = frozenset()
 
     async def run(self) -> Admitted:
         """Look, let pass, write."""
@@ -172,9 +170,10 @@ class _Admission:
         return await heads(self._tx, due, served.types, served.queues, enough, enough // AGE_SHARE)
 
     async def _lock_runs(self, run_ids: Sequence[str]) -> None:
-        for progress, *row in await in_chunks(self._tx, _RUNS, run_ids):
+        for progress, home, *row in await in_chunks(self._tx, _RUNS, run_ids):
             run = to_run(tuple(row))
             self._runs[run.id] = progress, run
+            self._homes[run.id] = home
         self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
         begun = [id for id, (_, run) in self._runs.items() if run.token]
         self._kept = {(row[0], row[1]) for row in await in_chunks(self._tx, _KEPT, begun)}
@@ -255,7 +254,7 @@ class _Admission:
 
     @property
     def _has_room(self) -> bool:
-        return not self._alone and len(self._passing) < self._request.limit
+        return len(self._passing) < (len(self._group) or self._request.limit)
 
     async def _let_one_pass(self, line: Line) -> bool:
         """Whether it is worth asking this line again."""
@@ -308,13 +307,18 @@ class _Admission:
         return False
 
     def _judge(self, one: InLine, passes: tuple[Pass, ...]) -> bool:
-        """Let it pass, unless it may have killed its workers: that one is taken alone, or set aside."""
-        progress, run = self._runs[one.run_id]
-        if run.claims >= self._request.suspect_after and self._last.get(run.id, -1) <= progress:
-            if run.claims < self._request.poison_after and (self._passing or not self._request.alone):
+        """Let it pass, unless it may have killed its workers: that one passes with those of its group alone, or is set aside."""
+        if self._is_suspect(one.run_id):
+            if is_poison(self._runs[one.run_id][1].claims, self._request.poison_after):
+                self._poison.append(one)
+                return True
+            if not self._passing and self._request.alone:
+                self._group = self._group_of(one.run_id)
+            if one.run_id not in self._group:
                 self._suspects = True
                 return False
-            self._alone = True
+        elif self._group:
+            return False
         for wanted in passes:
             self._gates[wanted.gate].let_pass(self._tx.now)
         self._passing.append((one, passes))
@@ -322,11 +326,10 @@ class _Admission:
 
     async def _write(self, lines: dict[str, list[InLine]]) -> tuple[ClaimedRun, ...]:
         tx = self._tx
-        poison = [one for one, _ in self._passing if self._is_poison(one)]
-        for one in poison:
-            await self._set_aside(one.run_id)
-        passing = [(one, passes) for one, passes in self._passing if one not in poison]
-        taken = {one.run_id for one, _ in self._passing}
+        for one in self._poison:
+            await set_aside(tx, one.run_id, self._runs[one.run_id][1].claims)
+        passing = self._passing
+        taken = {one.run_id for one, _ in passing} | {one.run_id for one in self._poison}
         joining = [one for one in self._joining.values() if one.run_id not in taken]
         await leave(tx, [*taken, *self._gone])
         await join(tx, joining, {id: run for id, (_, run) in self._runs.items()}, self._placed, self._reasons(joining))
@@ -350,15 +353,15 @@ class _Admission:
         kinds = {True: Reason.BREAKER.value, False: Reason.LIMIT.value}
         return {one.gate: kinds[self._gates[one.gate].breaker is not None] for one in joining}
 
-    def _is_poison(self, one: InLine) -> bool:
-        progress, run = self._runs[one.run_id]
-        return run.claims >= self._request.poison_after and self._last.get(run.id, -1) <= progress
+    def _is_suspect(self, run_id: str) -> bool:
+        progress, run = self._runs[run_id]
+        return is_suspect(run.claims, progressed=self._last.get(run_id, -1) > progress)
 
-    async def _set_aside(self, run_id: str) -> None:
-        error = poisoned(run_id, self._runs[run_id][1].claims)
-        row = {"run_id": run_id, "reason": Reason.POISON.value, "error": error, "now": self._tx.now}
-        await self._tx.execute(_SET_ASIDE, row)
-        self._tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+    def _group_of(self, run_id: str) -> frozenset[str]:
+        """The run, and those of its group that were looked at."""
+        others = [id for id in self._runs if id != run_id and self._is_suspect(id)]
+        suspects = [Suspect(id, self._runs[id][1].claims, self._homes[id]) for id in (run_id, *others)]
+        return frozenset(group(suspects, self._request.limit))
 
     async def _permit(self, passing: Sequence[tuple[InLine, tuple[Pass, ...]]], tokens: dict[str, int]) -> None:
         rows = [

@@ -15,8 +15,8 @@ from perdure.core.push import Refusal, Take, Taken
 from perdure.store.dialect import Transaction, placeholders
 from perdure.store.gates import limited
 from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE
-from perdure.store.poison import poisoned
-from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.poison import is_poison, is_suspect, set_aside
+from perdure.store.rows import RUN, to_run
 from perdure.store.taking import take
 
 _RUN = f"""
@@ -42,12 +42,6 @@ _LAST = """
 SELECT MAX(seq)
 FROM perdure_history
 WHERE run_id = :run_id
-"""
-
-_SET_ASIDE = """
-UPDATE perdure_runs
-SET status = 'blocked', reason = 'poison', error = :error, wake_at = :now
-WHERE id = :run_id
 """
 
 #: Said twice so that each half follows its index; `wake_at >= 0` names the one by age.
@@ -109,8 +103,8 @@ async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) 
         return Taken(refused=refused, run=run, now=tx.now)
     [(last,)] = await tx.fetch(_LAST, {"run_id": run.id})
     last = -1 if last is None else last
-    if run.claims >= request.suspect_after and last <= progress:
-        if run.claims >= request.poison_after:
+    if is_suspect(run.claims, progressed=last > progress):
+        if is_poison(run.claims, request.poison_after):
             return await _set_aside(tx, run)
         if not request.alone:
             return Taken(refused=Refusal.SUSPECT, run=run, now=tx.now)
@@ -151,10 +145,10 @@ async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> Ta
 
 
 async def _set_aside(tx: Transaction, run: Run) -> Taken:
-    error = poisoned(run.id, run.claims)
-    await tx.execute(_SET_ASIDE, {"run_id": run.id, "error": error, "now": tx.now})
-    tx.note(run.id, "blocked", to_json({"reason": Reason.POISON.value}))
-    run = replace(run, status=Status.BLOCKED, reason=Reason.POISON, error=error, wake_at=tx.now)
+    error = await set_aside(tx, run.id, run.claims)
+    run = replace(
+        run, status=Status.BLOCKED, reason=Reason.POISON, error=error, wake_at=tx.now, token=run.token + 1, worker=None
+    )
     return Taken(refused=Refusal.BLOCKED, run=run, now=tx.now)
 
 

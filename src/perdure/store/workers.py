@@ -3,23 +3,28 @@
 Giving back raises the token of each run, so that whatever the former holder still sends is refused. A sweep does a bounded
 part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody.
 Workers in other languages have no row; each run that one holds has a lease of its own, and is given back when that is over. One
-that they lose again and again is set aside here, because nobody of ours claims it.
+that they lose again and again is set aside here, because nobody of ours claims it. They are given a suspect alone, so each loss of one counts; what a
+worker of ours lost counts as `poison` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from msgspec import Struct
 
 from perdure.core.errors import Expired, NotStarted
 from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.model import FAR, Lease, Reason, Status
-from perdure.store.dialect import Transaction
+from perdure.core.model import FAR, Lease, Status
+from perdure.store.dialect import Row, Transaction
+from perdure.store.gates import in_chunks
 from perdure.store.messages import deliver
 from perdure.store.outcome import finish
-from perdure.store.poison import poisoned
+from perdure.store.poison import claims_after, home_after, is_poison, set_aside
 from perdure.store.protocol import Change
 from perdure.store.rows import WORKER, failure, to_json, to_worker, values
 from perdure.store.singletons import overdue
+from perdure.store.taking import LAST
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
 REMEMBERED = 24 * 3600 * 1_000_000
@@ -107,7 +112,7 @@ LIMIT :limit
 
 #: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over.
 _LOST = """
-SELECT id, token, nonce, claims, lease_until
+SELECT id, token, nonce, claims, progress, lease_until
 FROM perdure_runs
 WHERE status = 'running' AND worker = :worker AND lease_until <= :now
 ORDER BY worker, nonce, id
@@ -115,17 +120,11 @@ LIMIT :limit
 {for_update}
 """
 
-_SET_ASIDE = """
-UPDATE perdure_runs
-SET status = 'blocked', reason = 'poison', error = :error, worker = NULL, home = NULL, token = token + 1, marked = 0,
-    wake_at = :now, lease_until = 0
-WHERE id = :run_id AND token = :token AND status = 'running'
-"""
-
+#: The worker that died with a run is remembered as its home: those that died together are suspected together.
 _GIVE_BACK = """
 UPDATE perdure_runs
-SET status = 'pending', reason = NULL, worker = NULL, home = NULL, token = token + 1, wake_at = :now, marked = 0,
-    lease_until = 0, claims = CASE WHEN :orderly = 1 THEN 0 ELSE claims END
+SET status = 'pending', reason = NULL, worker = NULL, home = :home, token = token + 1, wake_at = :now, marked = 0,
+    lease_until = 0, claims = :claims
 WHERE id = :run_id AND token = :token AND status = 'running'
 """
 
@@ -137,6 +136,16 @@ ORDER BY deadline
 LIMIT :limit
 {{for_update}}
 """
+
+
+class _Orphan(Struct, frozen=True):
+    """A run whose holder is gone, and what is to be written about it."""
+
+    lease: Lease
+    home: str | None = None
+    #: Claims without progress.
+    claims: int = 0
+    poison: bool = False
 
 
 async def register(tx: Transaction, worker: WorkerInfo) -> None:
@@ -169,7 +178,7 @@ async def report_health(tx: Transaction, worker_id: str, errors: int, problem: s
 async def retire(tx: Transaction, worker_id: str) -> None:
     """End a life in order."""
     await tx.execute(_END, {"id": worker_id, "status": "stopped"})
-    await _give_back(tx, await _held(tx, worker_id, FAR), "released", orderly=True)
+    await _give_back(tx, [_Orphan(lease) for lease in await _held(tx, worker_id, FAR)], "released")
 
 
 async def sweep(tx: Transaction, limit: int) -> Swept:
@@ -178,9 +187,12 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
     await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
     await tx.execute(_FORGET_HEALTH, {"before": tx.now - REMEMBERED})
-    orphans, poison = await _orphans(tx, limit)
-    await _give_back(tx, orphans, "reclaimed", orderly=False)
-    await _set_aside(tx, poison)
+    found, more = await _orphans(tx, limit)
+    orphans = [one for one in found if not one.poison]
+    await _give_back(tx, orphans, "reclaimed")
+    for one in found:
+        if one.poison:
+            await set_aside(tx, one.lease.run_id, one.claims)
     late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
     for run_id, close_by in late:
         if close_by:
@@ -195,7 +207,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
         dead_workers=dead,
         released=len(orphans),
         expired=len(late),
-        more=len(orphans) + len(poison) >= limit or len(late) >= limit,
+        more=more or len(late) >= limit,
         successions=await overdue(tx, limit),
     )
 
@@ -214,40 +226,57 @@ async def _held(tx: Transaction, worker_id: str, limit: int) -> list[Lease]:
     return [Lease(*row) for row in await tx.fetch(_HELD, {"worker": worker_id, "limit": limit})]
 
 
-async def _orphans(tx: Transaction, limit: int) -> tuple[list[Lease], dict[str, tuple[int, int]]]:
-    """What nobody holds any more, and, as token and claims, what is not to be given to anybody."""
+async def _orphans(tx: Transaction, limit: int) -> tuple[list[_Orphan], bool]:
+    """The runs that no worker holds any more, and whether there are others."""
     # Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
     alive = {row[0] for row in await tx.fetch(_ALIVE, {})}
-    orphans: list[Lease] = []
-    poison: dict[str, tuple[int, int]] = {}
+    orphans: list[_Orphan] = []
     holder = ""
-    while len(orphans) + len(poison) < limit:
+    while (room := limit - len(orphans)) > 0:
         [(next_holder,)] = await tx.fetch(_NEXT_HOLDER, {"after": holder})
         if next_holder is None:
-            break
+            return orphans, False
         holder = next_holder
         if holder in alive:
             continue
-        lost = {"worker": holder, "now": tx.now, "limit": limit - len(orphans) - len(poison)}
-        for run_id, token, nonce, claims, lease_until in await tx.fetch(_LOST, lost):
-            if lease_until > 0 and claims >= POISON_AFTER:
-                poison[run_id] = token, claims
-            else:
-                orphans.append(Lease(run_id, token, nonce))
-    return orphans, poison
+        lost = await tx.fetch(_LOST, {"worker": holder, "now": tx.now, "limit": room + 2})
+        # No single one is left for the next sweep, to which it would look as if its worker had held nothing else.
+        fit = lost if len(lost) <= room + 1 else lost[:room]
+        orphans += await _judged(tx, holder, fit, alone=len(lost) == 1)
+    return orphans, True
 
 
-async def _set_aside(tx: Transaction, poison: Mapping[str, tuple[int, int]]) -> None:
-    for run_id, (token, claims) in poison.items():
-        error = poisoned(run_id, claims)
-        await tx.execute(_SET_ASIDE, {"run_id": run_id, "token": token, "error": error, "now": tx.now})
-        tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+async def _judged(tx: Transaction, holder: str, lost: Sequence[Row], *, alone: bool) -> list[_Orphan]:
+    """What becomes of runs that one holder has lost."""
+    last: dict[str, int] = dict(await in_chunks(tx, LAST, [row[0] for row in lost]))
+    orphans: list[_Orphan] = []
+    for run_id, token, nonce, claims, progress, lease_until in lost:
+        foreign = lease_until > 0
+        progressed = last.get(run_id, -1) > progress
+        orphans.append(
+            _Orphan(
+                Lease(run_id, token, nonce),
+                home=holder if foreign else home_after(holder, claims, alone=alone),
+                claims=claims if foreign else claims_after(claims, alone=alone, progressed=progressed),
+                poison=foreign and is_poison(claims, POISON_AFTER),
+            )
+        )
+    return orphans
 
 
-async def _give_back(tx: Transaction, leases: Sequence[Lease], event: str, *, orderly: bool) -> None:
-    rows = [{"run_id": lease.run_id, "token": lease.token, "now": tx.now, "orderly": int(orderly)} for lease in leases]
+async def _give_back(tx: Transaction, orphans: Sequence[_Orphan], event: str) -> None:
+    rows = [
+        {
+            "run_id": one.lease.run_id,
+            "token": one.lease.token,
+            "now": tx.now,
+            "home": one.home,
+            "claims": one.claims,
+        }
+        for one in orphans
+    ]
     await tx.execute_many(_GIVE_BACK, rows)
-    for lease in leases:
-        tx.note(lease.run_id, event, to_json({"token": lease.token + 1}))
-    if leases:
+    for one in orphans:
+        tx.note(one.lease.run_id, event, to_json({"token": one.lease.token + 1}))
+    if orphans:
         tx.stir(Change.READY)

@@ -42,6 +42,7 @@ from perdure.core.system import System
 from perdure.store.protocol import Change, Store
 from perdure.store.reads import check_counters
 from perdure.worker.alarm import Alarm
+from perdure.worker.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from perdure.worker.worker import Worker
@@ -55,9 +56,6 @@ SMALLEST_SHARE = 32
 SHORTEST_POLL = 0.005
 #: Polls that may find nothing changed before a claim is made all the same.
 UNASKED_POLLS = 20
-#: For how long to leave slots empty so that a suspect can be taken alone, and how long not to do that again.
-STAND_BACK = 5.0
-STAND_BACK_PAUSE = 30.0
 #: For how long a worker that gave up a run for another one leaves runs to those that they were given to.
 STAND_OFF = 2.0
 
@@ -82,14 +80,13 @@ class Claimer:
         self._poll = SHORTEST_POLL
         #: Whether the last claim took all that there was room for.
         self._full = False
-        #: Whether it passed over a run that may only be taken alone.
+        #: Whether it passed over runs that may only be taken by a worker that holds nothing else.
         self._suspects = False
+        self._quarantine = Quarantine(system, worker.options.lease)
         #: When the next waiting run becomes ready, as far as is known.
         self._next_wake = FAR
         #: When to look again at what the database says this worker holds: once a lease, as a claim may arrive late.
         self._reconcile_at = 0.0
-        self._stand_back_until = 0.0
-        self._stand_back_again = 0.0
         self._stand_off_until = 0.0
 
     def start(self) -> None:
@@ -196,10 +193,10 @@ class Claimer:
         self._full = True
         usher = self._worker.usher
         if room <= 0:
-            return await self._stand_by(longest)
+            return await self._stand_by(min(longest, self._quarantine.ends_in))
         # Neither what has to pass gates nor what has not takes all the room from the other.
         share = (room + self._claims % 2) // 2 if usher.has_runs else room
-        claimed = await self._claim(share)
+        claimed = await self._claim_in_turn(share)
         self._full = len(claimed.runs) >= share > 0
         self._suspects = claimed.suspects
         self._next_wake = claimed.next_wake
@@ -208,13 +205,14 @@ class Claimer:
         if away := usher.turn_away(claimed.runs):
             claimed = replace(claimed, runs=tuple(one for one in claimed.runs if one not in away))
             await self._give_back([one.lease for one in away])
+        self._quarantine.took(claimed.runs)
         await self.take_up(claimed.runs)
-        if usher.has_work and (admitted := await self._admit(room - len(claimed.runs))):
+        if usher.has_work and not self._quarantined and (admitted := await self._admit(room - len(claimed.runs))):
             self._full |= len(claimed.runs) + len(admitted) >= room
         elif share == 0:
             return 0.0  # the one slot was kept for those at gates, and nobody there had use for it
         if self._suspects:
-            self._make_way()
+            self._quarantine.make_way()
         if claimed.runs or self._full:
             self._poll = SHORTEST_POLL
             if self._full:
@@ -232,10 +230,10 @@ class Claimer:
     async def _admit(self, room: int) -> tuple[ClaimedRun, ...]:
         """Take what may pass its gates."""
         worker = self._worker
-        admitted = await worker.usher.admit(
-            worker.id, room, alone=worker.holds_nothing, poison_after=worker.options.poison_after
-        )
+        alone = worker.holds_nothing and self._quarantine.is_due
+        admitted = await worker.usher.admit(worker.id, room, alone=alone, poison_after=worker.options.poison_after)
         self._suspects |= admitted.suspects
+        self._quarantine.took(admitted.runs)
         self._next_wake = min(self._next_wake, admitted.next_due)
         await self.take_up(admitted.runs)
         if admitted.runs:
@@ -247,26 +245,31 @@ class Claimer:
         return self._system.monotonic() < self._stand_off_until
 
     def _room(self) -> int:
-        if self._system.monotonic() < self._stand_back_until and not self._worker.holds_nothing:
+        if self._quarantined or (self._quarantine.stands_back and not self._worker.holds_nothing):
             return 0
         free = self._worker.free_slots
-        if self._store.lanes == 1:
+        if self._store.lanes == 1 or (self._suspects and self._worker.holds_nothing):
             return free
         # Not all slots at once: while some runs are claimed, others are worked on and others written.
         return min(free, max(SMALLEST_SHARE, self._worker.options.slots // 3))
 
-    def _make_way(self) -> None:
-        """A run that may have killed its workers waits to be taken alone: leave the slots empty for a while."""
-        now = self._system.monotonic()
-        if now >= self._stand_back_again:
-            self._stand_back_until = now + STAND_BACK
-            self._stand_back_again = now + STAND_BACK + STAND_BACK_PAUSE
+    @property
+    def _quarantined(self) -> bool:
+        return self._quarantine.lasts(self._worker.knows)
 
     def stand_off(self) -> None:
         """A run is about to be left to another worker; do not snatch it from there."""
         self._stand_off_until = self._system.monotonic() + self._worker.options.grace + STAND_OFF
 
-    async def _claim(self, room: int) -> Claimed:
+    async def _claim_in_turn(self, room: int) -> Claimed:
+        """Suspects and other runs take turns, unless there are only suspects."""
+        alone = self._worker.holds_nothing
+        claimed = await self._claim(room, alone=alone and self._quarantine.is_due)
+        if claimed.suspects and alone and not claimed.runs and room > 0:
+            claimed = await self._claim(room, alone=True)
+        return claimed
+
+    async def _claim(self, room: int, *, alone: bool) -> Claimed:
         self._claims += 1
         by_age = room // AGE_SHARE or (1 if self._claims % AGE_SHARE == 0 else 0)
         options = self._worker.options
@@ -277,7 +280,7 @@ class Claimer:
             by_age=by_age,
             types=self._worker.usher.types,
             queues=self._worker.usher.queues,
-            alone=self._worker.holds_nothing,
+            alone=alone,
             poison_after=options.poison_after,
             affinity=int(max(options.affinity, STAND_OFF if self._stands_off else 0.0) * 1e6),
         )

@@ -13,14 +13,14 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason, Run, Status
+from perdure.core.model import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest, Run, Status
 from perdure.store.dialect import Row
 from perdure.store.gates import limited
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.looking import MANY, MINE, Seen
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.poison import poisoned
-from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.poison import Suspect, group, is_poison, is_suspect, set_aside
+from perdure.store.rows import RUN, to_run
 
 #: How many due runs one claim makes ready, at most.
 _DUE = 512
@@ -88,8 +88,17 @@ ORDER BY wake_at, id
 LIMIT :limit)
 """
 
+#: Only what has led to nothing before is worth a look at its row.
+SUSPECTS = """
+(SELECT priority, wake_at, id, claims, token
+FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
+WHERE ready_queue = :queue AND type = :type AND wake_at <= :now AND claims >= :suspect_after
+ORDER BY priority, wake_at, id
+LIMIT :limit)
+"""
+
 _LOCK = f"""
-SELECT progress, {RUN}
+SELECT progress, home, {RUN}
 FROM perdure_runs FORCE INDEX (PRIMARY)
 WHERE id IN (:ids) AND status = 'pending' AND wake_at <= :now
 FOR UPDATE SKIP LOCKED
@@ -104,12 +113,6 @@ VALUES :rows
 ON DUPLICATE KEY UPDATE status = 'running', reason = NULL, worker = :worker, home = :worker, nonce = :nonce,
   token = VALUES(token), claims = VALUES(claims), progress = VALUES(progress), started_at = VALUES(started_at),
   seed = VALUES(seed), marked = VALUES(marked), deadline = VALUES(deadline), close_by = 0
-"""
-
-_SET_ASIDE = """
-UPDATE perdure_runs
-SET status = 'blocked', reason = :reason, error = :error, wake_at = :now
-WHERE id = :id
 """
 
 _LATER = f"""
@@ -152,12 +155,13 @@ class _Claim:
             "alive": listed(seen.alive),
             "queues": listed(request.queues),
             "types": listed(request.types),
-            "suspect_after": request.suspect_after,
+            "suspect_after": SUSPECT_AFTER,
             "left_before": seen.now - request.affinity,
         }
         #: Rows that were asked for; those of them that are locked, by id; and the number of the last record of each that has one.
         self._asked: set[str] = set()
         self._locked: dict[str, tuple[int, Run]] = {}
+        self._homes: dict[str, str | None] = {}
         self._last: dict[str, int] = {}
 
     async def claim(self) -> Claimed:
@@ -166,10 +170,13 @@ class _Claim:
         request = self._request
         first = request.limit - request.by_age
         ready, old = await self._candidates(FAR)
-        doubtful = [row for row in sorted({*ready, *old}) if row[3] >= request.suspect_after]
+        doubtful = [row for row in sorted({*ready, *old}) if row[3] >= SUSPECT_AFTER]
         if doubtful:
             # What lies behind them has to be looked for anew.
-            ready, old = await self._candidates(request.suspect_after)
+            ready, old = await self._candidates(SUSPECT_AFTER)
+            if request.alone:
+                [found] = await self._tx.send(self._everywhere(SUSPECTS, 2 * request.limit, FAR))
+                doubtful = sorted({*doubtful, *found.rows})
         suspects = await self._judge(ready, doubtful)
         if old and len(ready) >= first:
             # Usually nobody holds any of them; then this is all that is asked.
@@ -181,7 +188,7 @@ class _Claim:
             chosen = set(taken)
             taken += await self._lock([row for row in old if row[2] not in chosen], request.by_age)
         alone = request.alone and bool(suspects)
-        runs = self._take(suspects[:1] if alone else taken)
+        runs = self._take(group(suspects, request.limit) if alone else taken)
         if len(runs) >= request.limit or (len(runs) == len(ready) and not doubtful and self._leaves_nothing):
             next_wake = self._seen.next_wake
         else:
@@ -232,9 +239,9 @@ class _Claim:
             self._tx.text(template, **{**values, "queue": queue, "type": type}) for queue, type in pairs
         )
 
-    async def _judge(self, ready: list[Row], doubtful: Sequence[Row]) -> list[str]:
+    async def _judge(self, ready: list[Row], doubtful: Sequence[Row]) -> list[Suspect]:
         """Sort out the doubtful: those that have got on are ready, others are suspects, or set aside."""
-        suspects: list[str] = []
+        suspects: list[Suspect] = []
         if not doubtful:
             return suspects
         await self._hold(doubtful)
@@ -243,15 +250,12 @@ class _Claim:
             if run_id not in self._locked:
                 continue
             progress, run = self._locked[run_id]
-            if run.claims < self._request.suspect_after or self._last.get(run_id, -1) > progress:
+            if not is_suspect(run.claims, progressed=self._last.get(run_id, -1) > progress):
                 ready.append(place)
-            elif run.claims >= self._request.poison_after:
-                error = poisoned(run_id, run.claims)
-                reason = Reason.POISON.value
-                self._tx.later(self._tx.text(_SET_ASIDE, id=run_id, reason=reason, error=error, now=self._tx.now))
-                self._tx.note(run_id, "blocked", to_json({"reason": reason}))
+            elif is_poison(run.claims, self._request.poison_after):
+                await set_aside(self._tx, run_id, run.claims)
             else:
-                suspects.append(run_id)
+                suspects.append(Suspect(run_id, run.claims, self._homes[run_id]))
         ready.sort()
         return suspects
 
@@ -278,8 +282,9 @@ class _Claim:
         if begun:
             questions.append(self._tx.text(_LAST, ids=listed(begun)))
         answer, *last = await self._tx.send(*questions)
-        locked = {row[1]: (row[0], to_run(row[1:])) for row in answer.rows}
+        locked = {row[2]: (row[0], to_run(row[2:])) for row in answer.rows}
         self._locked.update(locked)
+        self._homes.update((row[2], row[1]) for row in answer.rows)
         # Somebody had them since they were chosen.
         missed = [id for id, (_, run) in locked.items() if run.token > 0 and id not in begun]
         if missed:

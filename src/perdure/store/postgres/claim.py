@@ -13,16 +13,16 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
+from perdure.core.model import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest
 from perdure.store.dialect import Row
 from perdure.store.gates import limited
 from perdure.store.pauses import unpaused
-from perdure.store.poison import poisoned
+from perdure.store.poison import Suspect, group, is_poison, set_aside
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.rows import RUN, to_run
 from perdure.store.sight import Sight
 
-#: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at.
+#: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at that it will not take.
 _DUE = 512
 _SUSPECTS = 64
 #: With more ranges than this, each is first read in part only.
@@ -96,15 +96,15 @@ CROSS JOIN LATERAL (
 """
 
 SUSPECTS = f"""
-SELECT one.priority, one.wake_at, one.id, one.claims,
+SELECT one.priority, one.wake_at, one.id, one.claims, one.home,
   EXISTS (SELECT 1 FROM perdure_history h WHERE h.run_id = one.id AND h.seq > one.progress)
 FROM {PAIRS}
 CROSS JOIN LATERAL (
-  SELECT r.priority, r.wake_at, r.id, r.claims, r.progress
+  SELECT r.priority, r.wake_at, r.id, r.claims, r.home, r.progress
   FROM perdure_runs r
   WHERE {_IN_PAIR} AND r.claims > 0 AND r.claims >= $4 AND r.wake_at <= $3
   ORDER BY r.priority, r.wake_at, r.id
-  LIMIT {_SUSPECTS}
+  LIMIT $5
   FOR NO KEY UPDATE SKIP LOCKED
 ) one
 ORDER BY 1, 2, 3
@@ -131,12 +131,6 @@ FROM (
 ) chosen
 WHERE r.id = chosen.run_id
 RETURNING r.progress, {OF_RUN}
-"""
-
-_SET_ASIDE = """
-UPDATE perdure_runs
-SET status = 'blocked', reason = $2, error = $3, wake_at = $4
-WHERE id = $1 AND status = 'pending'
 """
 
 LATER = f"""
@@ -172,7 +166,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self.taken: list[str] = []
-        self.suspects: list[str] = []
+        self.suspects: list[Suspect] = []
 
 
 async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]) -> Claimed:
@@ -187,7 +181,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     if seen.early:
         await tx.run(_NOT_YET, *pairs_of(request), seen.now)
     choice = await _choose(tx, request, seen)
-    chosen = choice.suspects[:1] if request.alone and choice.suspects else choice.taken
+    chosen = group(choice.suspects, request.limit) if request.alone and choice.suspects else choice.taken
     rows = await _take(tx, request, seen, chosen, entropy) if chosen else []
     suspects = bool(choice.suspects) and not request.alone
     next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
@@ -240,15 +234,16 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, eno
 async def _judge(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, choice: _Choice) -> list[Row]:
     """Those that have got on since; the others are suspects, or set aside."""
     fine: list[Row] = []
-    for *place, claims, progressed in await tx.run(SUSPECTS, *pairs_of(request), seen.now, request.suspect_after):
+    enough = max(_SUSPECTS, 2 * request.limit) if request.alone else _SUSPECTS
+    rows = await tx.run(SUSPECTS, *pairs_of(request), seen.now, SUSPECT_AFTER, enough)
+    for *place, claims, home, progressed in rows:
         run_id = place[2]
         if progressed:
             fine.append(tuple(place))
-        elif claims >= request.poison_after:
-            await tx.run(_SET_ASIDE, run_id, Reason.POISON.value, poisoned(run_id, claims), seen.now)
-            tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+        elif is_poison(claims, request.poison_after):
+            await set_aside(tx, run_id, claims)
         else:
-            choice.suspects.append(run_id)
+            choice.suspects.append(Suspect(run_id, claims, home))
     return fine
 
 
@@ -275,7 +270,7 @@ async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Seen)
 def free(request: ClaimRequest, seen: Seen) -> tuple[object, ...]:
     """The parameters of `FREE`."""
     pairs = pairs_of(request)
-    return (*pairs, seen.now, request.suspect_after, request.worker, seen.now - request.affinity, seen.alive)
+    return (*pairs, seen.now, SUSPECT_AFTER, request.worker, seen.now - request.affinity, seen.alive)
 
 
 def pairs_of(request: ClaimRequest) -> tuple[list[str], list[str]]:

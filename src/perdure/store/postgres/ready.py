@@ -14,7 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from perdure.core.audit import Audit
-from perdure.core.model import FAR, Claimed, ClaimRequest
+from perdure.core.model import FAR, SUSPECT_AFTER, Claimed, ClaimRequest
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row
 from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
@@ -183,7 +183,7 @@ async def claim_ready(
     asked, known = clock.asking(), clock.known
     rows = await tx.run_made(
         _TAKES[tx.audit], len(pairs) // 2, clock.told, known, request.worker, request.nonce, request.affinity,
-        request.limit - request.by_age, request.by_age, seeds, request.suspect_after, *pairs,
+        request.limit - request.by_age, request.by_age, seeds, SUSPECT_AFTER, *pairs,
     )  # fmt: skip
     seen = _seen(rows[0][:_FACT_COUNT], request.worker)
     at = seen.now if known is None else min(seen.now, known)

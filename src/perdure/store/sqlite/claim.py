@@ -13,11 +13,11 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model import FAR, Claimed, ClaimedRun, ClaimRequest, Reason
+from perdure.core.model import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest
 from perdure.store.dialect import Row
 from perdure.store.gates import limited
 from perdure.store.pauses import unpaused
-from perdure.store.poison import poisoned
+from perdure.store.poison import Suspect, group, is_poison, set_aside
 from perdure.store.rows import RUN, to_json, to_run
 from perdure.store.sqlite.connection import SqliteTransaction
 
@@ -94,10 +94,14 @@ FROM perdure_runs
 WHERE id = ? AND progress < (SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id)
 """
 
-_SET_ASIDE = """
-UPDATE perdure_runs
-SET status = 'blocked', reason = ?, error = ?, wake_at = ?
-WHERE id = ? AND status = 'pending'
+#: Read from the index alone, but for the suspects themselves.
+SUSPECTS = """
+SELECT priority, wake_at, id, claims, home
+FROM perdure_runs
+WHERE status = 'pending' AND queue = ? AND type = ? AND claims >= ? AND wake_at <= ?
+  AND NOT EXISTS (SELECT 1 FROM perdure_history h WHERE h.run_id = perdure_runs.id AND h.seq > perdure_runs.progress)
+ORDER BY priority, wake_at, id
+LIMIT ?
 """
 
 #: When the next run becomes ready by time alone, and when a schedule is due.
@@ -115,7 +119,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self.taken: dict[str, None] = {}
-        self.suspects: dict[str, None] = {}
+        self.suspects = False
         self.poison: dict[str, int] = {}
         self.early: dict[str, None] = {}
         self.exhausted = False
@@ -138,10 +142,10 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     for run_id in choice.early:
         await tx.execute(_NOT_YET, (run_id,))
     for run_id, claims in choice.poison.items():
-        await _set_aside(tx, run_id, claims)
-    chosen = list(choice.suspects)[:1] if request.alone and choice.suspects else list(choice.taken)
+        await set_aside(tx, run_id, claims)
+    chosen = await _group(tx, request) if request.alone and choice.suspects else list(choice.taken)
     rows = await _take(tx, request, chosen, entropy) if chosen else []
-    answer = await _answer(tx, rows, suspects=bool(choice.suspects) and not request.alone, left_until=choice.left_until)
+    answer = await _answer(tx, rows, suspects=choice.suspects and not request.alone, left_until=choice.left_until)
     if len(known) > len(alive):
         answer = replace(answer, limited=limited(known))
     tx.note_claims((claimed.run for claimed in answer.runs), tx.now)
@@ -183,12 +187,12 @@ async def _pick(
         elif home != request.worker and home in alive and wake_at + request.affinity > tx.now:
             left_to_others += 1
             choice.left_until = min(choice.left_until, wake_at + request.affinity)
-        elif claims < request.suspect_after or await tx.fetch(_PROGRESSED, (run_id,)):
+        elif claims < SUSPECT_AFTER or await tx.fetch(_PROGRESSED, (run_id,)):
             choice.taken[run_id] = None
-        elif claims >= request.poison_after:
+        elif is_poison(claims, request.poison_after):
             choice.poison[run_id] = claims
         else:
-            choice.suspects[run_id] = None
+            choice.suspects = True
     choice.exhausted = True
 
 
@@ -210,9 +214,14 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
         last = rows[-1][:3]
 
 
-async def _set_aside(tx: SqliteTransaction, run_id: str, claims: int) -> None:
-    await tx.execute(_SET_ASIDE, (Reason.POISON.value, poisoned(run_id, claims), tx.now, run_id))
-    tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
+    """The suspects to be tried together. Poison that was seen is set aside by now, and what was not may wait."""
+    found: list[Row] = []
+    for queue in request.queues:
+        for type in request.types:
+            found += await tx.fetch(SUSPECTS, (queue, type, SUSPECT_AFTER, tx.now, 2 * request.limit))
+    suspects = [Suspect(*row[2:]) for row in sorted(found, key=itemgetter(0, 1, 2))]
+    return group([one for one in suspects if not is_poison(one.claims, request.poison_after)], request.limit)
 
 
 async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> Claimed:

@@ -320,6 +320,96 @@ class Suspects:
         assert [(claimed.run.id, claimed.run.claims) for claimed in got.runs] == [("bad", 3)]
         assert await claim_ids(store, "w4") == ["good"]
 
+    async def suspects(self, store: Store, harness: Harness, number: int) -> list[str]:
+        """So many runs that two workers died with."""
+        ids = [f"s{place:02}" for place in range(number)]
+        await store.create([a_run(id) for id in ids], ACTOR)
+        assert await self.crash(store, harness, "first", limit=number) == ids
+        assert await self.crash(store, harness, "second", limit=number) == ids
+        return ids
+
+    async def test_suspects_that_died_together_are_tried_together(self, store: Store, harness: Harness) -> None:
+        ids = await self.suspects(store, harness, 9)
+        await store.create([a_run("good")], ACTOR)
+        got = await claim(store, "w3", alone=True)
+        assert [claimed.run.id for claimed in got.runs] == ids
+        assert await claim_ids(store, "w4", alone=True) == ["good"]
+
+    async def test_no_more_suspects_are_tried_together_than_the_limit(self, store: Store, harness: Harness) -> None:
+        ids = await self.suspects(store, harness, 9)
+        assert await claim_ids(store, "w3", alone=True, limit=5) == ids[:5]
+        assert await claim_ids(store, "w4", alone=True, limit=5) == ids[5:]
+
+    async def test_the_death_of_a_group_halves_it(self, store: Store, harness: Harness) -> None:
+        ids = await self.suspects(store, harness, 9)
+        assert await self.crash(store, harness, "w3", alone=True) == ids
+        assert await claim_ids(store, "w4", alone=True) == ids[:5]
+        assert await claim_ids(store, "w5", alone=True) == ids[5:7]
+        harness.system.advance(60)
+        await store.sweep(100)
+        assert [len(await claim_ids(store, f"w{number}", alone=True)) for number in range(6, 12)] == [1, 1, 3, 1, 1, 1]
+
+    async def test_suspects_of_different_deaths_are_tried_apart(self, store: Store, harness: Harness) -> None:
+        await store.create(
+            [a_run("a1"), a_run("a2"), a_run("b1", type=OTHER_TYPE), a_run("b2", type=OTHER_TYPE)], ACTOR
+        )
+        for number in range(2):
+            await claim(store, f"a{number}")
+            await self.crash(store, harness, f"b{number}", types=(OTHER_TYPE,))
+        both = (TYPE, OTHER_TYPE)
+        assert await claim_ids(store, "w3", alone=True, types=both) == ["a1", "a2"]
+        assert await claim_ids(store, "w4", alone=True, types=both) == ["b1", "b2"]
+
+    async def test_a_death_in_company_counts_against_no_suspect(self, store: Store, harness: Harness) -> None:
+        await self.suspects(store, harness, 2)
+        for number in range(10):
+            await claim(store, f"w{number}", nonce=f"n{number}", alone=True)
+            await claim(store, f"w{number}", nonce=f"m{number}", alone=True)
+            harness.system.advance(60)
+            await store.sweep(100)
+        runs = await store.get_many(["s00", "s01"])
+        assert [(run.status, run.claims) for run in runs] == [(Status.PENDING, 2)] * 2
+
+    @pytest.mark.parametrize("batch", [2, 3, 4, 5, 100])
+    async def test_no_batch_of_a_sweep_takes_company_for_solitude(
+        self, store: Store, harness: Harness, batch: int
+    ) -> None:
+        await self.suspects(store, harness, 7)
+        for number in range(2):
+            for half in range(3):
+                await claim(store, f"w{number}", nonce=f"n{number}-{half}", alone=True)
+            assert len(await store.holdings(f"w{number}")) == 7
+            harness.system.advance(60)
+            while (await store.sweep(batch)).more:
+                pass
+        assert {run.claims for run in await store.get_many([f"s{place:02}" for place in range(7)])} == {2}
+
+    @pytest.mark.parametrize("deadly", [["s41"], ["s00"], ["s59"], ["s03", "s04", "s50"]])
+    async def test_of_many_those_that_kill_are_found_and_the_others_are_cleared(
+        self, store: Store, harness: Harness, deadly: list[str]
+    ) -> None:
+        ids = await self.suspects(store, harness, 60)
+        deaths = 0
+        for number in range(100):
+            got = await claim(store, f"w{number}", alone=True, limit=100)
+            if not got.runs:
+                break
+            if any(claimed.run.id in deadly for claimed in got.runs):
+                deaths += 1
+                harness.system.advance(60)
+                await store.sweep(100)
+            else:
+                for claimed in got.runs:
+                    await commit(store, claimed.lease, next=Finish(Status.COMPLETED, "1"))
+        runs = {run.id: run.status for run in await store.get_many(ids)}
+        assert runs == {id: Status.BLOCKED if id in deadly else Status.COMPLETED for id in ids}
+        # Of all, then of 30, 15, 8, 4 and 2 at the most; then three times alone.
+        assert deaths <= 1 + len(deadly) * (5 + 3)
+
+    async def test_nothing_is_set_aside_that_never_died_alone(self, store: Store, harness: Harness) -> None:
+        ids = await self.suspects(store, harness, 4)
+        assert await claim_ids(store, "w3", alone=True, poison_after=1) == ids
+
     async def test_a_worker_that_is_alone_gets_the_usual_when_there_is_no_suspect(self, store: Store) -> None:
         await store.create([a_run("a"), a_run("b")], ACTOR)
         assert await claim_ids(store, alone=True) == ["a", "b"]
