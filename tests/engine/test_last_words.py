@@ -288,10 +288,10 @@ async def test_items_of_a_transaction_are_durable_with_its_record(
     go_on = asyncio.Event()
     commit = Journal._commit
 
-    async def held_up(self: Journal, turns: list[Turn]) -> list[Verdict]:
+    async def held_up(self: Journal, turns: list[Turn], actor: str) -> list[Verdict]:
         if any(turn.next is not None for turn in turns):
             await go_on.wait()
-        return await commit(self, turns)
+        return await commit(self, turns, actor)
 
     async def say(connection: Any) -> None:
         step_info().emit("words", "last")

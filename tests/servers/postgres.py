@@ -61,12 +61,13 @@ class Postgres(PrivateServer):
 class Standby(Postgres):
     """A copy of another server that follows it, takes no writes, and can take its place."""
 
-    def __init__(self, primary: Postgres) -> None:
-        self._primary = primary
+    def __init__(self, primary: Postgres, *, source: str = "", durable: bool = True) -> None:
+        #: `source`: the address to follow the primary at, if it is another than its own.
+        self._source = source or primary.dsn
         self._copying = programs(("pg_basebackup", "pg_ctl"), PLACES, "postgresql")
         if not self._copying:
             raise Missing("no pg_basebackup was found; install the client programs of PostgreSQL")
-        super().__init__(durable=True)
+        super().__init__(durable=durable)
 
     def promote(self) -> None:
         """Become a server of its own, and wait until it takes writes."""
@@ -74,5 +75,5 @@ class Standby(Postgres):
         self._call(command)
 
     def _making(self) -> list[str]:
-        source = ["-d", self._primary.dsn, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
+        source = ["-d", self._source, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
         return [self._copying["pg_basebackup"], "-D", str(self._data), *source]

@@ -47,14 +47,12 @@ async def ask(
         key=key,
     )
     store = await engine._opened()
-    [outcome] = await store.send([message], engine._actor)
-    if outcome is SendOutcome.UNKNOWN:
-        raise RunNotFound(f"there is no run {run_id!r} to ask {name!r}")
+    outcome = await _put(engine, store, message, name)
     if outcome is SendOutcome.FINISHED:
         raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
     answer = await within(
         engine._system,
-        lambda: _answer(engine, store, run_id, name, key),
+        lambda: _answer(engine, store, message, name),
         f"perdure ask {run_id}",
         timeout,
         f"run {run_id!r} did not answer {name!r}",
@@ -64,9 +62,20 @@ async def ask(
     return engine._codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
 
 
-async def _answer(engine: Engine, store: Store, run_id: str, name: str, key: str) -> Output:
+async def _put(engine: Engine, store: Store, message: NewMessage, name: str) -> SendOutcome:
+    [outcome] = await store.send([message], engine._actor)
+    if outcome is SendOutcome.UNKNOWN:
+        raise RunNotFound(f"there is no run {message.run_id!r} to ask {name!r}")
+    return outcome
+
+
+async def _answer(engine: Engine, store: Store, message: NewMessage, name: str) -> Output:
+    run_id, key = message.run_id, message.key
     with News(store, engine._system) as news:
         while True:
+            if news.replaced():
+                # The question may be lost; its key makes it the same one if it is not.
+                await _put(engine, store, message, name)
             # Looked at first: an answer that comes with the end is there when it has ended.
             run = await engine._run(run_id)
             answers = await store.outputs(run_id, OutputKind.REPLY, key, -1, 1)

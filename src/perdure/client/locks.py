@@ -25,6 +25,7 @@ from perdure.core.ids import check_key
 from perdure.core.locks import LockInfo
 from perdure.core.loops import Guard, Health
 from perdure.core.timing import moment_of
+from perdure.store.protocol import Change
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -243,19 +244,32 @@ class Holding:
 
 
 async def renew(lock: Lock, on_lost: Callable[[], object]) -> None:
-    """Extend a lock again and again until it is lost, and say so."""
-    system = lock._engine._system
+    """Extend a lock again and again until it is lost, and say so; at once if the database was replaced and may have lost it."""
+    system, loop = lock._engine._system, asyncio.get_running_loop()
     guard = Guard(f"renewal of the lock {lock.name!r}", system, Health(), logger)
-    while not lock.lost:
-        await system.sleep(max(SHORTEST_PAUSE, (lock._deadline - system.monotonic()) * RENEWED_AFTER))
-        left = max(0.0, lock._deadline - system.monotonic())
-        # An answer that does not come is not waited for longer than the lock lasts.
-        try:
-            with suppress(LockLost, StoreError, EngineClosed, TimeoutError):
-                await within(system, lock.extend, f"perdure lock {lock.name}", left, "the database did not answer")
-        except Exception as error:
-            # Whatever it is, the block has to hear of it when the time is over.
-            guard.failed(error)
+    alarm = asyncio.Event()
+
+    def on_change(change: Change) -> None:
+        if change & Change.REPLACED and not loop.is_closed():
+            loop.call_soon_threadsafe(alarm.set)
+
+    unsubscribe = (await lock._engine._opened()).subscribe(on_change)
+    try:
+        while not lock.lost:
+            pause = max(SHORTEST_PAUSE, (lock._deadline - system.monotonic()) * RENEWED_AFTER)
+            with suppress(TimeoutError):
+                await within(system, alarm.wait, f"perdure lock {lock.name}", pause, "nothing happened")
+            alarm.clear()
+            left = max(0.0, lock._deadline - system.monotonic())
+            # An answer that does not come is not waited for longer than the lock lasts.
+            try:
+                with suppress(LockLost, StoreError, EngineClosed, TimeoutError):
+                    await within(system, lock.extend, f"perdure lock {lock.name}", left, "the database did not answer")
+            except Exception as error:
+                # Whatever it is, the block has to hear of it when the time is over.
+                guard.failed(error)
+    finally:
+        unsubscribe()
     on_lost()
 
 

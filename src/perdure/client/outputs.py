@@ -14,6 +14,7 @@ from perdure.core.ids import check_name
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
+    from perdure.store.protocol import Store
 
 T = TypeVar("T")
 
@@ -61,6 +62,8 @@ async def stream(
     with News(store, engine._system) as news:
         while True:
             # Looked at first: what a run shows is there when it has ended.
+            if news.replaced():
+                last = await _reached(store, run_id, name, last)
             ended = not follow or (await engine._run(run_id)).status.finished
             items = await store.outputs(run_id, OutputKind.STREAM, name, last, CHUNK)
             for item in items:
@@ -73,6 +76,16 @@ async def stream(
             if ended:
                 return
             await news.arrive()
+
+
+async def _reached(store: Store, run_id: str, name: str, last: int) -> int:
+    """The last position up to `last` that is there: what a failover lost is emitted anew, in the same places."""
+    reached = -1
+    while items := await store.outputs(run_id, OutputKind.STREAM, name, reached, CHUNK):
+        if items[-1].position >= last:
+            return last
+        reached = items[-1].position
+    return reached
 
 
 def _value(engine: Engine, output: Output, type: Any) -> Any:

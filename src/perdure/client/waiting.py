@@ -48,6 +48,7 @@ class News:
         self._loop = asyncio.get_running_loop()
         self._rung: asyncio.Future[bool] | None = None
         self._told = False
+        self._replaced = False
         self._poll = SHORTEST_POLL
         self._unsubscribe = store.subscribe(self._on_change)
 
@@ -62,6 +63,11 @@ class News:
     def found(self) -> None:
         """Something was there, so that there may be more soon."""
         self._poll = SHORTEST_POLL
+
+    def replaced(self) -> bool:
+        """Whether the database was replaced since this was asked last, and may lack what was seen or sent."""
+        replaced, self._replaced = self._replaced, False
+        return replaced
 
     async def arrive(self) -> None:
         """Wait. Looking before is safe: what came meanwhile counts."""
@@ -87,7 +93,9 @@ class News:
             self._rung = None
 
     def _on_change(self, change: Change) -> None:
-        if change & (Change.OUTPUT | Change.FINISHED) and not self._loop.is_closed():
+        if change & Change.REPLACED:
+            self._replaced = True
+        if change & (Change.OUTPUT | Change.FINISHED | Change.REPLACED) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ring)
 
     def _ring(self) -> None:

@@ -69,10 +69,14 @@ class Watch:
         for run_id in run_ids:
             for future in self._waiters.get(run_id, ()):
                 if not future.done():
-                    future.set_exception(RunNotFound(f"run {run_id!r} was deleted while its result was waited for"))
+                    future.set_exception(
+                        RunNotFound(
+                            f"run {run_id!r} is gone while its result was waited for: it was deleted, or lost with a failover"
+                        )
+                    )
 
     def _on_change(self, change: Change) -> None:
-        if change & Change.FINISHED and not self._loop.is_closed():
+        if change & (Change.FINISHED | Change.REPLACED) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ring)
 
     def _ring(self) -> None:

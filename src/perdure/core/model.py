@@ -335,8 +335,13 @@ class ClaimedRun(Struct, frozen=True, gc=False):
     """A run and the lease on it."""
 
     run: Run
-    #: Nothing was ever recorded for it, so there is no history to load.
-    fresh: bool
+    #: The number of its last record; -1: nothing was ever recorded for it.
+    last: int
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there is no history to load."""
+        return self.last < 0
 
     @property
     def lease(self) -> Lease:

@@ -66,7 +66,7 @@ async def admit(
     if not taken and not before:
         return Admitted(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
-        runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in before)
+        runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in before)
         admitted = Admitted(
             runs=runs,
             counted=frozenset(one.run.id for one in runs),

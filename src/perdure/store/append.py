@@ -21,7 +21,7 @@ COLUMNS = (
 _FENCE = """
 SELECT status, token, nonce
 FROM perdure_runs
-WHERE id = :run_id
+WHERE id = :run_id{fence}
 {for_update}
 """
 
@@ -37,9 +37,9 @@ WHERE run_id = :run_id AND seq = :seq
 """
 
 
-async def append(tx: Transaction, turn: Turn) -> Verdict:
-    """Write the one record of a turn and its outputs, if its lease holds: APPLIED, or LOST."""
-    if not await _holds(tx, turn):
+async def append(tx: Transaction, turn: Turn, fence: str = "") -> Verdict:
+    """Write the one record of a turn and its outputs, if its lease and the condition `fence` hold: APPLIED, or LOST."""
+    if not await _holds(tx, turn, fence):
         return Verdict.LOST
     [record] = turn.records
     await tx.execute(RECORD, dict(zip(COLUMNS, record_row(turn, record), strict=True)))
@@ -63,7 +63,7 @@ async def recorded(tx: Transaction, turn: Turn) -> Verdict:
     return Verdict.BUSY if holds else Verdict.LOST
 
 
-async def _holds(tx: Transaction, turn: Turn) -> bool:
+async def _holds(tx: Transaction, turn: Turn, fence: str = "") -> bool:
     lease = turn.lease
-    rows = await tx.fetch(_FENCE, {"run_id": lease.run_id})
+    rows = await tx.fetch(_FENCE.replace("{fence}", fence), {"run_id": lease.run_id})
     return bool(rows) and tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)

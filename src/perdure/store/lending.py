@@ -15,11 +15,15 @@ C = TypeVar("C", bound=Pooled)
 
 
 @asynccontextmanager
-async def lend(pools: Pools[C], is_busy: Callable[[C], bool]) -> AsyncGenerator[C]:
-    """A connection; one that comes back in the middle of something is not used again."""
+async def lend(
+    pools: Pools[C], is_busy: Callable[[C], bool], check: Callable[[int], object] | None = None
+) -> AsyncGenerator[C]:
+    """A connection; one that comes back in the middle of something is not used again. `check` is told its epoch first."""
     pool = pools.here()
     connection = await pool.take()
     try:
+        if check is not None:
+            check(connection.epoch)
         yield connection
     finally:
         if connection.is_closed() or is_busy(connection):

@@ -94,7 +94,7 @@ async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) 
     progress, run = rows[0][0], to_run(rows[0][1:])
     if run.status is Status.RUNNING and (run.worker, run.nonce) == (request.worker, request.nonce):
         # Asked before; the answer was lost.
-        return Taken(claimed=ClaimedRun(run, fresh=progress < 0), now=tx.now, progress=progress)
+        return Taken(claimed=ClaimedRun(run, progress), now=tx.now, progress=progress)
     known = [(kind, name) for kind, name in await tx.fetch(_PAUSES, {})]
     refused = await _refusal(tx, run, request, known)
     if refused is Refusal.GATED:

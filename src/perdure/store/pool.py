@@ -2,7 +2,8 @@
 
 A connection belongs to the loop that opened it, so each loop that uses the store has a pool of its own; a heartbeat on its own
 loop therefore never waits for connections that others hold. When a loop ends, its connections end with it. A
-connection comes back as it went, so that there is nothing to reset between two uses. While the server cannot be reached, one
+connection comes back as it went, so that there is nothing to reset between two uses. One to a server that another one has
+replaced is not used again. While the server cannot be reached, one
 at a time knocks for all, at growing random intervals.
 """
 
@@ -24,6 +25,9 @@ _LONGEST_PAUSE = 2.0
 
 class Pooled(Protocol):
     """What a pool needs to know of a connection."""
+
+    #: Which of the servers that were met at this address it leads to (see `perdure.store.identity`).
+    epoch: int
 
     def is_closed(self) -> bool:
         """Whether it is over."""
@@ -47,12 +51,14 @@ class Pool(Generic[C]):
         connect: Callable[[], Awaitable[C]],
         say_goodbye: Callable[[C], Awaitable[None]],
         size: int,
+        is_current: Callable[[C], bool],
         ended: Callable[[Pool[C]], object],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._system = system
         self._connect = connect
         self._say_goodbye = say_goodbye
+        self._is_current = is_current
         self._ended = ended
         self._room = asyncio.Semaphore(size)
         self._idle: list[C] = []
@@ -84,8 +90,11 @@ class Pool(Generic[C]):
     def _pop(self) -> C | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_closed():
+            if connection.is_closed():
+                continue
+            if self._is_current(connection):
                 return connection
+            connection.terminate()
         return None
 
     async def _open(self) -> C:
@@ -173,8 +182,9 @@ class Pools(Generic[C]):
         connect: Callable[[], Awaitable[C]],
         say_goodbye: Callable[[C], Awaitable[None]],
         size: int,
+        is_current: Callable[[C], bool],
     ) -> None:
-        self._make: Callable[[], Pool[C]] = lambda: Pool(system, connect, say_goodbye, size, self._forget)
+        self._make: Callable[[], Pool[C]] = lambda: Pool(system, connect, say_goodbye, size, is_current, self._forget)
         self._pools: dict[asyncio.AbstractEventLoop, Pool[C]] = {}
 
     def __len__(self) -> int:

@@ -67,6 +67,8 @@ class Change(IntFlag):
     #: A run showed something: a state, an item of a stream, a reply.
     OUTPUT = 8
     ALL = 15
+    #: No commit: the database is another one than before, and may lack the last commits of that.
+    REPLACED = 16
 
 
 #: Called after such a commit of this process, from any thread.

@@ -11,6 +11,7 @@ import builtins
 import os
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
@@ -22,11 +23,14 @@ from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired
 from perdure.core.system import System
 from perdure.store import registry, schedules, workers
+from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Gathered, Transaction
+from perdure.store.identity import Identity, Outlived
 from perdure.store.messages import cancel, send
 from perdure.store.patience import USUAL
 from perdure.store.pool import Pool, Pooled, Pools
+from perdure.store.protocol import Change
 from perdure.store.sql import SqlStore, Trace
 from perdure.store.topics import broadcast
 from perdure.store.wave import Doubtful
@@ -43,11 +47,17 @@ LONGEST_PAUSE = 0.5
 PAUSE = 0.05
 
 
+C = TypeVar("C", bound=Pooled)
+
+
 class ServerTransaction(Transaction, Gathered, Protocol):
     """A transaction that has things to tell when it is over."""
 
+    @property
+    def epoch(self) -> int:
+        """Of its connection."""
 
-C = TypeVar("C", bound=Pooled)
+
 X = TypeVar("X", bound=ServerTransaction)
 
 
@@ -71,7 +81,8 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         self.lanes = 1
         self._system = system
         self._clock = ServerClock(system, time)
-        self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool)
+        self._identity = Identity(lambda: self.where, lambda: self._tell(Change.REPLACED))
+        self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool, self._is_current)
         self._patience = USUAL
         self._trace: Trace | None = None
 
@@ -158,8 +169,60 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         async def body(tx: X) -> None:
             await registry.enlist(tx, serves)
             await self._register(tx, worker)
+            self._identity.begin(worker.id, tx.epoch)
 
         await self._transact("register", worker.id, body)
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row; False as well if it began on a server that another one has replaced."""
+        life = self._identity.life(worker_id)
+        try:
+            beat = await self._at_once(
+                "heartbeat", worker_id, lambda tx: self._beat(tx, worker_id, 0 if life is None else life.beat)
+            )
+        except Outlived:
+            return False
+        if life is None:
+            return beat is not None
+        if beat is None:
+            if await self._read("heartbeat", lambda tx: workers.went_back(tx, worker_id, life.beat)):
+                self._identity.went_back()
+            return False
+        life.beat = beat
+        return True
+
+    @abstractmethod
+    async def _beat(self, tx: X, worker_id: str, last: int) -> int | None:
+        """Renew the row if it is not older than `last`; the time that it has then, None if it was not renewed."""
+
+    async def transact(self, deed: Deed) -> Verdict:
+        """Run a function of the user's and write the record of its result in one transaction."""
+        self._check_open()
+        fence = self._fence(deed.actor)
+        try:
+            return await perform(
+                deed, self._home, lambda: self._lend_to(deed.actor), self._system.crash_point, self._limit(), fence
+            )
+        except Outlived:
+            return Verdict.LOST
+
+    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+        """What became of the one record of a turn."""
+        try:
+            return await super().recorded(turn, actor)
+        except Outlived:
+            return Verdict.LOST
+
+    @abstractmethod
+    def _lend_to(self, worker: str) -> AbstractAsyncContextManager[object]:
+        """A connection for a function of the user's in a run that the worker holds. Raises `Outlived`."""
+
+    def _fence(self, worker: str) -> str:
+        """A condition that holds on the server on which the worker's life began only; empty where there is none."""
+        return ""
+
+    def _is_current(self, connection: C) -> bool:
+        return connection.epoch == self._identity.epoch
 
     async def _register(self, tx: X, worker: WorkerInfo) -> None:
         await workers.register(tx, worker)
@@ -256,7 +319,9 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             await self._end(tx)
             return answer, tx
 
-        answer, tx = await self._with(verb, attempt, entered=entered)
+        # A life ends on whatever server is there.
+        life = "" if verb in ("register", "retire") else actor
+        answer, tx = await self._with(verb, attempt, entered=entered, life=life)
         self._committed(verb, tx)
         return answer
 
@@ -274,7 +339,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             self._system.crash_point(f"{verb}.written")
             return await body(tx), tx
 
-        answer, tx = await self._with(verb, attempt, entered=entered)
+        answer, tx = await self._with(verb, attempt, entered=entered, life=actor)
         if answer is not None:
             self._committed(verb, tx)
         return answer
@@ -288,7 +353,11 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
             # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
             await self._system.sleep(PAUSE * self._system.random())
+            await self._held_up()
         return verdicts
+
+    async def _held_up(self) -> None:
+        """Every row of a batch was busy: see whether that has another cause than other transactions."""
 
     def _committed(self, verb: str, tx: X) -> None:
         self._system.crash_point(f"{verb}.committed")
@@ -298,8 +367,11 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         for place in ("begun", "written", "committed"):
             self._system.crash_point(f"{verb}.{place}")
 
-    async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False) -> T:
-        """Do something on a connection, again and again while that may help."""
+    async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False, life: str = "") -> T:
+        """Do something on a connection, again and again while that may help.
+
+        What a worker does in its `life` is done on the server on which that began: raises `Outlived` otherwise.
+        """
         self._check_open()
         failures, until = 0, 0.0
         while True:
@@ -307,6 +379,8 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
                 pool = self._pools.here()
                 connection = await pool.take()
                 try:
+                    if life:
+                        self._identity.check(life, connection.epoch)
                     answer = await work(connection)
                 except Exception as error:
                     await self._put_back(pool, connection, error)

@@ -45,7 +45,7 @@ async def take(
             close_by=0,
             wake_at=tx.now,
         )
-        claimed.append(ClaimedRun(run, fresh=recorded < 0))
+        claimed.append(ClaimedRun(run, recorded))
         if tx.repeats or run.started_at == tx.now:
             tx.note(run.id, *of_claim(run, tx.now))
     await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1), tx.now) for one in claimed])

@@ -45,6 +45,12 @@ SET heartbeat_at = :now
 WHERE id = :id AND status = 'alive'
 """
 
+_WENT_BACK = """
+SELECT 1
+FROM perdure_workers
+WHERE id = :id AND status = 'alive' AND heartbeat_at < :beat
+"""
+
 _END = """
 UPDATE perdure_workers
 SET status = :status
@@ -173,6 +179,11 @@ async def report_health(tx: Transaction, worker_id: str, errors: int, problem: s
     row = {"id": worker_id, "errors": errors, "problem": problem[:_PROBLEM], "now": tx.now}
     if await tx.execute(_REPORT, row) == 0:
         await tx.execute(_FIRST_REPORT, row)
+
+
+async def went_back(tx: Transaction, worker_id: str, beat: int) -> bool:
+    """Whether the row of a worker that is alive has an earlier heartbeat than one that was answered."""
+    return bool(await tx.fetch(_WENT_BACK, {"id": worker_id, "beat": beat}))
 
 
 async def retire(tx: Transaction, worker_id: str) -> None:

@@ -40,6 +40,11 @@ class Holding(Kept):
         self._has_emitted = False
 
     @property
+    def last(self) -> int:
+        """The number of the last record that it has made; -1: none."""
+        return -1 if self._execution is None else self._execution.next_seq - 1
+
+    @property
     def idle(self) -> bool:
         """Whether nothing of it is under way."""
         return not self._attempts and not self._committing and self.stage is not Stage.REPLAYING

@@ -104,6 +104,10 @@ class Journal:
         if self._leaving:
             asyncio.get_running_loop().call_soon(self._leave_soon)
 
+    def forget(self) -> None:
+        """Write nothing more of what the worker held in its life before: its actor is another one now."""
+        self._waiting.clear()
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write and nothing being written."""
@@ -129,7 +133,7 @@ class Journal:
             self.batches += 1
             self.turns += len(batch)
             self._under_way += 1
-            self._writing.add(self._system.spawn(self._write(batch), "perdure journal"))
+            self._writing.add(self._system.spawn(self._write(batch, self._actor()), "perdure journal"))
 
     def _made(self, author: Author, moment: Moment) -> Turn | None:
         """Ask for a turn. An author that cannot say what to write is set aside; one that cannot say even that is let go of."""
@@ -144,15 +148,18 @@ class Journal:
                 author.break_off(error)
             return None
 
-    async def _write(self, batch: list[tuple[Author, Turn]]) -> None:
-        verdicts = await self._commit([turn for _, turn in batch])
+    async def _write(self, batch: list[tuple[Author, Turn]], actor: str) -> None:
+        verdicts = await self._commit([turn for _, turn in batch], actor)
+        if actor != self._actor():
+            # What is busy is tried again by nobody: a lease ends with the life in which it was got.
+            verdicts = [Verdict.LOST if verdict is _BUSY else verdict for verdict in verdicts]
         asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
 
-    async def _commit(self, turns: list[Turn]) -> list[Verdict]:
+    async def _commit(self, turns: list[Turn], actor: str) -> list[Verdict]:
         tries = 0
         while True:
             try:
-                verdicts = await self._store.commit(turns, self._actor())
+                verdicts = await self._store.commit(turns, actor)
             except EngineClosed:
                 raise
             except Exception as error:
@@ -162,19 +169,19 @@ class Journal:
                     await self._system.sleep(self._guard.failed(error))
                 elif len(turns) > 1:
                     # One by one, to tell the one turn that cannot be written from its neighbours.
-                    return [verdict for turn in turns for verdict in await self._commit([turn])]
-                elif await self._set_aside(turns[0], error):
+                    return [verdict for turn in turns for verdict in await self._commit([turn], actor)]
+                elif await self._set_aside(turns[0], error, actor):
                     return [Verdict.LOST]
             else:
                 self._guard.succeeded()
                 return verdicts
 
-    async def _set_aside(self, turn: Turn, error: Exception) -> bool:
+    async def _set_aside(self, turn: Turn, error: Exception, actor: str) -> bool:
         """Block a run whose turn cannot be written; False: that was refused as well, so it is not the run's fault."""
         pause = self._guard.failed(error)
         block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
         try:
-            await self._store.commit([Turn(lease=turn.lease, next=block)], self._actor())
+            await self._store.commit([Turn(lease=turn.lease, next=block)], actor)
         except EngineClosed:
             raise
         except Exception as problem:

@@ -238,8 +238,7 @@ class Pushing:
         )
         if admitted.runs:
             [claimed] = admitted.runs
-            progress = -1 if claimed.fresh else (await self._store.history(run.id))[-1].seq
-            return Taken(claimed=claimed, now=admitted.now, progress=progress)
+            return Taken(claimed=claimed, now=admitted.now, progress=claimed.last)
         refused = Refusal.SUSPECT if admitted.suspects else Refusal.WAITING
         return Taken(refused=refused, run=await self._store.get(run.id), now=admitted.now)
 

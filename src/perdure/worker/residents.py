@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from perdure.core.model import Run
+from perdure.core.model import ClaimedRun
 from perdure.worker.held import Held
 
 
@@ -25,12 +25,13 @@ class Residents:
         while len(self._parked) > self._limit:
             self._parked.popitem(last=False)[1].drop()
 
-    def take(self, run: Run) -> Held | None:
-        """The run as it was parked, if this claim is the first since then: its history is then still what it knows."""
+    def take(self, claimed: ClaimedRun) -> Held | None:
+        """The run as it was parked, if this claim is the first since then and its last record is still the last one."""
+        run = claimed.run
         held = self._parked.pop(run.id, None)
         if held is None:
             return None
-        if held.lease.token + 1 == run.token and held.run.attempt == run.attempt:
+        if held.lease.token + 1 == run.token and held.run.attempt == run.attempt and held.last == claimed.last:
             return held
         held.drop()
         return None

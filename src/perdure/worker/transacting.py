@@ -71,7 +71,7 @@ class Transactor(Recipient, Publisher, Protocol):
 class TransactionAttempt(Attempt):
     """See the module."""
 
-    __slots__ = ("_answer", "_crew", "_deadline", "_going", "_grant", "_loop", "_made", "_seal", "_turn")
+    __slots__ = ("_actor", "_answer", "_crew", "_deadline", "_going", "_grant", "_loop", "_made", "_seal", "_turn")
 
     recipient: Transactor
 
@@ -80,6 +80,7 @@ class TransactionAttempt(Attempt):
     ) -> None:
         super().__init__(operation, run.id, now, crew.system, crew.arrivals, recipient)
         self._crew = crew
+        self._actor = crew.actor()
         self._seal = seal
         self._loop = asyncio.get_running_loop()
         self._grant: Grant | None = None
@@ -161,7 +162,7 @@ class TransactionAttempt(Attempt):
         using = None if request.options.using is UNSET else request.options.using
         try:
             verdict = await self._crew.store.transact(
-                Deed(work=work, waits=request.spec.is_async, seal=seal, using=using)
+                Deed(work=work, waits=request.spec.is_async, seal=seal, using=using, actor=self._actor)
             )
         except StoreUnavailable as error:
             raise (Interrupted if self._turn is None else Doubtful) from error
@@ -263,7 +264,7 @@ class TransactionAttempt(Attempt):
         assert self._turn is not None
         while True:
             try:
-                return await self._crew.store.recorded(self._turn, self._crew.actor())
+                return await self._crew.store.recorded(self._turn, self._actor)
             except StoreCorrupt:
                 raise
             except StoreError as error:

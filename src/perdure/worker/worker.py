@@ -10,6 +10,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from perdure.core.codec import Codec
@@ -20,7 +22,7 @@ from perdure.core.loops import Guard, Health
 from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.system import System
 from perdure.replay.around import Around
-from perdure.store.protocol import Store
+from perdure.store.protocol import Change, Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.beginnings import Beginnings
 from perdure.worker.claimer import Claimer
@@ -124,6 +126,9 @@ class Worker:
         self._reading: set[asyncio.Task[None]] = set()
         self._inboxes = Inboxes(store, system, self._read, self.health)
         self._rebirth: asyncio.Task[None] | None = None
+        #: The database was replaced since this life began.
+        self._replaced = False
+        self._unsubscribe: Callable[[], None] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Worker:
@@ -150,6 +155,7 @@ class Worker:
             if self._heart is not None:
                 await self._heart.stop()
             raise
+        self._unsubscribe = self._store.subscribe(partial(self._on_change, asyncio.get_running_loop()))
         if self._hooking is not None:
             self._hooking.start(self)
         self.scheduler.start()
@@ -157,6 +163,9 @@ class Worker:
 
     async def _begin_life(self) -> None:
         self.id = uuid7(self._system.now(), self._system.entropy(10))
+        self._replaced = False
+        # What has yet to be written of the life before must not be written in the name of this one.
+        self._journal.forget()
         await self._store.register(
             WorkerInfo(
                 id=self.id,
@@ -180,18 +189,38 @@ class Worker:
         )
         self._heart.start()
 
+    def _on_change(self, loop: asyncio.AbstractEventLoop, change: Change) -> None:
+        # Called from whatever thread has found out.
+        if change & Change.REPLACED:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._database_replaced)
+
+    def _database_replaced(self) -> None:
+        """Begin a new life: what this one holds and remembers may follow from commits that are gone."""
+        self._replaced = True
+        self.drop_everything()
+        self._residents.clear()
+        self._give_up_waiting()
+        self._declared_dead()
+
     def _declared_dead(self) -> None:
         if not self.stopping and (self._rebirth is None or self._rebirth.done()):
             self._rebirth = self._system.spawn(self._begin_again(), "perdure rebirth")
 
     async def _begin_again(self) -> None:
-        logger.warning("worker %s was declared dead; it drops %d runs and begins a new life", self.id, len(self._held))
+        cause = "outlived its database server" if self._replaced else "was declared dead"
+        logger.warning("worker %s %s; it drops %d runs and begins a new life", self.id, cause, len(self._held))
         await self._claimer.stop()
         self.drop_everything()
+        self._residents.clear()
         self.usher.forget()
         if self._heart is not None:
             await self._heart.stop()
-        await Guard("new life", self._system, self.health, logger).keep_going(self._begin_life)
+        former, guard = self.id, Guard("new life", self._system, self.health, logger)
+        if self._replaced:
+            # There it still has a lease, which would keep its runs from others.
+            await guard.keep_going(lambda: self._store.retire(former))
+        await guard.keep_going(self._begin_life)
         self._claimer.start()
 
     # draining
@@ -250,6 +279,8 @@ class Worker:
         for task in (self._rebirth, self._draining):
             if task is not None:
                 task.cancel()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
         await self._claimer.stop()
         await self.scheduler.stop()
         await self._sweeper.stop()
@@ -326,7 +357,7 @@ class Worker:
 
     def resident(self, claimed: ClaimedRun) -> Held | None:
         """The run as it was left in memory, if it can go on from there."""
-        return self._residents.take(claimed.run)
+        return self._residents.take(claimed)
 
     def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Sequence[Message]) -> None:
         """Work on a run that was claimed and whose history was loaded."""

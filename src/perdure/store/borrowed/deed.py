@@ -45,18 +45,23 @@ class Deed(Struct, frozen=True, kw_only=True):
     seal: Seal
     #: Gives the connection; None: the store's own driver.
     using: Callable[[], Any] | None = None
+    #: The worker that holds the run.
+    actor: str = ""
 
 
 async def perform(
-    deed: Deed, home: Home, lend: Callable[[], Any], mark: Callable[[str], None], limit: str = ""
+    deed: Deed, home: Home, lend: Callable[[], Any], mark: Callable[[str], None], limit: str = "", fence: str = ""
 ) -> Verdict:
-    """Do it: APPLIED, or LOST with everything rolled back. `limit` has a server end what nobody goes on with."""
+    """Do it: APPLIED, or LOST with everything rolled back.
+
+    `limit` has a server end what nobody goes on with. `fence` is a condition without which the lease does not hold.
+    """
     mark("transact.enter")
     stack = opened(deed.using or lend)
     async with _the_database():
         connection, wire = await stack.__aenter__()
     try:
-        await _inside(connection, wire, home, deed, mark, limit)
+        await _inside(connection, wire, home, deed, mark, limit, fence)
     except _Lost:
         return Verdict.LOST
     finally:
@@ -66,7 +71,9 @@ async def perform(
     return Verdict.APPLIED
 
 
-async def _inside(connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None], limit: str) -> None:
+async def _inside(
+    connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None], limit: str, fence: str
+) -> None:
     tx = BorrowedTransaction(wire, home, "")
     check_database(wire, home)
     try:
@@ -84,7 +91,7 @@ async def _inside(connection: Any, wire: Wire, home: Home, deed: Deed, mark: Cal
         async with _the_database(wire):
             await _still_open(tx)
             tx.now = max(tx.now, turn.records[-1].at)  # on a connection of the store's own the time was not asked for
-            if await append(tx, turn) is Verdict.LOST:
+            if await append(tx, turn, fence) is Verdict.LOST:
                 raise _Lost
         mark("transact.written")
     except BaseException:

@@ -134,7 +134,7 @@ async def claim(tx: MysqlTransaction, request: ClaimRequest, seen: Seen, entropy
     """Wake what is due, then take ready runs."""
     if seen.held:
         [answer] = await tx.send(tx.text(_HELD, worker=request.worker, nonce=request.nonce))
-        runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in answer.rows)
+        runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in answer.rows)
         return replace(seen.empty_handed(), runs=runs)
     return await _Claim(tx, request, seen, entropy).claim()
 
@@ -315,7 +315,7 @@ class _Claim:
             )
             marked = run.inbox_seq > run.inbox_read
             rows.append((run.id, run.token, run.claims, last, run.started_at, run.seed, marked, run.deadline))
-            taken.append(ClaimedRun(run, fresh=last < 0))
+            taken.append(ClaimedRun(run, last))
         self._tx.note_claims((claimed.run for claimed in taken), now)
         self._tx.insert(_TAKE, rows, worker=request.worker, nonce=request.nonce)
         return taken

@@ -34,6 +34,7 @@ _FOUND_ROWS = 2
 class _Result(Protocol):
     rows: tuple[Row, ...] | None
     affected_rows: int
+    insert_id: int
     has_next: int
 
 
@@ -65,6 +66,8 @@ class Answer(Struct, frozen=True):
 
     rows: tuple[Row, ...]
     count: int
+    #: What it passed to LAST_INSERT_ID.
+    told: int = 0
 
 
 class Connection:
@@ -77,6 +80,8 @@ class Connection:
         self.in_transaction = False
         #: How large a packet the server takes, in bytes.
         self.packet = 1 << 20
+        #: Which of the servers that were met at this address it leads to.
+        self.epoch = 0
         self.trace: Callable[[str], object] | None = None
 
     @property
@@ -148,7 +153,7 @@ class Connection:
         answers: list[Answer] = []
         while True:
             result = driver._result
-            answers.append(Answer(result.rows or (), result.affected_rows))
+            answers.append(Answer(result.rows or (), result.affected_rows, result.insert_id or 0))
             if not result.has_next:
                 return answers
             await driver.next_result()

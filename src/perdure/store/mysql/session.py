@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 from perdure.core.errors import StoreError
+from perdure.store.dialect import Row
+from perdure.store.identity import Who
 from perdure.store.mysql.driver import Connection
+from perdure.store.mysql.literals import Sql
 from perdure.store.patience import Patience
 
 #: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
@@ -34,18 +37,60 @@ _RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = 
 
 _ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
 
+#: Who the server is and how far it has written its log of changes, if it keeps one. MariaDB has no name of its own that every version
+#: knows; servers that replicate have different numbers, and copies of one mostly another host or port.
+_NAME = {"MariaDB": "CONCAT(@@server_id, ' ', @@hostname, ':', @@port)", "MySQL": "@@server_uuid"}
+_WHO = {
+    "MariaDB": f"SELECT {_NAME['MariaDB']}, @@gtid_binlog_pos",
+    "MySQL": f"SELECT {_NAME['MySQL']}, @@gtid_executed",
+}
+_NUMBER = re.compile(r"\d+")
 
-async def prepare(connection: Connection, where: str) -> None:
-    """Set up a session. Raises `StoreError` where the server does not fit."""
-    text = connection.server_version
-    kind = "MariaDB" if "mariadb" in text.lower() else "MySQL"
+
+def name_of(connection: Connection) -> Sql:
+    """An expression for the server's name."""
+    return Sql(_NAME[_kind_of(connection)])
+
+
+def who_asks(connection: Connection) -> str:
+    """The statement that asks a server who it is."""
+    return _WHO[_kind_of(connection)]
+
+
+def who_is(row: Row) -> Who:
+    """Its answer."""
+    name, written = row
+    return Who(name, _position(written))
+
+
+def _position(written: str) -> dict[str, int]:
+    """The last transaction of each stream: `domain-server-number` of MariaDB, `server:1-number:…` of MySQL."""
+    position: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in written.split(","))):
+        stream, separator, rest = part.partition(":")
+        if not separator:
+            stream, _, rest = part.partition("-")
+            rest = rest.rpartition("-")[2]
+        position[stream] = max(position.get(stream, 0), *map(int, _NUMBER.findall(rest)), 0)
+    return position
+
+
+def _kind_of(connection: Connection) -> str:
+    return "MariaDB" if "mariadb" in connection.server_version.lower() else "MySQL"
+
+
+async def prepare(connection: Connection, where: str) -> Who:
+    """Set up a session; who the server is. Raises `StoreError` where the server does not fit."""
+    text, kind = connection.server_version, _kind_of(connection)
     # MariaDB pretends to be 5.5.5 first, for old replicas.
     version = _VERSION.search(text.removeprefix("5.5.5-"))
     if version is None or tuple(map(int, version.groups())) < _OLDEST[kind]:
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
-    answers = await connection.send([_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.patience), _ASKED])
-    [(packet, mode)] = answers[-1].rows
+    answers = await connection.send(
+        [_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.patience), _ASKED, _WHO[kind]]
+    )
+    [(packet, mode)], [who] = answers[-2].rows, answers[-1].rows
     if packet < _SMALLEST_PACKET:
         raise StoreError(
             f"{where} takes packets of {packet:,} bytes at the most, which is too little. Set max_allowed_packet to 16M or "
@@ -57,6 +102,7 @@ async def prepare(connection: Connection, where: str) -> None:
             "Look at what stands between here and the server."
         )
     connection.packet = packet
+    return who_is(who)
 
 
 async def relax(connection: Connection) -> None:

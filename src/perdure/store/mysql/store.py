@@ -10,6 +10,7 @@ import asyncio
 import builtins
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from perdure.core.errors import StoreError
 from perdure.core.fleet import WorkerInfo
@@ -27,6 +28,7 @@ from perdure.core.model import (
 from perdure.core.system import System
 from perdure.store import workers
 from perdure.store.dialect import Row, Transaction
+from perdure.store.identity import Outlived
 from perdure.store.lending import lend
 from perdure.store.mysql import creating, errors, loading
 from perdure.store.mysql.claim import claim
@@ -36,7 +38,7 @@ from perdure.store.mysql.driver import AlreadyThere, Connection, Way
 from perdure.store.mysql.literals import Sql, Templates, listed
 from perdure.store.mysql.looking import Seen, look
 from perdure.store.mysql.migrating import migrate
-from perdure.store.mysql.session import prepare, relax
+from perdure.store.mysql.session import name_of, prepare, relax, who_asks, who_is
 from perdure.store.mysql.simple import commit_simply, is_simple
 from perdure.store.mysql.sweep import ANYTHING
 from perdure.store.mysql.transaction import MysqlTransaction
@@ -51,7 +53,12 @@ from perdure.store.url import MysqlUrl
 _PARENTS = "SELECT parent_id FROM perdure_runs WHERE id IN (:ids) AND parent_id IS NOT NULL"
 _LOCK_IN_ORDER = "SELECT 1 FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id IN (:ids) ORDER BY id FOR UPDATE"
 
-_BEAT = "UPDATE perdure_workers SET heartbeat_at = :now WHERE id = :id AND status = 'alive'"
+#: LAST_INSERT_ID has the server tell the time that it wrote.
+_BEAT = """
+UPDATE perdure_workers
+SET heartbeat_at = LAST_INSERT_ID(:now)
+WHERE id = :id AND status = 'alive' AND heartbeat_at >= :last AND :who <=> :server
+"""
 
 
 class MysqlStore(ServerStore[Connection, MysqlTransaction]):
@@ -68,7 +75,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         self._templates = Templates(url.prefix)
         #: What was paused when a claim last looked.
         self._paused: frozenset[tuple[str, str]] = frozenset()
-        self._lent = Pools(system, self._open_relaxed, Connection.say_goodbye, url.pool)
+        self._lent = Pools(system, self._open_relaxed, Connection.say_goodbye, url.pool, self._is_current)
 
     async def close(self) -> None:
         """Let go of every connection."""
@@ -84,6 +91,12 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     def _after_fork_in_child(self) -> None:
         super()._after_fork_in_child()
         self._lent.silence()
+
+    @asynccontextmanager
+    async def _lend_to(self, worker: str) -> AsyncGenerator[object]:
+        check = partial(self._identity.check, worker)
+        async with lend(self._lent, Connection.is_busy, check) as connection:
+            yield connection.driver
 
     async def now(self) -> int:
         """The server's time."""
@@ -109,14 +122,18 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def heartbeat(self, worker_id: str) -> bool:
-        """Renew the worker's one row, by the server's own clock."""
-
-        async def beat(tx: MysqlTransaction) -> bool:
-            [answer] = await tx.send(tx.text(_BEAT, id=worker_id, now=self._time()))
-            return answer.count == 1
-
-        return bool(await self._at_once("heartbeat", worker_id, beat))
+    async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int) -> int | None:
+        """By the server's own clock; not on another server than the one that was met, to which a proxy may lead."""
+        server = self._identity.server
+        who = Sql("NULL") if server is None else name_of(tx.connection)
+        beat = tx.text(_BEAT, id=worker_id, now=self._time(), last=last, who=who, server=server)
+        [answer] = await tx.send(beat)
+        if answer.count:
+            return answer.told
+        known = self._identity.asking()
+        [answer] = await tx.send(who_asks(tx.connection))
+        self._identity.meet(who_is(answer.rows[0]), known)
+        return None
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs."""
@@ -146,6 +163,12 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one round trip if they reach nobody else."""
+        try:
+            return await self._commit_turns(turns, actor)
+        except Outlived:
+            return [Verdict.LOST] * len(turns)
+
+    async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         if is_simple(turns):
             written = await self._at_once("commit", actor, lambda tx: self._commit_simply(tx, turns))
             if written is not None:
@@ -192,7 +215,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         connection = await self._way.connect(self._patience)
         connection.trace = self._trace
         try:
-            await prepare(connection, self.where)
+            known = self._identity.asking()
+            connection.epoch = self._identity.meet(await prepare(connection, self.where), known)
         except BaseException:
             connection.terminate()
             raise

@@ -44,6 +44,7 @@ class MysqlTransaction(NotingOnServer):
     ) -> None:
         super().__init__(clock, actor, audit, listened=listened)
         self.connection = connection
+        self.epoch = connection.epoch
         self._templates = templates
         self._locking = locking
         self._waiting: list[str] = []

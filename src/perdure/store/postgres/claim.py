@@ -282,4 +282,4 @@ def pairs_of(request: ClaimRequest) -> tuple[list[str], list[str]]:
 def to_runs(rows: Sequence[Row]) -> tuple[ClaimedRun, ...]:
     """What was taken."""
     # Progress is the last record's number at the claim: -1 says that there was none.
-    return tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)
+    return tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)

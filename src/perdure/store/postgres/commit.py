@@ -41,10 +41,13 @@ FROM (
   UNION
   SELECT parent_id FROM perdure_runs WHERE id = ANY ($2::text[]) AND parent_id IS NOT NULL
 ) wanted
-JOIN perdure_runs r ON r.id = wanted.id
+JOIN perdure_runs r ON r.id = wanted.id{{fence}}
 ORDER BY r.id
 FOR NO KEY UPDATE OF r SKIP LOCKED
 """
+
+#: For writes that follow from no lease.
+_LOCK_ANYWHERE = LOCK.replace("{fence}", "")
 
 _THERE = "SELECT id FROM perdure_runs WHERE id = ANY ($1::text[])"
 
@@ -123,7 +126,7 @@ class _Wave(Wave[PostgresTransaction]):
     """Turns of different runs."""
 
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
-        rows = await self._tx.run(LOCK, touched, children)
+        rows = await self._tx.run(LOCK if self._wave else _LOCK_ANYWHERE, touched, children)
         self._tx.locked()
         return rows
 

@@ -40,6 +40,9 @@ class _Version(Protocol):
 class Connection(Protocol):
     """One session with the server, of one event loop."""
 
+    #: Which of the servers that were met at this address it leads to.
+    epoch: int
+
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
         """Run a statement, or several without parameters; its status, such as `UPDATE 3`. A timeout replaces the usual one."""
 
@@ -57,6 +60,9 @@ class Connection(Protocol):
 
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open."""
+
+    def get_server_pid(self) -> int:
+        """Of the process that serves the session; a pooler says its own."""
 
     def get_server_version(self) -> _Version:
         """Of the server."""
@@ -88,6 +94,7 @@ class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes wit
     """
 
     unique = ""
+    epoch = 0
 
     def fileno(self) -> int:
         """The descriptor of its socket."""

@@ -71,15 +71,16 @@ class Shape(NamedTuple):
 #: A lease on a row as it is when it was locked. The first part is always true, though not in the eyes of the planner: for the one row
 #: that it expects then, it asks the index. That is the one of ids, as the second part hides from it that all of them are running.
 #: Nobody is waited for, so that rows may be locked in any order.
+#: Behind a pooler, `{fence}` is true on the server that is expected there only.
 _HOLDS = """given.run_id = given.run_id || '' AND r.status || '' = 'running' AND r.token = given.token
-    AND r.nonce = given.nonce"""
+    AND r.nonce = given.nonce{fence}"""
 
 #: One record of one run, whose row is locked and looked at, but not written. The row that counts is the one that was locked.
 ONE_RECORD = f"""
 INSERT INTO perdure_history ({", ".join(HISTORY)})
 SELECT {", ".join(f"${place}::{kind}" for place, kind in enumerate(HISTORY.values(), 1))}
 FROM perdure_runs
-WHERE id = $1 AND status = 'running' AND token = $3 AND nonce = ${len(HISTORY) + 1}
+WHERE id = $1 AND status = 'running' AND token = $3 AND nonce = ${len(HISTORY) + 1}{{fence}}
 FOR NO KEY UPDATE SKIP LOCKED
 """
 

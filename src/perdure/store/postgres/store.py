@@ -30,6 +30,7 @@ from perdure.core.model import (
 from perdure.core.system import System
 from perdure.store import reads, workers
 from perdure.store.dialect import Row, Transaction
+from perdure.store.identity import Known, Outlived
 from perdure.store.lending import lend
 from perdure.store.pool import Pools
 from perdure.store.postgres import creating, errors, loading, migrating
@@ -37,6 +38,7 @@ from perdure.store.postgres.claim import Seen, claim
 from perdure.store.postgres.commit import commit, deliver
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
+from perdure.store.postgres.identity import NOTHING_KNOWN, TIMELINE, Session, fence, on_timeline, timeline_of, who_is
 from perdure.store.postgres.notify import Notices
 from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.sessions import end_abandoned, session_name
@@ -71,9 +73,10 @@ _TIME = f"SELECT {NOW}"
 _BEAT = f"""
 UPDATE perdure_workers
 SET heartbeat_at = COALESCE($2::bigint, {NOW})
-WHERE id = $1 AND status = 'alive'
-RETURNING heartbeat_at
+WHERE id = $1 AND status = 'alive' AND heartbeat_at >= $3::bigint
+RETURNING heartbeat_at, {{told}}
 """
+_BEATS = {True: _BEAT.format(told=TIMELINE), False: _BEAT.format(told="''")}
 
 
 class PostgresStore(ServerStore[Connection, PostgresTransaction]):
@@ -88,7 +91,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         self.where = url.where
         self._url = url
         self._statements = Statements(url.tables)
-        self._lent = Pools(system, lambda: self._open_connection(lent=True), say_goodbye, url.pool)
+        self._lent = Pools(system, lambda: self._open_connection(lent=True), say_goodbye, url.pool, self._is_current)
+        #: The timeline that every statement which proves a lease checks, as a pooler stands in between; empty: none does.
+        self._fenced = ""
         self._prepares = True
         self._notices = Notices(url, system, self._tell)
 
@@ -131,17 +136,29 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         made = None if alone else await self._at_once("create", actor, quickly)
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
-    async def heartbeat(self, worker_id: str) -> bool:
-        """Renew the worker's one row, by the server's own clock."""
+    async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int) -> int | None:
+        """By the server's own clock."""
+        asked, fenced = self._clock.asking(), self._fenced
+        rows = await tx.run(_BEATS[bool(fenced)], worker_id, self._clock.told, last)
+        if not rows:
+            return None
+        [(beat, timeline)] = rows
+        self._clock.answered(asked, beat)
+        if timeline != fenced:
+            self._moved(timeline)
+            return None
+        return int(beat)
 
-        async def beat(tx: PostgresTransaction) -> bool:
-            asked = self._clock.asking()
-            rows = await tx.run(_BEAT, worker_id, self._clock.told)
-            if rows:
-                self._clock.answered(asked, rows[0][0])
-            return bool(rows)
+    def _moved(self, timeline: str) -> None:
+        """A pooler leads to another server than before."""
+        self._identity.meet(on_timeline(self._identity.server, timeline), NOTHING_KNOWN)
 
-        return bool(await self._at_once("heartbeat", worker_id, beat))
+    async def _held_up(self) -> None:
+        """Where every row is busy, a pooler may lead to another server, on which no lease holds."""
+        if fenced := self._fenced:
+            timeline = await self._with("commit", lambda connection: connection.fetchval(f"SELECT {TIMELINE}"))
+            if timeline != fenced:
+                self._moved(timeline)
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Wake what is due, then take ready runs."""
@@ -175,10 +192,16 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         """Make turns durable; in one statement if they reach nobody else."""
+        try:
+            return await self._commit_turns(turns, actor)
+        except Outlived:
+            return [Verdict.LOST] * len(turns)
+
+    async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
         left_out: set[str] | None = None
         if self._prepares and is_simple(turns):
             if go_on(turns):
-                left_out = await self._append(turns)
+                left_out = await self._append(turns, actor)
             else:
                 left_out = await self._at_once("commit", actor, lambda tx: _commit_simply(tx, turns))
         if left_out is None:
@@ -188,7 +211,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         verdicts = iter(await self._commit([turn for turn in turns if turn.lease.run_id in left_out], actor))
         return [next(verdicts) if turn.lease.run_id in left_out else Verdict.APPLIED for turn in turns]
 
-    async def _append(self, turns: Sequence[Turn]) -> set[str] | None:
+    async def _append(self, turns: Sequence[Turn], actor: str) -> set[str] | None:
         """As `_at_once` does it, in fewer calls: the steps of one run that come one by one wait for each of these."""
         passes = self._system.crash_point
         passes("commit.enter")
@@ -201,7 +224,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             except AlreadyThere:
                 return None
 
-        left_out = await self._with("commit", attempt)
+        left_out = await self._with("commit", attempt, life=actor)
         if left_out is not None:
             passes("commit.committed")
         return left_out
@@ -215,6 +238,13 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     def lend(self) -> AbstractAsyncContextManager[Connection]:
         """A connection for a function of the user's."""
         return lend(self._lent, is_busy)
+
+    def _lend_to(self, worker: str) -> AbstractAsyncContextManager[Connection]:
+        return lend(self._lent, is_busy, lambda epoch: self._identity.check(worker, epoch))
+
+    def _fence(self, worker: str) -> str:
+        life = self._identity.life(worker)
+        return fence(timeline_of(life.server)) if life is not None and life.server is not None else ""
 
     async def _migrate(self, tx: Transaction) -> None:
         assert isinstance(tx, PostgresTransaction)
@@ -230,14 +260,28 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         connection = await connect(
             self._url.dsn, unique, self._patience, called=called, prepares=self._prepares, lent=lent
         )
-        trace = self._trace
-        if trace is not None:
-            connection.add_query_logger(lambda logged: trace(logged.query))
         if connection.get_server_version().major < _OLDEST_SERVER:
             version = connection.get_server_version().major
             connection.terminate()
             raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer.")
+        known = self._identity.asking()
+        try:
+            self._met(connection, await who_is(connection), known)
+        except BaseException:
+            connection.terminate()
+            raise
+        trace = self._trace
+        if trace is not None:
+            connection.add_query_logger(lambda logged: trace(logged.query))
         return connection
+
+    def _met(self, connection: Connection, session: Session, known: Known) -> None:
+        """Note who the server is, and check that with each commit where a pooler may lead elsewhere."""
+        connection.epoch = self._identity.meet(session.who, known)
+        fenced = session.timeline if session.pooled else ""
+        if fenced != self._fenced:
+            self._fenced = fenced
+            self._statements = Statements(self._url.tables, fence(fenced) if fenced else "")
 
     async def _say_goodbye(self, connection: Connection) -> None:
         await say_goodbye(connection)

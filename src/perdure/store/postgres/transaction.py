@@ -40,8 +40,10 @@ def begin(patience: Patience) -> str:
 class Statements:
     """Statements as the server gets them, each rendered once."""
 
-    def __init__(self, tables: str) -> None:
+    def __init__(self, tables: str, fence: str = "") -> None:
+        #: `fence`: a condition without which no lease holds, put where statements say `{fence}`.
         self._tables = tables
+        self._fence = fence
         self._named: dict[str, tuple[str, list[str]]] = {}
         self._plain: dict[str, str] = {}
         self._made: dict[tuple[Callable[[int], str], int], str] = {}
@@ -92,7 +94,7 @@ class Statements:
         return found
 
     def _render(self, sql: str) -> str:
-        return POSTGRES.render(sql, self._tables)
+        return POSTGRES.render(sql.replace("{fence}", self._fence), self._tables)
 
 
 class PostgresTransaction(NotingOnServer):
@@ -113,6 +115,7 @@ class PostgresTransaction(NotingOnServer):
         self.connection = connection
         self._statements = statements
         self._locking = locking
+        self.epoch = connection.epoch
         #: Seconds that `execute` may take, if not the usual number.
         self.patience: float | None = None
 

@@ -226,7 +226,7 @@ async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
 
 async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> Claimed:
     # Progress is the last record's number at the claim: -1 says that there was none.
-    runs = tuple(ClaimedRun(to_run(row[1:]), fresh=row[0] < 0) for row in rows)
+    runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)
     [(waiting, firing)] = await tx.fetch(NEXT, ())
     next_wake = left_until if waiting is None else min(left_until, waiting)
     next_fire = FAR if firing is None else firing

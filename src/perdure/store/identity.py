@@ -1,0 +1,122 @@
+"""The server behind an address, and which lives of workers began on it.
+
+A standby that takes the place of its primary may lack the last commits (asynchronous replication), and so does a backup that is
+restored. What a worker holds then, its leases and what it keeps in memory, may follow from commits that are gone, while its own row and
+its leases look as before. So every new connection reads who the server is and how far it has written. When it is another one, or has
+gone back, all connections to the former server are given up, listeners are told, and nothing that was claimed before is written:
+each worker begins a new life.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from perdure.core.errors import StoreError
+
+_log = logging.getLogger("perdure.store")
+
+
+class Outlived(StoreError):
+    """The worker began its life on a server that another one has replaced since."""
+
+
+class Who(Struct, frozen=True):
+    """A server, as one of its sessions describes it."""
+
+    #: Its name for itself; None: it does not say.
+    name: str | None
+    #: How far it has written, by stream of its log. Nothing that it has acknowledged lies behind.
+    position: Mapping[str, int] = {}
+
+
+class Known(Struct, frozen=True):
+    """What was known of the server when it was asked."""
+
+    epoch: int
+    position: Mapping[str, int]
+
+
+class Life(Struct):
+    """A worker's life, as the store knows it."""
+
+    epoch: int
+    #: The server's name for itself; None: not known.
+    server: str | None
+    #: What its row had after the last heartbeat that was answered, in microseconds; a server that has an earlier one has lost it.
+    beat: int = 0
+
+
+class Identity:
+    """See the module. Its methods may be called from any thread."""
+
+    def __init__(self, where: Callable[[], str], replaced: Callable[[], object]) -> None:
+        #: How often the server was replaced.
+        self.epoch = 0
+        #: The server's name for itself; None: not known.
+        self.server: str | None = None
+        self._where = where
+        self._replaced = replaced
+        self._position: Mapping[str, int] = {}
+        self._lives: dict[str, Life] = {}
+        self._meeting = threading.Lock()
+
+    def asking(self) -> Known:
+        """To be called before the server is asked who it is."""
+        with self._meeting:
+            return Known(self.epoch, self._position)
+
+    def meet(self, who: Who, known: Known) -> int:
+        """Note who the server behind a connection is; its epoch. `known` is from before it was asked."""
+        with self._meeting:
+            if who.name is None:
+                return self.epoch
+            former, self.server = self.server, who.name
+            if former in (None, who.name) and not self._went_back(who, known):
+                self._position = {**self._position, **_later(who.position, self._position)}
+                return self.epoch
+            self._position = who.position
+            self.epoch += 1
+            epoch = self.epoch
+        if former == who.name:
+            self._tell("has lost commits that it had acknowledged")
+        else:
+            self._tell(f"is another server than before ({who.name}, was {former}) and may lack the last commits")
+        return epoch
+
+    def went_back(self) -> None:
+        """The server lacks something that it had acknowledged."""
+        with self._meeting:
+            self.epoch += 1
+        self._tell("has lost commits that it had acknowledged")
+
+    def begin(self, worker: str, epoch: int) -> None:
+        """A life begins on the server of that epoch."""
+        with self._meeting:
+            self._lives[worker] = Life(epoch, self.server if epoch == self.epoch else None)
+
+    def life(self, worker: str) -> Life | None:
+        """A life that began here."""
+        return self._lives.get(worker)
+
+    def check(self, worker: str, epoch: int) -> None:
+        """Raise `Outlived` if the worker's life began on another server than that of the epoch."""
+        life = self._lives.get(worker)
+        if life is not None and life.epoch != epoch:
+            raise Outlived(f"worker {worker} began on a server that was replaced since; it has to begin a new life")
+
+    def _went_back(self, who: Who, known: Known) -> bool:
+        if known.epoch != self.epoch:
+            return False
+        return any(who.position.get(stream, 0) < reached for stream, reached in known.position.items())
+
+    def _tell(self, what: str) -> None:
+        _log.warning("%s %s; workers drop what they hold and begin a new life", self._where(), what)
+        self._replaced()
+
+
+def _later(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {stream: max(reached, other.get(stream, 0)) for stream, reached in one.items()}

@@ -1,0 +1,169 @@
+"""A standby that lacks the last commits takes the place of its primary while workers are at work.
+
+What was lost is lost: that is what asynchronous replication means. But nothing goes on from what only a worker's memory holds: no
+history has a hole, and no run waits for what is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from perdure import Engine
+from perdure.core.listing import RunFilter
+from perdure.core.model import Status
+from perdure.host import Host
+from perdure.store import open_store
+from perdure.testing.invariants import Known, scan_store
+from tests.faults.failing_over import WORKFLOWS, expected, request, schedule
+from tests.helpers import eventually
+from tests.servers.forwarder import Forwarder
+from tests.servers.postgres import Postgres, Standby
+from tests.servers.private import Missing
+
+WHOLE = bool(os.environ.get("PERDURE_PROVE"))
+PROMOTIONS = 100 if WHOLE else 10
+#: Orders that are under way at each promotion, and commits that may be lost with it.
+LOAD = 12
+LOST = 80
+#: No promotion takes as long, so that every lease outlives it.
+LEASE = "60s"
+
+
+class Cluster:
+    """A primary, its standby, and an address that leads to the one that takes writes."""
+
+    def __init__(self) -> None:
+        self._primary = Postgres(durable=False)
+        self._standby: Standby | None = None
+        self._line: Forwarder | None = None
+        self.front = Forwarder(self._primary.dsn)
+
+    @property
+    def dsn(self) -> str:
+        """The server that takes writes, at its own address."""
+        return self._primary.dsn
+
+    async def start(self) -> None:
+        """Start the primary and lead to it."""
+        await asyncio.to_thread(self._primary.create)
+        await self.front.start()
+
+    async def stop(self) -> None:
+        """Leave nothing behind."""
+        await self.front.stop()
+        for server in (self._primary, self._standby):
+            if server is not None:
+                await asyncio.to_thread(server.remove)
+
+    async def follow(self) -> None:
+        """Have a standby follow the primary."""
+        self._line = Forwarder(self._primary.dsn)
+        await self._line.start()
+        self._standby = Standby(self._primary, source=self._line.dsn, durable=False)
+        await asyncio.to_thread(self._standby.create)
+
+    def tear(self) -> None:
+        """Let the standby hear no more of the primary."""
+        assert self._line is not None
+        self._line.cut()
+
+    async def promote(self) -> None:
+        """Have the standby take the primary's place."""
+        assert self._standby is not None
+        assert self._line is not None
+        self.front.cut()
+        await asyncio.to_thread(self._primary.remove)
+        await self._line.stop()
+        await asyncio.to_thread(self._standby.promote)
+        self._primary, self._standby = self._standby, None
+        self.front.lead_to(self._primary.dsn)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    cluster: Cluster | None = None
+    try:
+        cluster = Cluster()
+        await cluster.start()
+        yield cluster
+    except Missing as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"a server that can be promoted is needed: {missing}")
+    finally:
+        if cluster is not None:
+            await cluster.stop()
+
+
+@pytest.mark.timeout(7200 if WHOLE else 600)
+async def test_a_promoted_standby_without_the_last_commits_leaves_no_hole_and_nothing_that_waits(
+    cluster: Cluster,
+) -> None:
+    url = cluster.front.dsn
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(Engine(url, WORKFLOWS)) for _ in range(2)]
+        await _execute(cluster.dsn, "CREATE TABLE mine (value BIGINT)")
+        await schedule(engines[0])
+        workers = [await stack.enter_async_context(one.worker(lease=LEASE, slots=20)) for one in engines]
+        for number in range(PROMOTIONS):
+            lives = {worker.id for worker in workers}
+            await _lose(cluster, engines[0], number)
+            await _check(cluster, engines[0], number)
+            assert lives.isdisjoint(worker.id for worker in workers)
+
+
+async def _lose(cluster: Cluster, engine: Engine, number: int) -> None:
+    """Promote a standby that lacks some commits of what is under way."""
+    await cluster.follow()
+    asked = [asyncio.ensure_future(request(engine, f"{number}-{one}", one)) for one in range(LOAD)]
+    await asyncio.sleep(0.2 * random.random())
+    cluster.tear()
+    known, lost = await _records(cluster.dsn), random.randrange(LOST)
+
+    async def enough() -> bool:
+        return all(one.done() for one in asked) and await _records(cluster.dsn) >= known + lost
+
+    await eventually(enough, within=60, saying="commits that can be lost")
+    await cluster.promote()
+    await asyncio.gather(*asked)
+
+
+async def _check(cluster: Cluster, engine: Engine, number: int) -> None:
+    """Everything that is asked for again ends as it should, and nothing else is left."""
+    names = {f"{number}-{one}": one for one in range(LOAD)}
+    asked = await asyncio.gather(*(request(engine, name, value) for name, value in names.items()))
+    for (one, single), value in zip(asked, names.values(), strict=True):
+        assert await one.result("120s") == expected(value)
+        assert await single.result("120s") == 2 * value
+    store = open_store(cluster.dsn, Host())
+    await store.open()
+    try:
+        assert await scan_store(store.query, Known(audited=False)) == []
+        runs = (await store.list(RunFilter(), 10_000, None)).runs
+        # A schedule goes on meanwhile.
+        assert {run.type for run in runs if run.status is not Status.COMPLETED} <= {"losses.tick.v1"}
+    finally:
+        await store.close()
+
+
+async def _records(dsn: str) -> int:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return int(await connection.fetchval("SELECT COUNT(*) FROM perdure_history"))
+    finally:
+        await connection.close()
+
+
+async def _execute(dsn: str, sql: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
