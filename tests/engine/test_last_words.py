@@ -319,9 +319,9 @@ async def test_a_transaction_that_emits_leaves_no_empty_turns_behind(
     commit = Journal._commit
     empty: list[Turn] = []
 
-    async def seen(self: Journal, turns: list[Turn]) -> list[Verdict]:
+    async def seen(self: Journal, turns: list[Turn], actor: str) -> list[Verdict]:
         empty.extend(turn for turn in turns if not (turn.records or turn.outputs or turn.next))
-        return await commit(self, turns)
+        return await commit(self, turns, actor)
 
     async def say(connection: Any) -> None:
         step_info().emit("words", "last")
