@@ -65,9 +65,9 @@ def test_arguments_come_back_as_what_they_are_declared_to_be() -> None:
     assert perform(call) == "Order(id='o-1', price=Decimal('9.99')) True 'ring'"
 
 
-def test_what_is_left_out_takes_its_default_when_the_run_begins() -> None:
+def test_what_is_left_out_takes_its_default_when_the_run_is_started() -> None:
     call = checkout(Order("o-1", Decimal(1)))
-    assert "express" not in arguments_of(call)
+    assert arguments_of(call) == {"order": Order("o-1", Decimal(1)), "express": False, "note": ""}
     assert perform(call) == "Order(id='o-1', price=Decimal('1')) False ''"
 
 
@@ -121,7 +121,8 @@ def test_input_that_does_not_fit_says_which_argument_is_wrong(payload: str, part
 
 def test_positional_input_is_taken_too() -> None:
     payload = Call.named("test.checkout.v1", {"id": "1", "price": "2"}, True).encode(codec)
-    assert checkout.signature.decode(payload, codec, "input") == {"order": Order("1", Decimal(2)), "express": True}
+    expected = {"order": Order("1", Decimal(2)), "express": True, "note": ""}
+    assert checkout.signature.decode(payload, codec, "input") == expected
 
 
 def test_a_workflow_is_an_async_function() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.client import outputs, second
@@ -12,6 +12,7 @@ from perdure.client.outputs import StreamItem
 from perdure.client.reporting import report
 from perdure.core.account import RunReport
 from perdure.core.model import Event, Message, Record, Run, Status
+from perdure.core.snapshot import snapshot
 from perdure.workflow.channels import Channel, Question
 
 if TYPE_CHECKING:
@@ -80,11 +81,11 @@ class Handle(Generic[R_co]):
         self, name: str, value: object = None, *, key: str | None = None, connection: object = None
     ) -> None: ...
 
-    async def send(
+    def send(
         self, name: Channel[Any] | str, value: object = None, *, key: str | None = None, connection: object = None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Send it a message. With a `key`, sending twice is sending once; on a `connection` of yours, when you commit."""
-        await self._engine.send(self.id, name, value, key=key, connection=connection)
+        return self._engine.send(self.id, name, value, key=key, connection=connection)
 
     @overload
     async def ask(
@@ -113,7 +114,7 @@ class Handle(Generic[R_co]):
         timeout: Duration | None = None,
     ) -> Any: ...
 
-    async def ask(
+    def ask(
         self,
         question: Question[Any, Any] | str,
         value: object = None,
@@ -121,13 +122,13 @@ class Handle(Generic[R_co]):
         returns: Any = Any,
         key: str | None = None,
         timeout: Duration | None = None,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Ask it something and wait for the answer that its workflow gives: see `ctx.receive_question`.
 
         With a `key`, asking again gives the answer that there is. Raises `TimeoutError` after `timeout`, `RunFinished` if it
         ends without an answer, `RunFailed` or `RunCancelled` if it ends badly.
         """
-        return await ask(self._engine, self.id, question, value, returns=returns, key=key, timeout=timeout)
+        return ask(self._engine, self.id, question, snapshot(value), returns=returns, key=key, timeout=timeout)
 
     @overload
     async def state(self, key: str, type: type[T], *, default: T) -> T: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from typing import Any, TypeVar, overload
 
 from perdure.client.writing import send_on
@@ -10,6 +11,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import RunFinished, RunNotFound, UsageError
 from perdure.core.ids import ID_BYTES, check_id
 from perdure.core.model import NewMessage, SendOutcome
+from perdure.core.snapshot import snapshot
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.workflow.channels import Channel, expected, topic
@@ -46,7 +48,7 @@ class Telling(ABC):
         self, run_id: str, name: str, value: object = None, *, key: str | None = None, connection: object = None
     ) -> None: ...
 
-    async def send(
+    def send(
         self,
         run_id: str,
         name: Channel[Any] | str,
@@ -54,11 +56,17 @@ class Telling(ABC):
         *,
         key: str | None = None,
         connection: object = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Send a message to a run; it is kept until the run receives it. Raises `RunNotFound` or `RunFinished`.
 
         With a `key`, sending it twice is sending it once. On a `connection` of yours, it is sent when you commit.
         """
+        # As the value is now, whenever the coroutine is awaited.
+        return self._send(run_id, name, snapshot(value), key, connection)
+
+    async def _send(
+        self, run_id: str, name: Channel[Any] | str, value: object, key: str | None, connection: object
+    ) -> None:
         name = expected(name).name
         message = NewMessage(
             run_id=check_id(run_id),
@@ -81,14 +89,17 @@ class Telling(ABC):
     @overload
     async def broadcast(self, name: str, value: object = None, *, correlation: str, key: str | None = None) -> int: ...
 
-    async def broadcast(
+    def broadcast(
         self, name: Channel[Any] | str, value: object = None, *, correlation: str, key: str | None = None
-    ) -> int:
+    ) -> Coroutine[Any, Any, int]:
         """Send a message to every run that listens for that name and correlation value; how many have it.
 
         A run listens from its first `ctx.receive(name, correlation=...)` on until it ends. Runs are reached a hundred at a
         time. With a `key`, whoever was interrupted may broadcast again: no run gets it twice.
         """
+        return self._broadcast(name, snapshot(value), correlation, key)
+
+    async def _broadcast(self, name: Channel[Any] | str, value: object, correlation: str, key: str | None) -> int:
         name = expected(name).name
         payload = self._codec.encode(value, f"broadcast {name!r}")
         key = self._system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast")

@@ -15,6 +15,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import WorkflowError
 from perdure.core.ids import child_id, short_key
 from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
+from perdure.core.snapshot import FIXED
 from perdure.replay.functions import check_function
 from perdure.replay.futures import Watched, watch
 from perdure.replay.loop import RunLoop, RunTimerHandle
@@ -146,7 +147,15 @@ class Requests(ABC):
         scope = current_scope.get(self._root)
         if scope.functions.get(name) is not identity:
             check_function(scope, name, identity, self._origin)
-        digest = self._codec.digest((request.args, request.kwargs), name)
+        args, kwargs = request.args, request.kwargs
+        digest = self._codec.digest((args, kwargs), name)
+        for value in args:
+            if type(value) not in FIXED:
+                request = request.owned()
+                break
+        else:
+            if kwargs:
+                request = request.owned()
         location = scope.next(name)
         if loop.closed:
             return watch(loop, scope, location, None)
@@ -165,7 +174,7 @@ class Requests(ABC):
         """See `Runtime`."""
         digest = self._codec.digest((request.args, request.kwargs), request.name)
         future = self._watch(current_scope.get(self._root), location)
-        operation = StepOperation(location, future, request, digest)
+        operation = StepOperation(location, future, request.owned(), digest)
         if operation.ephemeral:
             self.hasty = True
         return self._opened(operation, future)

@@ -130,6 +130,8 @@ class Attempt:
         try:
             if awaitable is None:
                 request = self.operation.request
+                if request.mutable:
+                    request = request.copied()
                 awaitable = request.spec.function(*request.args, **request.kwargs)
             result = await awaitable
         except GeneratorExit:
@@ -184,4 +186,6 @@ class Attempt:
 
 def _in_thread(info: StepInfo, request: StepRequest) -> Any:
     current_step.set(info)
+    if request.mutable:
+        request = request.copied()
     return request.spec.function(*request.args, **request.kwargs)

@@ -154,7 +154,8 @@ class TransactionAttempt(Attempt):
         request = self.operation.request
 
         def work(connection: Any) -> Any:
-            return request.spec.function(connection, *request.args, **request.kwargs)
+            given = request.copied()
+            return request.spec.function(connection, *given.args, **given.kwargs)
 
         async def seal(result: Any) -> Turn:
             return await self._sealed(result, in_thread=in_thread)

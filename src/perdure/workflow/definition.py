@@ -23,6 +23,7 @@ from perdure.core.given import give_breaker, give_fair, give_limits
 from perdure.core.ids import check_name
 from perdure.core.retry import Retry
 from perdure.core.singleton import Singleton
+from perdure.core.snapshot import all_fixed, snapshot, snapshot_all
 from perdure.workflow.context import Context
 from perdure.workflow.placing import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.signature import Signature, describe
@@ -65,7 +66,10 @@ class Definition(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Build a call. Raises `BadArguments` when the arguments do not fit."""
-        return Call(self.type, self.signature.bind(args, kwargs, f"{self.type}()"), self)
+        arguments = self.signature.bind(args, kwargs, f"{self.type}()")
+        if not all_fixed(map(type, arguments.values())):
+            arguments = {name: snapshot(value) for name, value in arguments.items()}
+        return Call(self.type, arguments, self)
 
 
 class Workflow(Definition[P, R]):
@@ -138,7 +142,8 @@ class Call(Generic[R_co]):
                 f"{type}: give all arguments by name, or all by position; without its code they cannot be matched"
             )
         # Not `Call[Any](...)`: before 3.12 a subscripted class cannot set `__orig_class__` on a frozen instance with slots.
-        named: Call[Any] = Call(type, args or kwargs)
+        owned_args, owned_kwargs, _ = snapshot_all(args, kwargs)
+        named: Call[Any] = Call(type, owned_args or owned_kwargs)
         return named
 
     def options(

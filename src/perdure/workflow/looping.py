@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 
 from perdure.core.errors import BadArguments, WorkflowError
+from perdure.core.snapshot import snapshot
 from perdure.workflow.runtime import Mark, Runtime
 from perdure.workflow.saga import current_undos
 from perdure.workflow.scopes import Scope, begin_in, inside
@@ -52,7 +53,7 @@ def loop(
         raise BadArguments(f"{name}: commit_every={commit_every} must be at least 1, and keep={keep} at least 0")
     scope = runtime.open_scope(name)
     looping = _Loop(context, runtime, scope, body, commit_every, keep, type(state))
-    return begin_in(scope, looping.run(state))
+    return begin_in(scope, looping.run(snapshot(state)))
 
 
 class _Loop(Generic[S, V]):
@@ -99,7 +100,7 @@ class _Loop(Generic[S, V]):
                 raise WorkflowError(
                     f"the body of loop {self._scope.location!r} has to return Continue(state) or Break(value), not {outcome!r}"
                 )
-            state = outcome.state
+            state = snapshot(outcome.state)
             if number % self._commit_every == 0:
                 state = await self._reach(number, state, self._state_type, ended=False)
 

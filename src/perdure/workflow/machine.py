@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from perdure.core.errors import BadArguments, RunCancelled, UsageError
 from perdure.core.retry import Retry
+from perdure.core.snapshot import snapshot
 from perdure.workflow.actions import (
     Action,
     Actions,
@@ -157,15 +158,15 @@ class StateMachine(Generic[I, O]):
 
     def send(self, run: str, channel: Channel[Any] | str, value: Any = None, *, key: str | None = None) -> Action:
         """Send a message to another run; one that has finished or does not exist gets nothing."""
-        return self._make(SendMessage(run, channel, value, key))
+        return self._make(SendMessage(run, channel, snapshot(value), key))
 
     def publish(self, key: str, value: Any) -> Action:
         """Let others see a value, at any time: `handle.state(key)`."""
-        return self._make(Publish(key, value))
+        return self._make(Publish(key, snapshot(value)))
 
     def complete(self, value: O) -> Action:
         """End, with this result. What is still under way is stopped."""
-        return self._make(Complete(value))
+        return self._make(Complete(snapshot(value)))
 
     def fail(self, error: Exception) -> Action:
         """End, with this error."""

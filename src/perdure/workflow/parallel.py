@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.core.ids import check_name
+from perdure.core.snapshot import snapshot
 from perdure.workflow.runtime import Mark, Runtime
 from perdure.workflow.saga import recall_errors, undo_losers
 from perdure.workflow.scopes import Scope, begin_in, current_scope
@@ -166,8 +167,12 @@ def each(
     if limit is not None and limit < 1:
         raise BadArguments(f"{name}: limit={limit} lets nothing happen; give a number from 1, or None")
     scope = runtime.open_scope(name)
-    listed = list(items)
-    call = _with_context(context, function) if takes_context(function) else lambda item: context.step(function, item)
+    call: Callable[[Any], Any]
+    if takes_context(function):
+        call, listed = _with_context(context, function), list(items)
+    else:
+        # As they are now: an item is given to its step when there is room for it.
+        call, listed = lambda item: context.step(function, item), [snapshot(item) for item in items]
     return asyncio.get_running_loop().create_task(_each(context, scope, call, listed, limit or len(listed)))
 
 

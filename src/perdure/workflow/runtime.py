@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from perdure.core.effects import NewOutput
 from perdure.core.family import OnClose
 from perdure.core.model import FAR, Kind, NewMessage, NewRun
+from perdure.core.snapshot import all_fixed, snapshot_all
 from perdure.workflow.scopes import Scope, WorkflowRandom
 from perdure.workflow.steps import StepOptions, StepSpec
 
@@ -33,6 +34,22 @@ class StepRequest(Struct, frozen=True):
     options: StepOptions
     #: Whether the function gets a connection, and its writes there are durable together with its record.
     transaction: bool = False
+    #: Whether something in the arguments can change. They are copies then, of which each attempt gets one.
+    mutable: bool = False
+
+    def owned(self) -> StepRequest:
+        """The request with the arguments as they are now."""
+        if all_fixed(map(type, self.args)) and all_fixed(map(type, self.kwargs.values())):
+            return self
+        args, kwargs, mutable = snapshot_all(self.args, self.kwargs)
+        return structs.replace(self, args=args, kwargs=kwargs, mutable=True) if mutable else self
+
+    def copied(self) -> StepRequest:
+        """The request with arguments for one attempt."""
+        if not self.mutable:
+            return self
+        args, kwargs, _ = snapshot_all(self.args, self.kwargs)
+        return structs.replace(self, args=args, kwargs=kwargs)
 
 
 class ChildOptions(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.errors import Evicted, WorkflowError
+from perdure.core.snapshot import snapshot
 from perdure.workflow.renewal import ContinuedAsNew
 from perdure.workflow.runtime import Runtime, StepRequest
 from perdure.workflow.shielding import shielded
@@ -71,7 +72,8 @@ class Undos:
             del undos._pending[location]
             # Not as the workflow would ask: this is no one awaiting it.
             if not done.cancelled() and asyncio.Future.exception(done) is None:
-                result = asyncio.Future.result(done)
+                # As it is now: the workflow has the result too, and may change it.
+                result = snapshot(asyncio.Future.result(done))
                 undos._add(location, StepRequest(spec.name or location, spec, (result,), {}, spec.options))
 
         location = self._runtime.observe(operation, ended)
@@ -79,7 +81,7 @@ class Undos:
 
     def add(self, request: StepRequest) -> None:
         """Something was done that the request undoes."""
-        self._add(self._runtime.place(request), request)
+        self._add(self._runtime.place(request), request.owned())
 
     def _add(self, location: str, request: StepRequest) -> None:
         self._root._count += 1
