@@ -260,7 +260,7 @@ async def test_an_activity_that_began_in_time_has_its_whole_time(stage: Stage) -
 
 
 async def test_an_activity_that_is_not_done_in_all_its_time_expires(stage: Stage) -> None:
-    @activity("post.endless.v1", schedule_to_close=1.0, retry=Retry.fixed(0.05, attempts=None))
+    @activity("post.endless.v1", schedule_to_close=3.0, retry=Retry.fixed(0.05, attempts=None))
     async def endless() -> None:
         raise OSError("not yet")
 

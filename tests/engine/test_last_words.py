@@ -148,9 +148,9 @@ async def test_items_of_attempts_that_are_made_again_are_in_the_stream_in_order(
 
 async def test_items_that_steps_emit_as_they_time_out_are_in_the_stream(stage: Stage) -> None:
     # All timers are due when the loop goes on.
-    gate = Gate(opens=lambda: time.sleep(0.6))
+    gate = Gate(opens=lambda: time.sleep(2.1))
 
-    @step(retry=Retry.never(), timeout=0.5)
+    @step(retry=Retry.never(), timeout=2.0)
     async def say() -> None:
         await gate.passed()
         try:

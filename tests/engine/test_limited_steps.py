@@ -118,7 +118,7 @@ async def test_a_breaker_keeps_steps_waiting_and_lets_them_try_again(stage: Stag
     calls: list[str] = []
     broken = True
 
-    @step(breaker=Breaker("api", failures=2, successes=1, reset="500ms"), retry=Retry(attempts=3, initial=0.01))
+    @step(breaker=Breaker("api", failures=2, successes=1, reset="3s"), retry=Retry(attempts=3, initial=0.01))
     async def call(name: str) -> str:
         calls.append(name)
         if broken:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from perdure import Context, Retry, Rollback, RunCancelled, RunFailed, Status, step, workflow
+from perdure.testing import Environment
 from tests.engine.stage import Stage, until, until_recorded
 
 log: list[str] = []
@@ -215,18 +216,19 @@ async def test_a_block_is_undone_and_the_run_goes_on(on_disk: Stage) -> None:
     assert log == ["charge first", "refund receipt of first", "charge second"]
 
 
-async def test_a_run_that_expires_is_not_undone(on_disk: Stage) -> None:
+async def test_a_run_that_expires_is_not_undone() -> None:
     @workflow("undo.expired.v1")
     async def expiring(ctx: Context) -> None:
         await ctx.step(charge, "o-1")
         await ctx.receive("never")
 
-    engine = on_disk.engine(expiring)
-    async with engine.worker(lease="200ms"):
-        run = await engine.start(expiring(), deadline="300ms")
-        await until_recorded(run)
+    async with Environment([expiring]) as env:
+        run = await env.start(expiring(), deadline="1h")
+        await env.settle()
+        assert log == ["charge o-1"]
+        await env.advance("2h")
         with pytest.raises(RunFailed, match="deadline"):
-            await run.result("20s")
+            await run.result()
     assert log == ["charge o-1"]
 
 

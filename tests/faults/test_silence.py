@@ -75,7 +75,7 @@ async def test_a_worker_cut_off_past_its_lease_is_replaced_says_so_and_comes_bac
     run = await site.engine.start(labour.waiting(site.ledger))
     await eventually(lambda: site.steps("waits") == [first.pid])
     site.proxy.fall_silent()
-    second = await site.worker(site.engine.url, lease=1.5)
+    second = await site.worker(site.engine.url, lease=6)
     await eventually(lambda: site.steps("waits") == [first.pid, second.pid])
     labour.gate(site.ledger).touch()
     result = await run.result(timeout=30)

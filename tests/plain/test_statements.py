@@ -114,7 +114,7 @@ async def test_a_claim_takes_a_lease_of_its_own_on_each_run(plain: Plain) -> Non
 
 async def test_a_heartbeat_extends_the_lease_and_tells_of_a_cancellation(plain: Plain) -> None:
     run_id = await plain.insert()
-    lease = await claimed(plain, run_id, lease=1 * SECOND)
+    lease = await claimed(plain, run_id, lease=30 * SECOND)
     before = (await plain.row(run_id))["lease_until"]
     answer = await plain.one("heartbeat", **lease, lease=60 * SECOND)
     assert answer["lease_until"] > before

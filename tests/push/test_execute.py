@@ -233,7 +233,7 @@ async def test_what_cannot_be_executed_is_said(stage: Stage) -> None:
 async def test_a_pusher_is_one_worker_for_many_runs_and_says_when_it_was_stopped(stage: Stage) -> None:
     engine = stage.engine(talk)
     runs = [await engine.start(talk(f"{number}")) for number in range(20)]
-    async with engine.pusher(lease="5s") as pusher:
+    async with engine.pusher(lease="1m") as pusher:
         assert pusher.id
         await asyncio.gather(*(pusher.execute(run.id) for run in runs))
         await pusher.start()
