@@ -9,7 +9,7 @@ CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard
 NODE_WORKER := examples/node-worker
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check mypy pyright test bench bench-check prove clean
+.PHONY: help demo check lint mypy pyright quick quick-tests test bench bench-check prove clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -17,13 +17,21 @@ help: ## Say what there is
 demo: $(VENV)/.runtime ## See a workflow survive a kill -9, in about ten seconds
 	@$(BIN)/perdure demo
 
-check: $(VENV)/.dev ## Lint, format and types
+check: lint ## Lint, format and types
+	@$(MAKE) --no-print-directory -j2 mypy pyright
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
-	@$(MAKE) --no-print-directory -j2 mypy pyright
 
 mypy pyright: $(VENV)/.dev
 	$(BIN)/$@ $(if $(filter mypy,$@),$(CHECKED),--pythonpath $(BIN)/python)
+
+quick: lint ## Lint, types and the tests that need no server and start no process, side by side
+	@$(MAKE) --no-print-directory -j3 quick-tests mypy pyright
+
+quick-tests: $(VENV)/.dev
+	$(BIN)/pytest --quick -q -n 2 --dist worksteal --no-header -r fE
 
 test: check ## Everything that must hold before a commit
 	$(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal

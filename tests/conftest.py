@@ -16,11 +16,51 @@ from tests.servers.schemas import Schemas
 # Here, because the first directory that imports the suite decides whether its assertions explain themselves.
 pytest.register_assert_rewrite("perdure.testing.conformance")
 
-for name, examples in {"usual": 100, "prove": 10_000}.items():
+for name, examples in {"quick": 10, "usual": 100, "prove": 10_000}.items():
     settings.register_profile(
         name, max_examples=examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
     )
 settings.load_profile("prove" if os.environ.get("PERDURE_PROVE") else "usual")
+
+
+#: What a module has that starts processes, and the fixtures that do. Each costs more than a hundred tests that do without.
+_STARTERS = ("subprocess", "multiprocessing", "signal", "Family", "PrivateServer")
+_FIXTURES = frozenset(
+    {"processes", "postgres", "mysql", "on_server", "on_postgres", "on_mysql", "schemas", "databases"}
+)
+_SERVERS = ("PERDURE_TEST_POSTGRES", "PERDURE_TEST_MYSQL", "PERDURE_TEST_PGBOUNCER")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help="leave out what needs a server, starts processes or asks for more time"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
+        for variable in _SERVERS:
+            os.environ.pop(variable, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if _is_slow(item)]
+        config.hook.pytest_deselected(items=slow)
+        left_out = set(slow)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether it is for `make test` and not for `make quick`, by what it uses, so that nobody has to keep a list."""
+    module = getattr(item, "module", None)
+    return (
+        item.get_closest_marker("timeout") is not None
+        or any(hasattr(module, name) for name in _STARTERS)
+        or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        or any(server in item.nodeid for server in ("postgres", "mysql"))
+    )
 
 
 def pytest_collection_finish() -> None:

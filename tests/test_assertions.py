@@ -32,8 +32,9 @@ def asserts(function: Function) -> bool:
     for node in ast.walk(function):
         if isinstance(node, ast.Assert) and not is_always_true(node.test):
             return True
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("pytest.raises", "pytest.warns", "pytest.fail"):
-            return True
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("pytest"), "raises" | "warns" | "fail")):
+                return True
         if isinstance(node, ast.Raise) and node.exc is not None and "AssertionError" in ast.unparse(node.exc):
             return True
     return False

@@ -3,6 +3,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from benchmarks.check import Figures, _by_library, compare, functions_of
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +68,7 @@ def test_the_count_of_a_callee_belongs_to_the_library_that_executed_it(tmp_path:
     assert _by_library(out) == {"libpython3.11": 125, "libsqlite3": 7000}
 
 
+@pytest.mark.timeout(300)
 def test_the_counted_work_repeats_itself_and_shows_the_function_that_does_more(tmp_path: Path) -> None:
     source = tmp_path / "src"
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
