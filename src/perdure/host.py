@@ -133,10 +133,10 @@ def _call(function: Callable[[], T], answer: asyncio.Future[T], loop: asyncio.Ab
 
 
 def _raisable(error: BaseException) -> BaseException:
-    if not isinstance(error, StopIteration):
+    if not isinstance(error, StopIteration | GeneratorExit):
         return error
-    # A future refuses a StopIteration, which would end the coroutine that awaits it.
-    substitute = RuntimeError("a function in a thread raised StopIteration")
+    # A future refuses a StopIteration, which would end the coroutine that awaits it; a GeneratorExit would close it.
+    substitute = RuntimeError(f"a function in a thread raised {type(error).__name__}")
     substitute.__cause__ = error
     return substitute
 

@@ -87,7 +87,7 @@ async def test_an_error_in_a_thread_is_raised_where_it_is_awaited() -> None:
         await Host().in_thread(fail)
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 async def test_no_error_kills_the_thread_that_others_need(error: BaseException) -> None:
     host = Host()
 
@@ -101,6 +101,15 @@ async def test_no_error_kills_the_thread_that_others_need(error: BaseException) 
 
     assert await outcome() is error
     assert await host.in_thread(lambda: 1) == 1
+
+
+async def test_a_generator_exit_does_not_close_the_coroutine_that_awaits_it() -> None:
+    def fail() -> None:
+        raise GeneratorExit
+
+    with pytest.raises(RuntimeError, match="GeneratorExit") as caught:
+        await Host().in_thread(fail)
+    assert isinstance(caught.value.__cause__, GeneratorExit)
 
 
 async def test_a_stop_iteration_does_not_end_the_coroutine_that_awaits_it() -> None:

@@ -14,6 +14,7 @@ from perdure.core.system import Cancellable, System
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals, Recipient
 from perdure.worker.emitting import Emission
+from perdure.worker.guard import runs
 from perdure.worker.processes import ProcessCall
 from perdure.worker.threads import Job, StepThreads
 from perdure.workflow.current import StepInfo, current_step
@@ -134,8 +135,10 @@ class Attempt:
                     request = request.copied()
                 awaitable = request.spec.function(*request.args, **request.kwargs)
             result = await awaitable
-        except GeneratorExit:
-            raise  # the loop is gone, and everybody who would want to know
+        except GeneratorExit as error:
+            if not runs(self._task):
+                raise  # the coroutine is closed: its loop is gone
+            self._arrive(None, error)
         except asyncio.CancelledError:
             self._arrive(None, asyncio.CancelledError("the step was cancelled from inside"))
         except BaseException as error:

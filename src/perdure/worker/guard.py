@@ -6,8 +6,9 @@ guarded method that raises sets its run aside instead; its neighbours go on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 
 class Breakable(Protocol):
@@ -31,3 +32,18 @@ def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
             self.break_off(error)
 
     return call
+
+
+def runs(task: asyncio.Task[Any] | None) -> bool:
+    """Whether the caller is executed by that task, rather than closed from outside because its loop is gone."""
+    try:
+        return task is not None and asyncio.current_task() is task
+    except RuntimeError:
+        return False
+
+
+def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
+    """Whether an error that came out of user code is the end of the task that called it: cancelled, or closed with its loop."""
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    return isinstance(error, GeneratorExit) and not runs(task)

@@ -19,6 +19,7 @@ from perdure.core.loops import Guard, Health
 from perdure.core.model import Event
 from perdure.core.system import System
 from perdure.store.protocol import Line, Store
+from perdure.worker.guard import is_end_of
 from perdure.worker.happenings import Happening
 
 logger = logging.getLogger("perdure.hooks")
@@ -145,6 +146,7 @@ class Hooking:
 
     async def _call(self, name: str, news: Happening | Line) -> None:
         hook: Hook = getattr(self._hooks, name)
+        task = asyncio.current_task()
         try:
             value = await self._value(name, news)
             if value is None:
@@ -155,9 +157,9 @@ class Hooking:
             answer = await self._system.in_thread(lambda: hook(value))
             if inspect.isawaitable(answer):
                 await answer
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            if is_end_of(task, error):
+                raise
             self._errors.say("%s failed", name, error=error)
 
     async def _value(self, name: str, news: Happening | Line) -> object | None:
