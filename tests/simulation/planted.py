@@ -21,7 +21,10 @@ from perdure.store.sqlite.store import SqliteStore
 from perdure.store.turns import Standing
 from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
+from perdure.worker.activities import ActivityAttempt
 from perdure.worker.claimer import Claimer
+from perdure.worker.held import Held
+from perdure.worker.performing import Performance
 from perdure.worker.residents import Residents
 from perdure.worker.sealing import Seal
 
@@ -328,6 +331,35 @@ def broadcast_passes_over(patch: Patch) -> None:
     """A broadcast does not go from run to run in the order in which it looks for the next."""
     reword(patch, topics, "_LISTENERS", "ORDER BY topic, run_id", "ORDER BY topic, run_id DESC")
 
+
+def end_overtakes_items(patch: Patch) -> None:
+    """A turn carries only those items of steps that were announced before it was made."""
+    take = Held._take_emitted
+
+    def only_announced(self: Held) -> None:
+        if self._has_emitted:
+            take(self)
+
+    patch.setattr(Held, "_take_emitted", only_announced)
+
+
+def end_overtakes_details(patch: Patch) -> None:
+    """A turn carries only those details of a heartbeat that were announced before the attempt ended."""
+    take, beaten = Performance._take_details, Performance.beaten
+
+    def announced(self: Performance, attempt: ActivityAttempt) -> None:
+        if attempt is self._attempt:
+            take(self, attempt)
+        beaten(self, attempt)
+
+    patch.setattr(Performance, "_take_details", lambda self, attempt: None)
+    patch.setattr(Performance, "beaten", announced)
+
+
+#: Found in worlds with streams.
+PLANTED_IN_STREAMS: dict[str, Callable[[Patch], None]] = {
+    plant.__name__: plant for plant in (end_overtakes_items, end_overtakes_details)
+}
 
 PLANTED: dict[str, Callable[[Patch], None]] = {
     plant.__name__: plant

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from perdure.testing.simulation import Report, simulate
-from tests.simulation.planted import PLANTED
+from tests.simulation.planted import PLANTED, PLANTED_IN_STREAMS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
@@ -28,6 +28,8 @@ FOUND_BEFORE = {
     "broadcast_passes_over": 61,
     "children_of_the_past_heard": 75,
     "commit_retried_under_another_number": 13,
+    "end_overtakes_details": 35,
+    "end_overtakes_items": 68,
     "lost_claims_forgotten": 132,
     "message_retried_under_another_key": 22,
     "probes_counted_before_the_lock": 10,
@@ -52,6 +54,8 @@ RARE_FROM, RARE_WITH_ACTIVITIES_FROM = 1_000_287, 1_000_049
 #: Of the worlds with activities, and of those with limits besides.
 ACTIVE_SEEDS = 10_000 if PROVE else 25
 LIMITED_SEEDS = 5_000 if PROVE else 25
+#: Of the worlds whose steps emit.
+STREAM_SEEDS = 10_000 if PROVE else 50
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -140,8 +144,8 @@ RARE_AT_GATES = frozenset(
 )
 
 
-def live(seed: int, *, activities: bool = False, limits: bool = False) -> Report:
-    report = simulate(seed, activities=activities, limits=limits)
+def live(seed: int, *, activities: bool = False, limits: bool = False, streams: bool = False) -> Report:
+    report = simulate(seed, activities=activities, limits=limits, streams=streams)
     gc.collect(0)
     return report
 
@@ -162,6 +166,12 @@ def test_every_promise_holds_for_activities_and_for_what_is_over(first: int) -> 
 def test_every_promise_holds_for_what_has_to_pass_gates(first: int) -> None:
     findings = {s: found for s in range(first, first + BATCH) if (found := live(s, limits=True).findings)}
     assert not findings, "see them with: python -m perdure.testing.simulation --limits --trace --seed N"
+
+
+@pytest.mark.parametrize("first", range(0, STREAM_SEEDS, BATCH))
+def test_items_and_details_before_a_recorded_end_are_there_in_order_and_once(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, streams=True).findings)}
+    assert not findings, "see them with: python -m perdure.testing.simulation --streams --trace --seed N"
 
 
 @pytest.mark.parametrize(
@@ -189,12 +199,11 @@ def test_what_is_rare_does_happen(
     assert not rare - sometimes.keys()
 
 
-@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_AT_GATES])
+@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_AT_GATES, *PLANTED_IN_STREAMS])
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_gates = name in PLANTED_AT_GATES
-    (PLANTED_AT_GATES if at_gates else PLANTED)[name](monkeypatch)
+    {**PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS}[name](monkeypatch)
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
-        report = live(seed, limits=at_gates)
+        report = live(seed, limits=name in PLANTED_AT_GATES, streams=name in PLANTED_IN_STREAMS)
         if report.findings:
             print(f"{name}: found by seed {seed}: {report.findings[0]}")
             return

@@ -32,13 +32,16 @@ class Report(Struct, frozen=True, kw_only=True):
     trace: tuple[str, ...]
 
 
-def simulate(seed: int, *, keep_trace: bool = False, activities: bool = False, limits: bool = False) -> Report:
+def simulate(
+    seed: int, *, keep_trace: bool = False, activities: bool = False, limits: bool = False, streams: bool = False
+) -> Report:
     """Live through the world of a seed.
 
-    With activities, and with clients who see to what is over, it is another one; and another with all that and limits and breakers.
+    With activities, and with clients who see to what is over, it is another one; and another with all that and limits and breakers, or
+    with steps that emit and end in one turn of the loop.
     """
     with _undisturbed():
-        world = World(seed, keep_trace=keep_trace, activities=activities, limits=limits)
+        world = World(seed, keep_trace=keep_trace, activities=activities, limits=limits, streams=streams)
         try:
             findings = world.run()
         except Violation as violation:

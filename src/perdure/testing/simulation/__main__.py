@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="just this one")
     parser.add_argument("--activities", action="store_true", help="worlds with activities, requeues and deletions")
     parser.add_argument("--limits", action="store_true", help="worlds with limits and breakers besides")
+    parser.add_argument("--streams", action="store_true", help="worlds with activities whose steps emit")
     parser.add_argument("--trace", action="store_true", help="show what happened")
     options = parser.parse_args()
     first, _, last = options.seeds.partition(":")
@@ -26,7 +27,13 @@ def main() -> int:
     failed = 0
     begun = time.monotonic()
     for seed in seeds:
-        report = simulate(seed, keep_trace=options.trace, activities=options.activities, limits=options.limits)
+        report = simulate(
+            seed,
+            keep_trace=options.trace,
+            activities=options.activities,
+            limits=options.limits,
+            streams=options.streams,
+        )
         sometimes += report.sometimes
         failed += bool(report.findings)
         for line in (*report.trace, *(f"seed {seed}: {finding}" for finding in report.findings)):

@@ -70,6 +70,7 @@ class Audit:
             *self._cancellations(),
             *self._tokens(),
             *self._mail(),
+            *self._emitted(),
             *self._replays(),
         ]
 
@@ -211,6 +212,13 @@ class Audit:
             # What lies unread in the inbox of one that is requeued is part of what failed.
             if run.generation > 1 and run.id not in self._requeued:
                 yield from Mail(self._query, run, self._histories[run.id], self._ledger.inputs[run.id]).findings()
+
+    def _emitted(self) -> Iterator[str]:
+        # A run that has the id of one that was pruned has nothing of what that one emitted.
+        runs = {run_id: run for run_id, run in self._runs.items() if run_id not in self._pruned}
+        records = [(run_id, history) for run_id, history in self._everything() if run_id in runs]
+        spared = self._requeued | {run.id for run in runs.values() if run.generation > 1}
+        yield from self._ledger.emitted.findings(self._query, runs, records, spared)
 
     def _tokens(self) -> Iterator[str]:
         """Whoever takes a run or gives it back raises its token, each time."""

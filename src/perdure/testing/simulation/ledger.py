@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from perdure.core.effects import Renew
 from perdure.core.model import Finish, Kind, Lease, Record, Run, Turn, Verdict
+from perdure.testing.simulation.emitted import Emitted
 from perdure.testing.simulation.loop import SimLoop, Violation
 
 
@@ -35,6 +36,8 @@ class Ledger:
     def __init__(self, loop: SimLoop, *, keep_trace: bool) -> None:
         self.sometimes: Counter[str] = Counter()
         self.effects: list[Effect] = []
+        #: What the steps of a world with streams emit.
+        self.emitted = Emitted()
         #: Ids of runs that somebody asked for, and of those whose start was acknowledged.
         self.asked: set[str] = set()
         self.started: set[str] = set()

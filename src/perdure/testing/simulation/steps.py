@@ -9,15 +9,16 @@ import asyncio
 import sqlite3
 from contextlib import AbstractContextManager
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from perdure.core.errors import Fatal
+from perdure.testing.simulation.emitted import STREAM, Execution
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker.attempts import Attempt
 from perdure.worker.held import Held
-from perdure.workflow.current import activity_info, step_info
+from perdure.workflow.current import StepInfo, activity_info, step_info
 
 ACT = "sim.act"
 #: An activity whose calls say themselves what they have to pass.
@@ -30,7 +31,14 @@ class Steps:
     """The steps of one simulated process."""
 
     def __init__(
-        self, worker: str, rng: Random, ledger: Ledger, guards: Guards | None = None, turnstile: Turnstile | None = None
+        self,
+        worker: str,
+        rng: Random,
+        ledger: Ledger,
+        guards: Guards | None = None,
+        turnstile: Turnstile | None = None,
+        *,
+        streams: bool = False,
     ) -> None:
         self._worker = worker
         self._rng = rng
@@ -38,13 +46,17 @@ class Steps:
         #: Where there are limits.
         self.guards = guards
         self._turnstile = turnstile
+        #: Whether every execution emits, and many end in one turn of the loop.
+        self._streams = streams
 
     async def work(self, seen: list[str], seconds: float, failures: int, fatal: bool, ephemeral: bool) -> str:
         """Have an effect, take a while, then fail or succeed."""
         info = step_info()
         effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral, self._worker)
         number = self.ledger.effect(effect)
-        await asyncio.sleep(seconds * (0.5 + self._rng.random()))  # simulated time
+        said = self._begin_to_emit(number, info)
+        await self._take(seconds)
+        self._emit(number, said, info)
         if fatal:
             raise Fatal(f"execution {number} says that it is of no use")
         if info.attempt <= failures:
@@ -60,17 +72,41 @@ class Steps:
         effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), False, self._worker, info.parent_id)
         number = self.ledger.effect(effect)
         self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
+        said = self._begin_to_emit(number, info, info.last_heartbeat)
         for beat in range(beats):
-            # In simulated time, as everything here.
-            await asyncio.sleep(seconds / beats * (0.5 + self._rng.random()))  # simulated time
-            info.heartbeat(beat)
-        await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))  # simulated time
+            await self._take(seconds / beats)
+            info.heartbeat([number, beat])
+            said.beats += 1
+        # In a world with streams, the last heartbeat and the end are in one turn of the loop.
+        if not (beats and self._streams):
+            await asyncio.sleep(0.0 if beats else seconds * (0.5 + self._rng.random()))  # simulated time
+        self._emit(number, said, info)
         if fatal:
             raise Fatal(f"execution {number} says that it is of no use")
         if info.attempt <= failures:
             self.ledger.sometimes["an activity failed and was tried again"] += 1
             raise RuntimeError(f"execution {number} failed")
         return f"result {number}"
+
+    async def _take(self, seconds: float) -> None:
+        """Take a while of simulated time; in a world with streams often as long as others."""
+        if self._streams:
+            seconds = round(seconds, 1) if self._rng.random() < 0.5 else 0.0
+            await asyncio.sleep(seconds)  # simulated time
+        else:
+            await asyncio.sleep(seconds * (0.5 + self._rng.random()))  # simulated time
+
+    def _begin_to_emit(self, number: int, info: StepInfo, given: Any = None) -> Execution:
+        execution = self.ledger.emitted.begun(number, info.run_id, info.attempt, given)
+        if self._streams and self._rng.random() < 0.3:
+            self._emit(number, execution, info)
+        return execution
+
+    def _emit(self, number: int, execution: Execution, info: StepInfo) -> None:
+        if self._streams:
+            for _ in range(self._rng.randint(1, 3)):
+                info.emit(STREAM, [number, execution.items])
+                execution.items += 1
 
     async def work_guarded(
         self, key: str, guard: int, seen: list[str], seconds: float, failures: int, fatal: bool
@@ -126,6 +162,7 @@ class Steps:
         number = self.ledger.effect(
             Effect(info.run_id, info.location, info.attempt, tuple(seen), ephemeral=False, worker=self._worker)
         )
+        self._emit(number, self._begin_to_emit(number, info), info)
         result = f"result {number}"
         where = info.run_id, info.location, self.ledger.generation(info.run_id)
         done = connection.execute(_DONE, where).fetchone() is not None

@@ -72,9 +72,18 @@ class Life:
 class World:
     """See the module."""
 
-    def __init__(self, seed: int, *, keep_trace: bool = False, activities: bool = False, limits: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        keep_trace: bool = False,
+        activities: bool = False,
+        limits: bool = False,
+        streams: bool = False,
+    ) -> None:
         self.seed = seed
-        self._activities = activities or limits
+        self._activities = activities or limits or streams
+        self._streams = streams
         self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
         self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
@@ -257,7 +266,9 @@ class World:
         return process, system, FaultStore(self.database, system)
 
     def _steps(self, name: str) -> Steps:
-        return Steps(name, self._fork(f"{name} steps"), self.ledger, self._guards, self._turnstile)
+        return Steps(
+            name, self._fork(f"{name} steps"), self.ledger, self._guards, self._turnstile, streams=self._streams
+        )
 
     def _fork(self, name: str) -> Random:
         return Random(f"perdure {self.seed} {name}")  # noqa: S311 - to be repeated
