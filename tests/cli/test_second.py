@@ -54,3 +54,13 @@ def test_a_fork_that_makes_no_sense_is_refused(perdure: Perdure) -> None:
     assert "PLACE=JSON" in perdure("fork", URL, "home", "--result", "charge").err
     assert "is not JSON" in perdure("fork", URL, "home", "--result", "charge=x").err
     assert "by name" in perdure("fork", URL, "home", "--input", "[1]").err
+
+
+def test_a_record_that_a_retry_kept_is_marked(perdure: Perdure) -> None:
+    assert perdure("start", "shop:engine", "doomed", "--id", "d-1").code == 0
+    work("d-1")
+    assert "kept from" not in perdure("show", URL, "d-1").out
+    assert perdure("retry", URL, "d-1").code == 0
+    work("d-1")
+    lines = [line for line in perdure("show", URL, "d-1").out.splitlines() if '"paid 5"' in line]
+    assert ["(kept from attempt 1)" in line for line in lines] == [False, True]

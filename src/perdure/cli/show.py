@@ -13,6 +13,7 @@ from perdure.cli.document import Document, event_document, failure, message_docu
 from perdure.cli.output import Output, harmless_lines
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
+from perdure.core.account import originals
 from perdure.core.listing import Page
 from perdure.core.model import Event, Message, Record, Run
 
@@ -125,6 +126,7 @@ def _show_history(output: Output, known: Everything) -> None:
     begun = min(record.started_at or record.at for record in known.history)
     if known.run.started_at:
         begun = min(begun, known.run.started_at)
+    kept = originals(known.history)
     rows = [
         (
             str(record.seq),
@@ -132,7 +134,8 @@ def _show_history(output: Output, known: Everything) -> None:
             record.kind.value,
             record.location,
             span(record.at - record.started_at) if record.started_at else "",
-            describe.outcome(record),
+            describe.outcome(record)
+            + (f" (kept from attempt {kept[record.seq].run_attempt})" if record.seq in kept else ""),
         )
         for record in known.history
     ]

@@ -6,11 +6,11 @@ kept and was not pruned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from perdure.core.account import Mishap, RunReport, StepReport
+from perdure.core.account import Mishap, RunReport, StepReport, originals
 from perdure.core.failure import Failure
 from perdure.core.model import Event, Kind, Record, Run, Status
 
@@ -41,11 +41,12 @@ def _steps(records: Sequence[Record]) -> list[StepReport]:
     for record in records:
         if record.kind in _OPERATIONS:
             by_place.setdefault(record.location, []).append(record)
-    return [_step(location, found) for location, found in by_place.items()]
+    kept = originals(records)
+    return [_step(location, found, kept) for location, found in by_place.items()]
 
 
-def _step(location: str, records: Sequence[Record]) -> StepReport:
-    last = records[-1]
+def _step(location: str, records: Sequence[Record], kept: Mapping[int, Record]) -> StepReport:
+    last = kept.get(records[-1].seq, records[-1])
     kind = Kind.STEP if last.kind is Kind.ATTEMPT else last.kind
     return StepReport(
         location=location,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
-from perdure.core.model import Run
+from perdure.core.model import Record, Run
 
 
 class Mishap(Struct, frozen=True, kw_only=True):
@@ -21,6 +23,26 @@ class Mishap(Struct, frozen=True, kw_only=True):
     message: str
     #: When the next attempt is due; 0: there is none.
     retry_at: int = 0
+
+
+def originals(records: Iterable[Record]) -> dict[int, Record]:
+    """The records that a retry of the run has kept, by number, each with that of the attempt in which it was made.
+
+    A kept record differs from the first one in its number, its time and the attempt at the run only.
+    """
+    first: dict[tuple[object, ...], Record] = {}
+    kept: dict[int, Record] = {}
+    for record in records:
+        if not record.failed:
+            before = first.setdefault(_contents(record), record)
+            if before.run_attempt < record.run_attempt:
+                kept[record.seq] = before
+    return kept
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    took = record.at - record.started_at if record.started_at else None
+    return record.kind, record.location, record.payload, record.digest, record.attempts, took
 
 
 class StepReport(Struct, frozen=True, kw_only=True):

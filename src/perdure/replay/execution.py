@@ -165,6 +165,8 @@ class Execution(Versioning):
     ) -> None:  # fmt: skip
         """Something happened: write it down and let the workflow see it."""
         child = self._open.get(location) if kind is _CHILD else None
+        if isinstance(child, ChildOperation) and not started_at:
+            started_at = child.asked_at
         record = Record(
             seq=self.next_seq, kind=kind, location=location, payload=payload, failed=failed, at=max(self.time, now),
             started_at=started_at, digest=digest if child is None else child.digest, attempts=attempts,
@@ -252,9 +254,11 @@ class Execution(Versioning):
         record = None if self._memo is NOTHING else self._memo.recall(operation)
         if record is None:
             return False
+        # It took as long as it did then.
+        started_at = max(self.time, now) - (record.at - record.started_at) if record.started_at else 0
         self.record(
             record.kind, record.location, record.payload, now,
-            started_at=record.started_at, digest=record.digest, attempts=record.attempts,
+            started_at=started_at, digest=record.digest, attempts=record.attempts,
         )  # fmt: skip
         return True
 

@@ -55,13 +55,21 @@ class StepOperation(Operation):
 class TimerOperation(Operation):
     """A timer: of `ctx.sleep` (its future), of `receive` or of asyncio (its handle)."""
 
-    __slots__ = ("due", "handle", "order")
+    __slots__ = ("asked_at", "due", "handle", "order")
     kind = Kind.TIMER
 
     def __init__(
-        self, location: str, future: Watched[Any] | None, due: int, order: int, handle: RunTimerHandle | None = None
+        self,
+        location: str,
+        future: Watched[Any] | None,
+        asked_at: int,
+        due: int,
+        order: int,
+        handle: RunTimerHandle | None = None,
     ) -> None:
         super().__init__(location, future)
+        #: The workflow's time when it was set.
+        self.asked_at = asked_at
         self.due = min(due, FAR)
         #: Timers due at the same time fire in the order in which they were set.
         self.order = order
@@ -79,14 +87,23 @@ class TimerOperation(Operation):
 class ChildOperation(Operation):
     """A child run whose result is awaited."""
 
-    __slots__ = ("bound", "call", "child_id", "options", "siblings")
+    __slots__ = ("asked_at", "bound", "call", "child_id", "options", "siblings")
     kind = Kind.CHILD
     future: Watched[Any]
 
     def __init__(
-        self, location: str, future: Watched[Any], call: Call[Any], child_id: str, options: ChildOptions, digest: str
+        self,
+        location: str,
+        future: Watched[Any],
+        asked_at: int,
+        call: Call[Any],
+        child_id: str,
+        options: ChildOptions,
+        digest: str,
     ) -> None:
         super().__init__(location, future, digest)
+        #: The workflow's time when it was asked for.
+        self.asked_at = asked_at
         self.call = call
         self.child_id = child_id
         self.options = options

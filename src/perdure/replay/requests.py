@@ -197,7 +197,7 @@ class Requests(ABC):
         """See `Runtime`."""
         self._check_inside()
         location, future = self._place("sleep")
-        return self._opened(self.timers.set(location, due, future), future)
+        return self._opened(self.timers.set(location, self.time, due, future), future)
 
     def receive(self, expected: Sequence[Expected], due: int | None, *, named: bool) -> asyncio.Future[Any]:
         """See `Runtime`."""
@@ -211,7 +211,7 @@ class Requests(ABC):
         if due is not None and not future.done():
             location = scope.next("receive.timeout")
             expired = watch(self.loop, scope, location, None)
-            bound(future, self._opened(self.timers.set(location, due, expired), expired), names)
+            bound(future, self._opened(self.timers.set(location, self.time, due, expired), expired), names)
         return future
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
@@ -257,7 +257,7 @@ class Requests(ABC):
         self, call: Call[Any], options: ChildOptions, location: str, future: Watched[Any]
     ) -> ChildOperation:
         identity = options.id or child_id(self._parent, self._memo.child_location(location))
-        operation = ChildOperation(location, future, call, identity, options, call.digest(self._codec))
+        operation = ChildOperation(location, future, self.time, call, identity, options, call.digest(self._codec))
         self._opened(operation, future)
         operation.siblings = self._open_children
         if operation.location in self._open:
@@ -345,7 +345,8 @@ class Requests(ABC):
         if self.loop.closed:
             return
         due = min(when * 1e6, float(FAR - self._origin.started_at))
-        operation = self.timers.set(handle.location, self._origin.started_at + math.ceil(due), handle=handle)
+        due_at = self._origin.started_at + math.ceil(due)
+        operation = self.timers.set(handle.location, self.time, due_at, handle=handle)
         self._open[handle.location] = operation
         self.fresh.append(operation)
         self.loop.idle_callbacks = 0

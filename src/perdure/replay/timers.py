@@ -20,16 +20,21 @@ class Timers(Struct):
     _room: int = 64
 
     def set(
-        self, location: str, due: int, future: Watched[None] | None = None, handle: RunTimerHandle | None = None
+        self,
+        location: str,
+        now: int,
+        due: int,
+        future: Watched[None] | None = None,
+        handle: RunTimerHandle | None = None,
     ) -> TimerOperation:
-        """A new timer."""
+        """A new timer, set at the workflow's time `now`."""
         self._count += 1
         if len(self.heap) > self._room:
             # Most timers bound something that ends well before; those would stay until they are due.
             self.heap = [timer for timer in self.heap if timer.open]
             heapq.heapify(self.heap)
             self._room = 2 * len(self.heap) + 64
-        operation = TimerOperation(location, future, due, self._count, handle)
+        operation = TimerOperation(location, future, now, due, self._count, handle)
         heapq.heappush(self.heap, operation)
         return operation
 

@@ -7,7 +7,7 @@ listens, are passed on once it is durable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from perdure.core.audit import NEXT, REPEATED, Audit
 from perdure.core.model import Run
@@ -61,12 +61,16 @@ class Noting(ABC):
         if self.heard is not None:
             self.heard.append((run_id, self.now, kind, self.actor, data))
 
-    def note_claims(self, runs: Iterable[Run], now: int) -> None:
-        """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on."""
+    def note_claims(self, runs: Iterable[Run], now: int, going_on: Collection[str] = ()) -> None:
+        """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on.
+
+        The time of an attempt's start says that. `going_on`: ids of runs of which it is known, where the clock stands.
+        """
         if self.notes:
             for run in runs:
-                if self.repeats or run.started_at == now:
-                    self.note(run.id, *of_claim(run, now))
+                starts = run.started_at == now and run.id not in going_on
+                if self.repeats or starts:
+                    self.note(run.id, *of_claim(run, starts=starts))
 
     def stir(self, change: Change) -> None:
         """Say what this changes for somebody who waits."""

@@ -24,9 +24,9 @@ def of_created(new: NewRun) -> Said:
     return "created", to_json({"type": new.type, "parent": new.parent_id})
 
 
-def of_claim(run: Run, now: int) -> Said:
+def of_claim(run: Run, *, starts: bool) -> Said:
     """Of a claim, by which an attempt starts, or only goes on."""
-    kind = "started" if run.started_at == now else "claimed"
+    kind = "started" if starts else "claimed"
     return kind, f'{{"token":{run.token},"attempt":{run.attempt}}}'
 
 

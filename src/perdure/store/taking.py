@@ -46,8 +46,8 @@ async def take(
             wake_at=tx.now,
         )
         claimed.append(ClaimedRun(run, recorded))
-        if tx.repeats or run.started_at == tx.now:
-            tx.note(run.id, *of_claim(run, tx.now))
+        if tx.repeats or not before.started_at:
+            tx.note(run.id, *of_claim(run, starts=not before.started_at))
     await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1), tx.now) for one in claimed])
     return claimed
 

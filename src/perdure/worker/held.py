@@ -190,7 +190,7 @@ class Held(Holding):
             return
         while not self._paused and (timer := execution.next_timer()) is not None and timer.due <= moment.now:
             self._draft.urgent = True
-            execution.record(Kind.TIMER, timer.location, None, moment.now)
+            execution.record(Kind.TIMER, timer.location, None, moment.now, started_at=timer.asked_at)
         self.settle(moment)
 
     # what follows from it

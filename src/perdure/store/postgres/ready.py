@@ -199,7 +199,7 @@ async def claim_ready(
     runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
     if tx.heard is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
-            tx.hear(claimed.run.id, *of_claim(claimed.run, at))
+            tx.hear(claimed.run.id, *of_claim(claimed.run, starts=claimed.run.started_at == at))
     answer = replace(seen.empty_handed(), runs=runs, next_wake=next_wake)
     return seen, answer
 

@@ -82,6 +82,13 @@ WHERE id = chosen.run_id AND status = 'pending'
 RETURNING progress, {RUN}
 """
 
+#: Of these runs, those whose attempt has started.
+_STARTED = """
+SELECT id
+FROM perdure_runs
+WHERE id IN (SELECT value FROM json_each(?)) AND started_at > 0
+"""
+
 _NOT_YET = """
 UPDATE perdure_runs
 SET status = 'waiting', reason = 'timer'
@@ -144,11 +151,12 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     for run_id, claims in choice.poison.items():
         await set_aside(tx, run_id, claims)
     chosen = await _group(tx, request) if request.alone and choice.suspects else list(choice.taken)
+    going_on = {row[0] for row in await tx.fetch(_STARTED, (to_json(chosen),))} if tx.clock_stands and chosen else ()
     rows = await _take(tx, request, chosen, entropy) if chosen else []
     answer = await _answer(tx, rows, suspects=choice.suspects and not request.alone, left_until=choice.left_until)
     if len(known) > len(alive):
         answer = replace(answer, limited=limited(known))
-    tx.note_claims((claimed.run for claimed in answer.runs), tx.now)
+    tx.note_claims((claimed.run for claimed in answer.runs), tx.now, going_on)
     return answer
 
 

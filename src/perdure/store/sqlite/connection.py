@@ -65,10 +65,15 @@ class Clock:
     def __init__(self, system: System) -> None:
         self._system = system
         self._last = 0
+        #: Whether `now` last gave the time that it had given before, as a virtual clock does.
+        self.stands = False
 
     def now(self) -> int:
         """Microseconds since the epoch."""
-        self._last = max(self._last, self._system.now())
+        now = self._system.now()
+        self.stands = now <= self._last
+        if not self.stands:
+            self._last = now
         return self._last
 
 
@@ -84,11 +89,14 @@ class SqliteTransaction(Noting):
         audit: Audit,
         *,
         listened: bool,
+        clock_stands: bool = False,
     ) -> None:
         super().__init__(actor, audit, listened=listened)
         self._connection = connection
         self._render = render
         self._now = now
+        #: Whether other transactions may have had the same time.
+        self.clock_stands = clock_stands
 
     @property
     def now(self) -> int:
@@ -246,7 +254,8 @@ class SqliteConnection:
             self._take_turns(raw)
         raw.execute(self._begin)
         try:
-            tx = SqliteTransaction(raw, self._render, self._clock.now(), actor, audit, listened=listened)
+            now, clock = self._clock.now(), self._clock
+            tx = SqliteTransaction(raw, self._render, now, actor, audit, listened=listened, clock_stands=clock.stands)
             self._system.crash_point(f"{verb}.begun")
             answer = drive(body(tx))
             tx.write_notes()
