@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from perdure.core.model import Lease, Release, Turn, Verdict
+from perdure.core.errors import StoreCorrupt
+from perdure.core.model import Kind, Lease, Release, Turn, Verdict
 from perdure.store import SqlStore
 from perdure.store.borrowed.deed import Deed
 from perdure.store.borrowed.errors import Interrupted
@@ -97,3 +99,16 @@ async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:
     await store.transact(a_deed(stage, turn))
     await commit(store, lease, next=Release())
     assert await store.recorded(turn, ACTOR) is Verdict.APPLIED
+
+
+@pytest.mark.parametrize(
+    "other", [{"location": "other"}, {"payload": "2"}, {"kind": Kind.TIMER}], ids=lambda other: next(iter(other))
+)
+async def test_another_record_of_its_number_is_not_taken_for_it(stage: Stage, other: dict[str, Any]) -> None:
+    store, lease = await taken(stage)
+    mine = Turn(lease=lease, records=(a_record(0),))
+    await store.transact(a_deed(stage, Turn(lease=lease, records=(msgspec.structs.replace(a_record(0), **other),))))
+    with pytest.raises(StoreCorrupt, match="another record"):
+        await store.recorded(mine, ACTOR)
+    await commit(store, lease, next=Release())
+    assert await store.recorded(mine, ACTOR) is Verdict.LOST

@@ -229,6 +229,20 @@ class StepsAtGates:
         [gate] = await store.gates("", 1)
         assert (gate.held, gate.waiting) == (1, 0)
 
+    async def test_a_former_owner_who_leaves_late_takes_no_permit_from_the_owner(
+        self, store: Store, harness: Harness
+    ) -> None:
+        former, other = await held(store, "r1"), await held(store, "r2")
+        one = Bounds(concurrency=1)
+        await ask(store, "a", a_step(former, one))
+        await commit(store, former, next=Release())
+        lease = await lease_of(store, "r1", "w2")
+        assert await ask(store, "b", a_step(lease, one), worker="w2") == (_passed("r1"),)
+        await store.admit(a_request("c", left=(StepLeft("r1", former.token, PLACE),)))
+        rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
+        assert rows == [("r1", lease.token, "lease")]
+        assert await ask(store, "d", a_step(other, one)) == (StepVerdict("r2", PLACE, gate="external"),)
+
     async def test_who_gives_up_stands_in_line_no_more(self, store: Store, harness: Harness) -> None:
         first, second = await held(store, "r1"), await held(store, "r2")
         one = Bounds(concurrency=1)

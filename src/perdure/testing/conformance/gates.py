@@ -165,6 +165,19 @@ class Passing:
         assert await admit_ids(store, nonce="then", released=(released,)) == ["r2"]
         assert await admit_ids(store, nonce="not yet", released=(released,)) == []
 
+    async def test_a_former_holder_that_lets_go_late_frees_nothing_of_the_holder(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await ready(store, "r1")
+        [first] = (await admit(store)).runs
+        await commit(store, first.lease, next=Release())
+        [again] = (await admit(store, worker="w2", nonce="again")).runs
+        assert again.run.token > first.run.token
+        await ready(store, "r2")
+        assert await admit_ids(store, nonce="late", released=(("r1", first.run.token),)) == []
+        rows = await harness.query("SELECT run_id, token FROM perdure_permits")
+        assert rows == [("r1", again.run.token)]
+
     async def test_what_is_not_held_any_more_does_not_count_whoever_forgot_to_say_so(
         self, store: Store, harness: Harness
     ) -> None:
