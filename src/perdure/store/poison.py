@@ -69,6 +69,18 @@ def home_after(worker: str, claims: int, *, alone: bool) -> str:
     return worker if alone or claims <= SUSPECT_AFTER else _TRIED + worker
 
 
+#: `is_poison` (of a worker in another language, which is given a suspect alone), `claims_after` and `home_after` as SQL, over the columns of a
+#: lost run, `foreign_lease`, `alone` and `progressed`.
+IS_POISON = f"(foreign_lease AND claims >= {{poison_after}} AND claims > {SUSPECT_AFTER})"
+CLAIMS_AFTER = f"""CASE
+    WHEN foreign_lease THEN claims
+    WHEN progressed THEN 0
+    WHEN alone OR claims <= {SUSPECT_AFTER} THEN claims
+    ELSE claims - 1
+  END"""
+HOME_AFTER = f"CASE WHEN foreign_lease OR alone OR claims <= {SUSPECT_AFTER} THEN worker ELSE '{_TRIED}' || worker END"
+
+
 async def set_aside(tx: Transaction, run_id: str, claims: int) -> str:
     """Block a run whose row is locked, until a person unblocks it; the error that is written, as JSON."""
     error = failure(

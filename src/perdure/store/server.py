@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
 from perdure.core.effects import Broadcasted
-from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.fleet import WorkerInfo
 from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
 from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
 from perdure.core.routing import TypeInfo
@@ -134,15 +134,6 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             return await broadcast(tx, topic, payload, key, after, limit, deliver)
 
         return await self._transact("broadcast", actor, body)
-
-    async def sweep(self, limit: int) -> Swept:
-        """Declare overdue workers dead and so on; one statement as long as there is nothing to do."""
-        self._check_open()
-        self._system.crash_point("sweep.enter")
-        if await self._read("sweep", self._prepare_sweep):
-            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
-        self._pass_by("sweep")
-        return Swept(dead_workers=(), released=0, expired=0, more=False)
 
     async def fire(self, limit: int, actor: str) -> Fired:
         """Let the slots that are due become runs; one statement as long as none is."""
@@ -262,10 +253,6 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     @abstractmethod
     async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[Verdict]:
         """Write the turns; raises `Doubtful`, unless told that records may be there already."""
-
-    @abstractmethod
-    async def _prepare_sweep(self, tx: X) -> bool:
-        """Free what overdue workers have locked, where the server does not by itself; whether a sweep would find something."""
 
     def _learn(self, error: Exception) -> None:
         """Take note of what an error says about the way to the server."""

@@ -1,7 +1,8 @@
 """Workers: one row each, renewed by heartbeats; what the dead held is given back.
 
 Giving back raises the token of each run, so that whatever the former holder still sends is refused. A sweep does a bounded
-part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody.
+part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody. It waits for no
+lock: every worker of a fleet sweeps, so that what one leaves out another one has in its hands, or the next sweep finds.
 Workers in other languages have no row; each run that one holds has a lease of its own, and is given back when that is over. One
 that they lose again and again is set aside here, because nobody of ours claims it. They are given a suspect alone, so each loss of one counts; what a
 worker of ours lost counts as `poison` says.
@@ -57,17 +58,30 @@ SET status = :status
 WHERE id = :id AND status = 'alive'
 """
 
+#: A row that is locked is left out: another sweep buries that worker, or its heartbeat has come after all. To wait for it would make
+#: all sweeps of a fleet queue up behind one.
 _OVERDUE = """
 SELECT id
 FROM perdure_workers
 WHERE status = 'alive' AND heartbeat_at + lease < :now
 ORDER BY id
-{for_update}
+{skip_locked}
 """
 
+#: None that holds something still.
+_FORGOTTEN = """
+SELECT id
+FROM perdure_workers
+WHERE status <> 'alive' AND heartbeat_at < :before
+  AND NOT EXISTS (SELECT 1 FROM perdure_runs WHERE perdure_runs.status = 'running' AND perdure_runs.worker = perdure_workers.id)
+ORDER BY id
+LIMIT :limit
+"""
+
+#: By their ids: a DELETE that looks for them waits on MySQL for every row that is locked, whatever it holds.
 _FORGET = """
 DELETE FROM perdure_workers
-WHERE status <> 'alive' AND heartbeat_at < :before
+WHERE id = :id AND status <> 'alive'
 """
 
 #: An UPDATE and then an INSERT, which every database has. Written by one worker only, the one that it is about.
@@ -83,9 +97,17 @@ VALUES (:id, :errors, :problem, :now)
 {or_ignore}
 """
 
+_FORGOTTEN_HEALTH = """
+SELECT worker_id
+FROM perdure_health
+WHERE reported_at < :before AND NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = perdure_health.worker_id)
+ORDER BY worker_id
+LIMIT :limit
+"""
+
 _FORGET_HEALTH = """
 DELETE FROM perdure_health
-WHERE reported_at < :before AND NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = perdure_health.worker_id)
+WHERE worker_id = :id
 """
 
 _WORKERS = f"""
@@ -116,14 +138,22 @@ LIMIT :limit
 {for_update}
 """
 
-#: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over.
+#: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over. A run that is locked
+#: is given back by another sweep, or by the next one.
 _LOST = """
 SELECT id, token, nonce, claims, progress, lease_until
 FROM perdure_runs
 WHERE status = 'running' AND worker = :worker AND lease_until <= :now
 ORDER BY worker, nonce, id
 LIMIT :limit
-{for_update}
+{skip_locked}
+"""
+
+_TWO = """
+SELECT 1
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND lease_until <= :now
+LIMIT 2
 """
 
 #: The worker that died with a run is remembered as its home: those that died together are suspected together.
@@ -140,7 +170,7 @@ FROM perdure_runs
 WHERE status IN ('pending', 'waiting') AND finished_at = 0 AND deadline < {FAR} AND deadline <= :now
 ORDER BY deadline
 LIMIT :limit
-{{for_update}}
+{{skip_locked}}
 """
 
 
@@ -196,9 +226,8 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     """Bury the dead, give back what they held, fail what is too late."""
     dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
-    await tx.execute(_FORGET, {"before": tx.now - REMEMBERED})
-    await tx.execute(_FORGET_HEALTH, {"before": tx.now - REMEMBERED})
-    found, more = await _orphans(tx, limit)
+    await _forget(tx, limit)
+    found, more = await _orphans(tx, dead, limit)
     orphans = [one for one in found if not one.poison]
     await _give_back(tx, orphans, "reclaimed")
     for one in found:
@@ -237,8 +266,15 @@ async def _held(tx: Transaction, worker_id: str, limit: int) -> list[Lease]:
     return [Lease(*row) for row in await tx.fetch(_HELD, {"worker": worker_id, "limit": limit})]
 
 
-async def _orphans(tx: Transaction, limit: int) -> tuple[list[_Orphan], bool]:
-    """The runs that no worker holds any more, and whether there are others."""
+async def _forget(tx: Transaction, limit: int) -> None:
+    """Forget workers that ended long ago."""
+    old = {"before": tx.now - REMEMBERED, "limit": limit}
+    for found, forget in ((_FORGOTTEN, _FORGET), (_FORGOTTEN_HEALTH, _FORGET_HEALTH)):
+        await tx.execute_many(forget, [{"id": row[0]} for row in await tx.fetch(found, old)])
+
+
+async def _orphans(tx: Transaction, buried: Sequence[str], limit: int) -> tuple[list[_Orphan], bool]:
+    """The runs that no worker holds any more, and whether there are others. `buried` are the workers that died just now."""
     # Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
     alive = {row[0] for row in await tx.fetch(_ALIVE, {})}
     orphans: list[_Orphan] = []
@@ -250,11 +286,18 @@ async def _orphans(tx: Transaction, limit: int) -> tuple[list[_Orphan], bool]:
         holder = next_holder
         if holder in alive:
             continue
-        lost = await tx.fetch(_LOST, {"worker": holder, "now": tx.now, "limit": room + 2})
-        # No single one is left for the next sweep, to which it would look as if its worker had held nothing else.
-        fit = lost if len(lost) <= room + 1 else lost[:room]
-        orphans += await _judged(tx, holder, fit, alone=len(lost) == 1)
+        lost = await tx.fetch(_LOST, {"worker": holder, "now": tx.now, "limit": room})
+        alone = holder in buried and len(lost) == 1 and await _is_all(tx, holder)
+        orphans += await _judged(tx, holder, lost, alone=alone)
     return orphans, True
+
+
+async def _is_all(tx: Transaction, holder: str) -> bool:
+    """Whether a holder that was buried just now held one run, counting those that are locked or beyond the limit.
+
+    What is left of it for the next sweep is not alone there, either, since it is buried by then.
+    """
+    return len(await tx.fetch(_TWO, {"worker": holder, "now": tx.now})) == 1
 
 
 async def _judged(tx: Transaction, holder: str, lost: Sequence[Row], *, alone: bool) -> list[_Orphan]:

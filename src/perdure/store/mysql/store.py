@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from perdure.core.errors import StoreError
-from perdure.core.fleet import WorkerInfo
+from perdure.core.fleet import Swept, WorkerInfo
 from perdure.core.model import (
     Claimed,
     ClaimRequest,
@@ -157,6 +157,15 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             seen = await self._read("claim", lambda tx: self._look(tx, wanted))
         return seen, wanted
 
+    async def sweep(self, limit: int) -> Swept:
+        """Bury the dead, give back what they held and so on; one statement as long as there is nothing to do."""
+        self._check_open()
+        self._system.crash_point("sweep.enter")
+        if await self._read("sweep", self._prepare_sweep):
+            return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+        self._pass_by("sweep")
+        return Swept(dead_workers=(), released=0, expired=0, more=False)
+
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, as of one moment."""
         return await self._read("load", lambda tx: loading.load(tx, run_ids, self.inbox_page))
@@ -298,6 +307,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         return await commit(tx, turns, doubtful=doubtful)
 
     async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
+        """Whether a sweep would find something."""
         asked = self._clock.asking()
         [answer] = await tx.send(tx.text(ANYTHING, now=self._time(), remembered=workers.REMEMBERED))
         [(now, anything)] = answer.rows

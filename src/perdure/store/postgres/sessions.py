@@ -42,9 +42,12 @@ WHERE (w.status = 'alive' AND w.heartbeat_at + w.lease < $1::bigint)
 GROUP BY host, pid
 """
 
+#: Milliseconds to wait for the end of a session, so that its locks are gone when the sweep begins, which waits for none.
+_ENDS_WITHIN = 100
+
 #: At once, or only what takes longer than anything that lives. A pooler may have added something behind the name.
-_END = """
-SELECT pid, application_name, pg_terminate_backend(pid)
+_END = f"""
+SELECT pid, application_name, pg_terminate_backend(pid, {_ENDS_WITHIN})
 FROM (
   SELECT *, split_part(substring(application_name FROM 'perdure:.*$'), ' ', 1) AS process FROM pg_stat_activity
 ) session

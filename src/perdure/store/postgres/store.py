@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from perdure.core.errors import StoreError
+from perdure.core.fleet import Swept
 from perdure.core.listing import Page, RunFilter
 from perdure.core.model import (
     Claimed,
@@ -43,7 +44,7 @@ from perdure.store.postgres.notify import Notices
 from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.simple import append, commit_simply, go_on, is_simple
-from perdure.store.postgres.sweep import ANYTHING
+from perdure.store.postgres.sweep import Littered, bury, look, together
 from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
 from perdure.store.runs import is_single
 from perdure.store.server import ServerStore
@@ -53,6 +54,8 @@ T = TypeVar("T")
 Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
 
 _OLDEST_SERVER = 14
+
+_NOTHING = Swept(dead_workers=(), released=0, expired=0, more=False)
 
 _BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
@@ -177,6 +180,25 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         return await self._transact(
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
+
+    async def sweep(self, limit: int) -> Swept:
+        """Bury the dead and give back their runs in one statement; a transaction does the rest, where there is any."""
+        self._check_open()
+        self._system.crash_point("sweep.enter")
+        seen = await self._read("sweep", self._prepare_sweep)
+        swept, rest = _NOTHING, seen.rest
+        if seen.orphans:
+            one = self._at_once if self._prepares else self._transact
+            buried = await one("sweep", "sweep", lambda tx: bury(tx, limit, self._clock), entered=True)
+            assert buried is not None
+            swept, poison = buried
+            rest = rest or poison
+        if rest:
+            others = await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
+            swept = together(swept, others)
+        elif not seen.orphans:
+            self._pass_by("sweep")
+        return swept
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         """Histories and unread inboxes, as of one moment."""
@@ -333,13 +355,12 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     ) -> builtins.list[Verdict]:
         return await commit(tx, turns, doubtful=doubtful)
 
-    async def _prepare_sweep(self, tx: PostgresTransaction) -> bool:
-        asked = self._clock.asking()
-        [(now, anything, deaths)] = await tx.run(ANYTHING, self._clock.told, workers.REMEMBERED)
-        self._clock.answered(asked, now)
-        if anything or deaths:
+    async def _prepare_sweep(self, tx: PostgresTransaction) -> Littered:
+        """Look, and end sessions in which overdue workers have left something locked."""
+        seen = await look(tx, self._clock)
+        if seen.orphans or seen.rest or seen.deaths:
             await end_abandoned(tx, self._patience.statement)
-        return bool(anything)
+        return seen
 
     async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
         await connection.execute(_BEGIN_SNAPSHOT)

@@ -1,33 +1,45 @@
-"""Whether there is anything to sweep, and whether anybody died lately.
+"""Sweeping on PostgreSQL: a look at what there is to do, and one statement that buries the dead and gives back their runs.
 
-One statement, so that idle workers cost the server next to nothing.
+Where workers die in numbers, all that are left sweep at once. A transaction of many round trips would keep the rows of the dead locked
+all that time, for longer the busier the machine is, and for longer still where its own worker is killed in the middle of it. One
+statement holds its locks no longer than the server takes for it, and waits for none. What is rare (deadlines, singletons, runs that
+workers in other languages lost too often, workers to forget) is left to the transaction that all databases share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core.audit import Audit
+from perdure.core.fleet import Swept
 from perdure.core.model import FAR
+from perdure.store.clock import ServerClock
+from perdure.store.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.sessions import LATELY
+from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.protocol import Change
+from perdure.store.workers import POISON_AFTER, REMEMBERED
 
 #: Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
-ANYTHING = f"""
-WITH RECURSIVE clock AS MATERIALIZED (
-  SELECT COALESCE($1::bigint, {NOW}) AS now
-), holder (worker) AS (
+_HOLDERS = """
+holder (worker) AS (
   SELECT MIN(worker) FROM perdure_runs WHERE status = 'running'
   UNION ALL
   SELECT (SELECT MIN(r.worker) FROM perdure_runs r WHERE r.status = 'running' AND r.worker > holder.worker)
   FROM holder
   WHERE holder.worker IS NOT NULL
-)
+)"""
+
+ANYTHING = f"""
+WITH RECURSIVE clock AS MATERIALIZED (
+  SELECT COALESCE($1::bigint, {NOW}) AS now
+), {_HOLDERS}
 SELECT clock.now,
   EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'alive' AND heartbeat_at + lease < clock.now)
-  OR EXISTS (SELECT 1 FROM perdure_workers WHERE status <> 'alive' AND heartbeat_at < clock.now - $2::bigint)
-  OR EXISTS (
-    SELECT 1 FROM perdure_runs
-    WHERE status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= clock.now
-  )
-  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
   OR EXISTS (
     SELECT 1 FROM holder
     WHERE holder.worker IS NOT NULL
@@ -39,6 +51,122 @@ SELECT clock.now,
         LIMIT 1
       )
   ),
+  EXISTS (SELECT 1 FROM perdure_workers WHERE status <> 'alive' AND heartbeat_at < clock.now - $2::bigint)
+  OR EXISTS (
+    SELECT 1 FROM perdure_runs
+    WHERE status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= clock.now
+  )
+  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors),
   EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'dead' AND heartbeat_at > clock.now - {LATELY})
 FROM clock
 """
+
+#: Rows that are locked are left out: another sweep has them, or the next one finds them. A worker that is buried here is alive in what
+#: the rest of the statement sees.
+_BURY = f"""
+WITH RECURSIVE clock AS MATERIALIZED (
+  SELECT COALESCE($1::bigint, {NOW}) AS now
+), late AS MATERIALIZED (
+  SELECT id
+  FROM perdure_workers
+  WHERE status = 'alive' AND heartbeat_at + lease < (SELECT now FROM clock)
+  ORDER BY id
+  FOR NO KEY UPDATE SKIP LOCKED
+), dead AS (
+  UPDATE perdure_workers w
+  SET status = 'dead'
+  FROM late
+  WHERE w.id = late.id
+  RETURNING w.id
+), {_HOLDERS}, gone AS MATERIALIZED (
+  SELECT worker, buried
+  FROM (SELECT worker, worker IN (SELECT id FROM late) AS buried FROM holder WHERE worker IS NOT NULL) one
+  WHERE buried OR NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = one.worker AND w.status = 'alive')
+), lost AS MATERIALIZED (
+  SELECT one.*, gone.worker, one.lease_until > 0 AS foreign_lease,
+    COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = one.id), -1) > one.progress AS progressed,
+    gone.buried AND 1 = (
+      SELECT COUNT(*) FROM (
+        SELECT 1 FROM perdure_runs r
+        WHERE r.status = 'running' AND r.worker = gone.worker AND r.lease_until <= (SELECT now FROM clock)
+        LIMIT 2
+      ) two
+    ) AS alone
+  FROM gone
+  CROSS JOIN LATERAL (
+    SELECT r.id, r.claims, r.progress, r.lease_until
+    FROM perdure_runs r
+    WHERE r.status = 'running' AND r.worker = gone.worker AND r.lease_until <= (SELECT now FROM clock)
+    ORDER BY r.worker, r.nonce, r.id
+    LIMIT $2
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) one
+  LIMIT $2
+), judged AS MATERIALIZED (
+  SELECT id, {IS_POISON.format(poison_after=POISON_AFTER)} AS poison, {CLAIMS_AFTER} AS claims, {HOME_AFTER} AS home
+  FROM lost
+), given AS (
+  UPDATE perdure_runs r
+  SET status = 'pending', reason = NULL, worker = NULL, home = judged.home, token = r.token + 1,
+    wake_at = (SELECT now FROM clock), marked = 0, lease_until = 0, claims = judged.claims
+  FROM judged
+  WHERE r.id = judged.id AND NOT judged.poison
+  RETURNING r.id, r.token
+{{noted}})
+SELECT
+  (SELECT now FROM clock),
+  (SELECT json_agg(id ORDER BY id) FROM dead)::text,
+  (SELECT json_agg(json_build_array(id, '{{{{"token":' || token || '}}}}')) FROM given)::text,
+  EXISTS (SELECT 1 FROM judged WHERE poison)
+"""
+
+_NOTED = """), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT id, (SELECT now FROM clock), 'reclaimed', 'sweep', '{"token":' || token || '}'
+  FROM given
+"""
+BURY = {level: _BURY.format(noted=_NOTED if level.writes("reclaimed") else "") for level in Audit}
+
+
+class Littered(Struct, frozen=True):
+    """Result of the cheap query that precedes a sweep."""
+
+    #: Workers to bury, or runs to give back.
+    orphans: bool
+    #: Anything that takes a transaction.
+    rest: bool
+    #: Whether a worker was declared dead lately.
+    deaths: bool
+
+
+async def look(tx: PostgresTransaction, clock: ServerClock) -> Littered:
+    """Find out whether there is anything to sweep, and whether any worker died lately."""
+    asked = clock.asking()
+    [(now, orphans, rest, deaths)] = await tx.run(ANYTHING, clock.told, REMEMBERED)
+    clock.answered(asked, now)
+    return Littered(orphans, rest, deaths)
+
+
+async def bury(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[Swept, bool]:
+    """Bury the dead and give back what they held; what was done, and whether a run is to be set aside."""
+    asked = clock.asking()
+    [(now, names, lines, poison)] = await tx.run(BURY[tx.audit], clock.told, limit)
+    clock.answered(asked, now)
+    dead = msgspec.json.decode(names or "[]", type=tuple[str, ...])
+    given: Sequence[tuple[str, str]] = msgspec.json.decode(lines or "[]", type=list[tuple[str, str]])
+    for run_id, data in given:
+        tx.hear(run_id, "reclaimed", data)
+    if given:
+        tx.stir(Change.READY)
+    return Swept(dead_workers=dead, released=len(given), expired=0, more=len(given) >= limit), poison
+
+
+def together(first: Swept, second: Swept) -> Swept:
+    """Two halves of one sweep."""
+    return Swept(
+        dead_workers=(*first.dead_workers, *second.dead_workers),
+        released=first.released + second.released,
+        expired=first.expired + second.expired,
+        more=first.more or second.more,
+        successions=(*first.successions, *second.successions),
+    )
