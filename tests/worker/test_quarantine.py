@@ -15,7 +15,7 @@ def claimed(id: str, claims: int) -> ClaimedRun:
         attempt=1, generation=1, token=1, nonce="n", worker="w", wake_at=0, deadline=FAR, created_at=0, started_at=0, finished_at=0,
         seed="", inbox_seq=0, inbox_read=0, claims=claims, parent_id=None, parent_location=None, idempotency_key=None,
     )  # fmt: skip
-    return ClaimedRun(run, fresh=True)
+    return ClaimedRun(run, last=-1)
 
 
 def test_what_is_no_suspect_begins_no_quarantine() -> None:
