@@ -378,7 +378,7 @@ async def fleet():
     return sorted(str(worker.status) for worker in await engine.workers())
 
 async def short():
-    await engine.pusher(lease=0.3).start()
+    await engine.pusher(lease=3).start()
 
 run_id = asyncio.run(start())
 for number in range(3):
