@@ -9,7 +9,7 @@ CHECKED := $(sort $(foreach folder,src tests examples benchmarks,$(if $(wildcard
 NODE_WORKER := examples/node-worker
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check lint mypy pyright quick quick-tests test bench bench-check prove clean
+.PHONY: help demo check lint mypy pyright quick quick-tests test bench bench-check mutants prove clean
 
 help: ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -42,12 +42,15 @@ bench: $(VENV)/.bench ## Measure this machine: make bench ARGS="w2 --json"
 bench-check: $(VENV)/.bench ## Fail if a step or a run costs 3 % more instructions than the committed figure: BASE=revision counts that instead
 	$(BIN)/python -m benchmarks.check $(if $(BASE),--base $(BASE)) $(ARGS)
 
+mutants: $(VENV)/.dev ## Plant faults one at a time and list those that no test notices: ARGS="store --each 80"
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 prove: $(VENV)/.dev $(NODE_WORKER)/node_modules ## The long version of every fault test and search; then the usual one through pgbouncer
 	PERDURE_PROVE=1 $(BIN)/python -m tests.servers $(BIN)/pytest -n 4 --dist worksteal --timeout 7200
 	$(BIN)/python -m tests.servers --pgbouncer $(BIN)/pytest -n 4 --dist worksteal
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NODE_WORKER)/node_modules
+	rm -rf $(VENV) .mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(NODE_WORKER)/node_modules
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(NODE_WORKER)/node_modules: $(NODE_WORKER)/package.json

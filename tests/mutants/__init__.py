@@ -1,0 +1,1 @@
+"""Faults that are planted on purpose, to see whether a test notices: `make mutants`."""
