@@ -78,4 +78,4 @@ def test_a_worker_of_impossible_settings_does_not_begin(perdure: Perdure) -> Non
         check=False,
     )
     assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr == "perdure: a worker needs at least one slot, not 0\n"
+    assert answer.stderr == "perdure: slots=0: give a whole number from 1\n"

@@ -111,7 +111,7 @@ async def test_a_worker_is_started_once(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"slots": 0}, "at least one slot"),
+        ({"slots": 0}, "slots=0: give a whole number from 1"),
         ({"queues": []}, "at least one queue"),
         ({"lease": 0.01}, "too short"),
         ({"resident": -1}, "resident"),

@@ -50,7 +50,7 @@ class RequeueOptions(TypedDict, total=False):
     #: Other arguments: a call of the same type, or the arguments by name.
     input: Call[Any] | Mapping[str, Any] | None
     #: An activity's policy from now on; see `activity`.
-    retry: Retry | None
+    retry: Retry | int | None
     schedule_to_start: Duration | None
     start_to_close: Duration | None
     schedule_to_close: Duration | None

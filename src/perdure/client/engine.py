@@ -31,6 +31,7 @@ from perdure.client.waiting import within
 from perdure.client.watch import Watch
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
+from perdure.core.checks import check_callable, check_flag, check_whole
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import (
@@ -90,6 +91,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         `on_dead_letter` and `on_event` are functions that its workers call, after the commit and best effort, with what went wrong
         and what happened. `watermarks` say from how many runs that wait on this engine's starts are refused, or wait. `system` and `store` replace the real world and the database named by the URL; they are for tests.
         """
+        _check_options(payload_warn, payload_limit, migrate, errors := tuple(errors))
         self.url = url
         self.workflows = _by_type(workflows)
         self._system = Host() if system is None else system
@@ -99,6 +101,8 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         self._store: Store = self._new_store() if store is None else store
         if audit is not None:
             self.audit = audit
+        for name, hook in (("on_error", on_error), ("on_dead_letter", on_dead_letter), ("on_event", on_event)):
+            check_callable(name, hook, "`def notice(what): ...`")
         self._hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
         self._lent = store is not None
         self._retention = Retention.of(retention)
@@ -205,7 +209,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         types: str | Sequence[str] | None = None,
         lease: Duration = 15.0,
         grace: Duration = 10.0,
-        retry: Retry | None = None,
+        retry: Retry | int | None = None,
         resident: int = 2000,
         poison_after: int = 5,
         stall_limit: Duration = 60.0,
@@ -415,3 +419,12 @@ def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:
             raise UsageError(f"two workflows have the type {workflow.type!r}; each needs its own")
         workflow.signature.resolve()
     return known
+
+
+def _check_options(payload_warn: object, payload_limit: object, migrate: object, errors: tuple[object, ...]) -> None:
+    check_whole("payload_warn", payload_warn, 1)
+    check_whole("payload_limit", payload_limit, 1)
+    check_flag("migrate", migrate)
+    for error in errors:
+        if not isinstance(error, type) or not issubclass(error, BaseException):
+            raise UsageError(f"errors has {error!r}: give exception classes, such as [PaymentDeclined]")

@@ -6,6 +6,7 @@ import datetime
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from perdure.core.checks import check_priority
 from perdure.core.duration import Duration, instant
 from perdure.core.errors import BadArguments, UsageError
 from perdure.core.ids import check_id, check_name, uuid7
@@ -63,14 +64,12 @@ def new_run(call: Call[Any], encoded_input: str, options: StartOptions, system: 
     priority = options.get("priority")
     if unknown := options.keys() - StartOptions.__annotations__.keys():
         raise BadArguments(f"start has no option {min(unknown)!r}; it has {', '.join(StartOptions.__annotations__)}")
-    if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
-        raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
     call = _single(call, options)
     wake_at = 0 if at is None else instant(at, now)
     placed = call.place(
         max(wake_at, now),
         None if queue is None else check_name(queue, "queue"),
-        priority,
+        check_priority(priority),
         FAR if deadline is None else instant(deadline, now),
     )
     return NewRun(

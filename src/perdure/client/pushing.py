@@ -53,7 +53,7 @@ class Pushing(ABC):
         """A worker that has not been started."""
 
     def pusher(
-        self, *, lease: Duration = 15.0, grace: Duration = 10.0, retry: Retry | None = None, resident: int = 100
+        self, *, lease: Duration = 15.0, grace: Duration = 10.0, retry: Retry | int | None = None, resident: int = 100
     ) -> Pusher:
         """A worker that takes only what it is told to: `async with engine.pusher() as pusher: await pusher.execute(run_id)`.
 

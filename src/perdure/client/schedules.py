@@ -17,6 +17,7 @@ from msgspec import structs
 
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions, new_run
+from perdure.core.checks import check_time
 from perdure.core.duration import Duration, instant, microseconds
 from perdure.core.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
 from perdure.core.firing import when_due
@@ -282,7 +283,7 @@ def _with_policies(one: Schedule, options: ScheduleOptions) -> Schedule:
         jitter=microseconds(options.get("jitter", one.jitter / 1e6)),
         misfire=misfire,
         overlap=overlap,
-        deadline=0 if deadline is None else microseconds(deadline),
+        deadline=0 if deadline is None else microseconds(check_time("deadline", deadline) or 0),
     )
 
 

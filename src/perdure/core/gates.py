@@ -238,7 +238,9 @@ def place_of(location: str) -> str:
 
 def check_limits(limit: Limit | Sequence[Limit] | None) -> tuple[Limit, ...]:
     """Validated, from what a user writes. Raises `UsageError`."""
-    given = () if limit is None else (limit,) if isinstance(limit, Limit) else tuple(limit)
+    if limit is None:
+        return ()
+    given = tuple(limit) if isinstance(limit, list | tuple) else (limit,)
     for one in given:
         if not isinstance(one, Limit):
             raise UsageError(f"limit={one!r}: give a Limit, such as Limit('external:openai', rate='100/m')")

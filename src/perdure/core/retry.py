@@ -59,6 +59,9 @@ class Retry(Struct, frozen=True):
             raise UsageError(
                 f"Retry(delay={self.delay!r}): give a function of the attempt's number and its error, or None."
             )
+        for name in ("on_timeout", "classify"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"Retry({name}={getattr(self, name)!r}): give True or False.")
         _check_extra(self.extra)
 
     @classmethod

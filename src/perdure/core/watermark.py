@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from perdure.core.checks import check_whole
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
 
@@ -32,7 +33,10 @@ class Watermark(Struct, frozen=True, kw_only=True):
         check_name(self.name, self.kind)
         if self.when_full not in (REFUSE, WAIT):
             raise UsageError(f"when_full={self.when_full!r}: say {REFUSE!r} or {WAIT!r}")
-        if self.high < 1 or not 0 < self.floor <= self.high:
+        check_whole("high", self.high, 1)
+        if self.low is not None:
+            check_whole("low", self.low, 1)
+        if not 0 < self.floor <= self.high:
             raise UsageError(f"high={self.high}, low={self.low}: low is between 1 and high")
 
     @property

@@ -63,7 +63,7 @@ class WorkerSettings(TypedDict, total=False):
     queues: tuple[str, ...] | list[str]
     lease: Duration
     grace: Duration
-    retry: Retry | None
+    retry: Retry | int | None
     resident: int
     poison_after: int
     stall_limit: Duration

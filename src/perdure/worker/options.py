@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from perdure.core.checks import check_duration, check_retry, check_time, check_whole
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
@@ -60,7 +61,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         types: str | Iterable[str] | None = None,
         lease: Duration = 15.0,
         grace: Duration = 10.0,
-        retry: Retry | None = None,
+        retry: Retry | int | None = None,
         resident: int = 2000,
         poison_after: int = 5,
         stall_limit: Duration = 60.0,
@@ -71,31 +72,24 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         claims: bool = True,
     ) -> WorkerOptions:
         """Validated settings, from what a user writes."""
-        if slots < 1:
-            raise UsageError(f"a worker needs at least one slot, not {slots}")
-        if resident < 0 or poison_after < 1:
-            raise UsageError("resident must be 0 or more, poison_after 1 or more")
-        if child_depth < 1 or open_children < 1:
-            raise UsageError("child_depth and open_children must be 1 or more")
-        if processes is not None and processes < 1:
-            raise UsageError(f"processes={processes} must be 1 or more, or None for as many as there are processors")
         if not queues:
             raise UsageError("a worker needs at least one queue")
-        if seconds(lease) < 0.1:
+        if check_duration("lease", lease) < 0.1:
             raise UsageError(f"a lease of {lease!r} is too short to be renewed in time; give at least 0.1 s")
+        policy, stall = check_retry(retry), check_time("stall_limit", stall_limit)
         return cls(
-            slots=slots,
+            slots=check_whole("slots", slots, 1),
             queues=tuple(check_name(queue, "queue") for queue in queues),
             types=check_patterns(types),
             lease=seconds(lease),
-            grace=seconds(grace),
-            retry=Retry() if retry is None else retry,
-            resident=resident,
-            poison_after=poison_after,
-            stall_limit=seconds(stall_limit),
-            child_depth=child_depth,
-            open_children=open_children,
-            processes=processes,
+            grace=check_duration("grace", grace),
+            retry=Retry() if policy is None else policy,
+            resident=check_whole("resident", resident, 0),
+            poison_after=check_whole("poison_after", poison_after, 1),
+            stall_limit=60.0 if stall is None else stall,
+            child_depth=check_whole("child_depth", child_depth, 1),
+            open_children=check_whole("open_children", open_children, 1),
+            processes=None if processes is None else check_whole("processes", processes, 1),
             retention=retention,
             claims=claims,
         )

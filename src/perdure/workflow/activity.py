@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from perdure.core.breakers import Breaker, check_breaker
+from perdure.core.checks import check_flag, check_instance
 from perdure.core.duration import Duration
 from perdure.core.gates import Fair, Limit, check_limits
 from perdure.core.retry import Retry
@@ -73,7 +74,7 @@ class Decorate(Protocol):
 def activity(
     type: str,
     *,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     schedule_to_start: Duration | None = None,
     start_to_close: Duration | None = None,
     schedule_to_close: Duration | None = None,
@@ -90,7 +91,7 @@ def activity(
 
     `schedule_to_start` bounds how long it may wait for a worker, `start_to_close` one attempt, `schedule_to_close` all of it, and
     `heartbeat` the time between two signs of life (`activity_info().heartbeat()`). `retry` says how often and when to try
-    again; without it, the worker's own policy does. `queue` and `priority` are for whoever starts it without saying so. `process` is for a
+    again, a number how often; without it, the worker's own policy does. `queue` and `priority` are for whoever starts it without saying so. `process` is for a
     sync function that keeps a processor busy: it is called in a process of its own. `limit` bounds how many are executed at once, or in
     so much time, in all processes together; `fair` has those that wait take turns by a key. With a `singleton`, one of its runs may go on at
     a time. `breaker` leaves alone what keeps failing.
@@ -108,6 +109,9 @@ def activity(
     )
 
     limits = check_limits(limit)
+    check_flag("process", process)
+    check_instance("fair", fair, Fair, "Fair(lambda tenant: tenant)")
+    check_breaker(breaker)
 
     def decorate(function: Callable[..., Any]) -> Activity[Any, Any]:
         return Activity(

@@ -31,7 +31,7 @@ class Branching(Facet):
         """Run branches side by side until all have ended, each in a scope of its own; their results by name.
 
         A branch is an awaitable, or a function that is given the context. Raises `JoinError` with the error of every branch
-        that failed, when all have ended.
+        that failed, when all have ended. No branches give no results.
         """
         joined = join(self._context, self._runtime, branches, check_name(name, "name of a join"))
         return cast("Operation[dict[str, T]]", joined)
@@ -39,7 +39,8 @@ class Branching(Facet):
     def race(self, branches: Mapping[str, Branch[T]], *, name: str = "race") -> Operation[Won[T]]:
         """Run branches side by side until the first succeeds: its name and its value.
 
-        The others are cancelled, may clean up, and leave no history. Raises `RaceError` if all fail.
+        The others are cancelled, may clean up, and leave no history. Raises `RaceError` if all fail. A race of no
+        branches has no winner and is refused.
         """
         return cast(
             "Operation[Won[T]]", race(self._context, self._runtime, branches, check_name(name, "name of a race"))

@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
+from perdure.core.checks import check_priority
 from perdure.core.duration import Duration, instant
 from perdure.core.errors import UsageError
 from perdure.core.family import OnClose
@@ -153,12 +154,10 @@ def _options(
 ) -> ChildOptions:
     if on_close not in tuple(OnClose):
         raise UsageError(f"on_close is {', '.join(OnClose)}, not {on_close!r}")
-    if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
-        raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
     return ChildOptions(
         id=None if id is None else check_id(id, "child id"),
         queue=None if queue is None else check_name(queue, "queue"),
-        priority=priority,
+        priority=check_priority(priority),
         deadline=FAR if deadline is None else instant(deadline, now),
         on_close=OnClose(on_close),
     )

@@ -103,7 +103,7 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
         self,
         *,
         name: str | None = None,
-        retry: Retry | None = None,
+        retry: Retry | int | None = None,
         timeout: Duration | None = None,
         ephemeral: bool | None = None,
         using: Callable[[], Any] | None = None,

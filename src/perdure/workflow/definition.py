@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from msgspec import structs
 
 from perdure.core.breakers import Breaker, check_breaker
+from perdure.core.checks import check_instance, check_retry
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration
 from perdure.core.errors import BadArguments, EncodeError, UsageError
@@ -80,7 +81,7 @@ class Workflow(Definition[P, R]):
         type: str,
         function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]],
         *,
-        retry: Retry | None,
+        retry: Retry | int | None,
         limits: tuple[Limit, ...] = (),
         fair: Fair | None = None,
         singleton: Singleton | None = None,
@@ -89,7 +90,7 @@ class Workflow(Definition[P, R]):
         if not inspect.iscoroutinefunction(function):
             raise BadArguments(f"workflow {type!r}: {describe(function)} must be an `async def`")
         signature = Signature(function, local_names)
-        super().__init__(type, function, signature, "workflow", retry=retry, limits=limits, fair=fair)
+        super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
         if singleton is not None:
             self.settings = make_settings(singleton=singleton)
 
@@ -100,7 +101,7 @@ class Workflow(Definition[P, R]):
 def workflow(
     type: str,
     *,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     limit: Limit | Sequence[Limit] | None = None,
     fair: Fair | None = None,
     singleton: Singleton | None = None,
@@ -113,11 +114,14 @@ def workflow(
     `singleton`, one of its runs may go on at a time.
     """
     local_names = sys._getframe(1).f_locals
-    limits = check_limits(limit)
+    limits, policy = check_limits(limit), check_retry(retry)
+    check_name(type, "workflow type")
+    check_instance("fair", fair, Fair, "Fair(lambda tenant: tenant)")
+    check_instance("singleton", singleton, Singleton, "Singleton(policy='queue')")
 
     def decorate(function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]) -> Workflow[P, R]:
         return Workflow(
-            type, function, retry=retry, limits=limits, fair=fair, singleton=singleton, local_names=local_names
+            type, function, retry=policy, limits=limits, fair=fair, singleton=singleton, local_names=local_names
         )
 
     return decorate
@@ -149,7 +153,7 @@ class Call(Generic[R_co]):
     def options(
         self,
         *,
-        retry: Retry | None = None,
+        retry: Retry | int | None = None,
         schedule_to_start: Duration | None = None,
         start_to_close: Duration | None = None,
         schedule_to_close: Duration | None = None,

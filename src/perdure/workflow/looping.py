@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
+from perdure.core.checks import check_whole
 from perdure.core.errors import BadArguments, WorkflowError
 from perdure.core.snapshot import snapshot
 from perdure.workflow.runtime import Mark, Runtime
@@ -49,8 +50,8 @@ def loop(
     context: Context, runtime: Runtime, state: S, body: Body[S, V], name: str, commit_every: int, keep: int
 ) -> asyncio.Task[V]:
     """Call `body` with its own last state until it breaks."""
-    if commit_every < 1 or keep < 0:
-        raise BadArguments(f"{name}: commit_every={commit_every} must be at least 1, and keep={keep} at least 0")
+    check_whole("commit_every", commit_every, 1, error=BadArguments)
+    check_whole("keep", keep, 0, error=BadArguments)
     scope = runtime.open_scope(name)
     looping = _Loop(context, runtime, scope, body, commit_every, keep, type(state))
     return begin_in(scope, looping.run(snapshot(state)))

@@ -64,7 +64,7 @@ class StateMachine(Generic[I, O]):
     _made: list[Action] | None = None
     _stopping: frozenset[str] = frozenset()
 
-    def __init_subclass__(cls, *, type: str | None = None, retry: Retry | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, type: str | None = None, retry: Retry | int | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _check_handlers(cls)
         cls._definition = None if type is None else _workflow(cls, type, retry)
@@ -233,7 +233,7 @@ def definition_of(value: Definable) -> Definition[Any, Any]:
     return value
 
 
-def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | None) -> Workflow[..., Any]:
+def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | int | None) -> Workflow[..., Any]:
     async def operate(ctx: Context, input: Any) -> Any:
         return await Operator(ctx, cls()).run(input)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast, overload
 
+from perdure.core.checks import check_whole
 from perdure.core.duration import Duration, microseconds
 from perdure.core.effects import NewOutput, OutputKind
 from perdure.core.errors import BadArguments
@@ -90,8 +91,7 @@ class Messaging(Facet):
         Without a timeout: waits for the first, then gives all that have arrived; a worker takes in at most 1,000 at once. With
         one: waits until there are as many as wanted or the time is over, and gives what there is, which may be nothing.
         """
-        if limit < 1:
-            raise BadArguments(f"receive_many(limit={limit}): a batch holds at least one message")
+        check_whole("limit", limit, 1, error=BadArguments)
         wanted = expected(channel, type)
         due = self._due(timeout)
         taken: list[T] = []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec import Struct
 
+from perdure.core.checks import check_whole
 from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.core.ids import check_name
 from perdure.core.snapshot import snapshot
@@ -49,7 +50,8 @@ def join(
 
 async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]]) -> dict[str, T]:
     tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
-    await finish(list(tasks.values()))
+    if tasks:
+        await finish(list(tasks.values()))
     errors = {name: error for name, task in tasks.items() if (error := error_of(task, name)) is not None}
     results = {name: task.result() for name, task in tasks.items() if name not in errors}
     if errors:
@@ -61,6 +63,8 @@ async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]
 
 def race(context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str) -> asyncio.Task[Won[T]]:
     """Run branches until the first of them succeeds."""
+    if not branches:
+        raise BadArguments(f"{name}: there are no branches, and nothing to win; give at least one")
     scope = runtime.open_scope(name)
     listed = checked(branches, name)
     return _tidied(begin_in(scope, _race(context, runtime, scope, listed)), listed)
@@ -164,8 +168,8 @@ def each(
     context: Context, runtime: Runtime, function: Callable[..., Any], items: Iterable[T], limit: int | None, name: str
 ) -> asyncio.Task[list[Any]]:
     """Call a function for every item, at most `limit` at a time."""
-    if limit is not None and limit < 1:
-        raise BadArguments(f"{name}: limit={limit} lets nothing happen; give a number from 1, or None")
+    if limit is not None:
+        check_whole("limit", limit, 1, error=BadArguments)
     scope = runtime.open_scope(name)
     call: Callable[[Any], Any]
     if takes_context(function):
@@ -217,8 +221,6 @@ def _with_context(context: Context, function: Callable[..., Any]) -> Callable[[o
 
 def checked(branches: Mapping[str, Branch[T]], what: str) -> Mapping[str, Branch[T]]:
     """The branches, each under a name that can be part of a location."""
-    if not branches:
-        raise BadArguments(f"{what}: there are no branches; give at least one")
     for name, branch in branches.items():
         check_name(name, "branch name")
         if not callable(branch) and not inspect.isawaitable(branch):

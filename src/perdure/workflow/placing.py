@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perdure.core.checks import check_priority, check_retry, check_time
 from perdure.core.decoders import decoder_for
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import DecodeError, UsageError
@@ -134,7 +135,7 @@ class Placed(Struct, frozen=True):
 
 def make_settings(
     *,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     schedule_to_start: Duration | None = None,
     start_to_close: Duration | None = None,
     schedule_to_close: Duration | None = None,
@@ -144,20 +145,16 @@ def make_settings(
     singleton: Singleton | None = None,
 ) -> Settings:
     """Validated settings, from what a user writes. Raises `UsageError` and the like."""
-    if retry is not None and not isinstance(retry, Retry):
-        raise UsageError(f"retry={retry!r}: give a Retry, such as Retry(attempts=3)")
     if singleton is not None and not isinstance(singleton, Singleton):
         raise UsageError(f"singleton={singleton!r}: give a Singleton, such as Singleton(policy='queue')")
-    if priority is not None and (not isinstance(priority, int) or not -(2**31) <= priority < 2**31):
-        raise UsageError(f"priority {priority!r} is not a whole number of 32 bits")
     return Settings(
-        retry=retry,
-        schedule_to_start=_limit("schedule_to_start", schedule_to_start),
-        start_to_close=_limit("start_to_close", start_to_close),
-        schedule_to_close=_limit("schedule_to_close", schedule_to_close),
-        heartbeat=_limit("heartbeat", heartbeat),
+        retry=check_retry(retry),
+        schedule_to_start=check_time("schedule_to_start", schedule_to_start),
+        start_to_close=check_time("start_to_close", start_to_close),
+        schedule_to_close=check_time("schedule_to_close", schedule_to_close),
+        heartbeat=check_time("heartbeat", heartbeat),
         queue=None if queue is None else check_name(queue, "queue"),
-        priority=priority,
+        priority=check_priority(priority),
         singleton=singleton,
     )
 
@@ -196,15 +193,6 @@ def _told(given: Settings, start_within: float | None, single: Single | None) ->
     if given.gated and given.schedule_to_start != start_within:
         given = replace(given, schedule_to_start=start_within)
     return given if single is None else replace(given, single=single)
-
-
-def _limit(name: str, value: Duration | None) -> float | None:
-    if value is None:
-        return None
-    limit = seconds(value)
-    if limit <= 0:
-        raise UsageError(f"{name}={value!r}: a limit of no time can never be kept; give more, or leave it out")
-    return limit
 
 
 def _plain(retry: Retry) -> _StoredRetry:

@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from msgspec import UNSET, Struct, UnsetType
 
 from perdure.core.breakers import Breaker, check_breaker
-from perdure.core.duration import Duration, seconds
+from perdure.core.checks import check_flag, check_retry, check_time
+from perdure.core.duration import Duration
 from perdure.core.errors import UsageError
 from perdure.core.gates import Limit, check_limits
 from perdure.core.ids import check_name
@@ -58,7 +59,7 @@ NO_OPTIONS = StepOptions()
 def make_options(
     *,
     name: str | None = None,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     using: Callable[[], Any] | None = None,
@@ -72,14 +73,15 @@ def make_options(
         raise UsageError(f"using={using!r} has to be a function that gives a connection, such as `engine.connect`")
     if undo is not None and not callable(undo):
         raise UsageError(f"undo={undo!r} has to be a function that is given the step's result")
+    policy, limited = check_retry(retry), check_time("timeout", timeout)
     return StepOptions(
         name=UNSET if name is None else check_name(name, "step name"),
-        retry=UNSET if retry is None else retry,
-        timeout=UNSET if timeout is None else seconds(timeout),
-        ephemeral=UNSET if ephemeral is None else ephemeral,
+        retry=UNSET if policy is None else policy,
+        timeout=UNSET if limited is None else limited,
+        ephemeral=UNSET if ephemeral is None else check_flag("ephemeral", ephemeral),
         using=UNSET if using is None else using,
         undo=UNSET if undo is None else undo,
-        process=UNSET if process is None else process,
+        process=UNSET if process is None else check_flag("process", process),
         limit=check_limits(limit) or UNSET,
         breaker=check_breaker(breaker) or UNSET,
     )
@@ -99,7 +101,7 @@ class Undoable(Protocol[R]):
 def step(
     *,
     name: str | None = None,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     process: bool | None = None,
@@ -113,7 +115,7 @@ def step(
     *,
     undo: Callable[[R], Any],
     name: str | None = None,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     process: bool | None = None,
@@ -126,7 +128,7 @@ def step(
     *,
     undo: Callable[[Any], Any] | None = None,
     name: str | None = None,
-    retry: Retry | None = None,
+    retry: Retry | int | None = None,
     timeout: Duration | None = None,
     ephemeral: bool | None = None,
     process: bool | None = None,
@@ -135,7 +137,7 @@ def step(
 ) -> Any:
     """Attach a policy to a function for when it is run as a step; the function itself stays as it is.
 
-    `retry` says how often and when to try again; `timeout` bounds one attempt. An `ephemeral` step does not wait for its
+    `retry` says how often and when to try again, a number how often; `timeout` bounds one attempt. An `ephemeral` step does not wait for its
     result to be durable before the workflow goes on; its record leaves with the next one. `undo` is a function that is given the
     step's result to undo it, should the saga around it fail; see `Context.saga`. `process` is for a sync function that keeps a
     processor busy: it is called in a process of its own, which is killed if it takes longer than `timeout`. `limit` bounds how many are
