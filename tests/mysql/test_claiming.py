@@ -78,6 +78,7 @@ VALUES = {
     "queue": "default",
     "type": TYPE,
     "claims_below": 2,
+    "suspect_after": 2,
     "left_before": 0,
     "limit": 50,
     "after": "",
@@ -85,6 +86,7 @@ VALUES = {
 HOT = {
     "by priority": (claiming.BY_PRIORITY, "perdure_runs_to_claim"),
     "by age": (claiming.BY_AGE, "perdure_runs_to_claim_by_age"),
+    "suspects": (claiming.SUSPECTS, "perdure_runs_to_claim"),
     "due": (claiming.DUE, "perdure_runs_to_wake"),
 }
 

@@ -13,6 +13,7 @@ import pytest
 from perdure.testing.simulation import Report, simulate
 from tests.simulation.planted import PLANTED, PLANTED_IN_STREAMS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
+from tests.simulation.planted_with_clocks import PLANTED_WITH_CLOCKS
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 
@@ -56,6 +57,8 @@ ACTIVE_SEEDS = 10_000 if PROVE else 25
 LIMITED_SEEDS = 5_000 if PROVE else 25
 #: Of the worlds whose steps emit.
 STREAM_SEEDS = 10_000 if PROVE else 50
+#: Of the worlds in which clocks differ.
+CLOCKED_SEEDS = 10_000 if PROVE else 50
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(
@@ -144,8 +147,23 @@ RARE_AT_GATES = frozenset(
 )
 
 
-def live(seed: int, *, activities: bool = False, limits: bool = False, streams: bool = False) -> Report:
-    report = simulate(seed, activities=activities, limits=limits, streams=streams)
+#: The same, where clocks differ.
+RARE_WITH_CLOCKS = frozenset(
+    {
+        "a clock was fast",
+        "a clock was slow",
+        "a run was taken over from another worker",
+        "a wall clock was off by less than a lease",
+        "a wall clock was off by more than a lease",
+        "a worker that had been declared dead began again",
+    }
+)
+
+
+def live(
+    seed: int, *, activities: bool = False, limits: bool = False, streams: bool = False, clocks: bool = False
+) -> Report:
+    report = simulate(seed, activities=activities, limits=limits, streams=streams, clocks=clocks)
     gc.collect(0)
     return report
 
@@ -174,14 +192,21 @@ def test_items_and_details_before_a_recorded_end_are_there_in_order_and_once(fir
     assert not findings, "see them with: python -m perdure.testing.simulation --streams --trace --seed N"
 
 
+@pytest.mark.parametrize("first", range(0, CLOCKED_SEEDS, BATCH))
+def test_every_promise_holds_where_clocks_differ(first: int) -> None:
+    findings = {s: found for s in range(first, first + BATCH) if (found := live(s, clocks=True).findings)}
+    assert not findings, "see them with: python -m perdure.testing.simulation --clocks --trace --seed N"
+
+
 @pytest.mark.parametrize(
     ("options", "before", "first", "rare"),
     [
         ({}, SEEN_BEFORE, RARE_FROM, RARE),
         ({"activities": True}, (), RARE_WITH_ACTIVITIES_FROM, RARE_WITH_ACTIVITIES),
         ({"limits": True}, SEEN_AT_GATES_BEFORE, RARE_FROM, RARE_AT_GATES),
+        ({"clocks": True}, (), RARE_FROM, RARE_WITH_CLOCKS),
     ],
-    ids=["workflows", "activities", "gates"],
+    ids=["workflows", "activities", "gates", "clocks"],
 )
 def test_what_is_rare_does_happen(
     options: dict[str, bool], before: tuple[int, ...], first: int, rare: frozenset[str]
@@ -199,11 +224,16 @@ def test_what_is_rare_does_happen(
     assert not rare - sometimes.keys()
 
 
-@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_AT_GATES, *PLANTED_IN_STREAMS])
+@pytest.mark.parametrize("name", [*PLANTED, *PLANTED_AT_GATES, *PLANTED_IN_STREAMS, *PLANTED_WITH_CLOCKS])
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    {**PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS}[name](monkeypatch)
+    {**PLANTED, **PLANTED_AT_GATES, **PLANTED_IN_STREAMS, **PLANTED_WITH_CLOCKS}[name](monkeypatch)
+    world = {
+        "limits": name in PLANTED_AT_GATES,
+        "streams": name in PLANTED_IN_STREAMS,
+        "clocks": name in PLANTED_WITH_CLOCKS,
+    }
     for seed in (FOUND_BEFORE.get(name, 0), *range(ENOUGH)):
-        report = live(seed, limits=name in PLANTED_AT_GATES, streams=name in PLANTED_IN_STREAMS)
+        report = live(seed, **world)
         if report.findings:
             print(f"{name}: found by seed {seed}: {report.findings[0]}")
             return
@@ -213,7 +243,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
 TRACES = """
 from perdure.testing.simulation import simulate
 for seed in range(500, 508):
-    print(simulate(seed, activities=seed % 4 == 1, limits=seed % 4 == 3).digest)
+    print(simulate(seed, activities=seed % 4 == 1, limits=seed % 4 == 3, clocks=seed % 2 == 0).digest)
 """
 
 

@@ -110,6 +110,7 @@ def schema() -> Iterator[sqlite3.Connection]:
 HOT = {
     "by priority": (claiming.BY_PRIORITY, "USING COVERING INDEX perdure_runs_to_claim (queue=? AND type=?"),
     "by age": (claiming.BY_AGE, "USING COVERING INDEX perdure_runs_to_claim_by_age (queue=? AND type=?"),
+    "suspects": (claiming.SUSPECTS, "USING INDEX perdure_runs_to_claim (queue=? AND type=?"),
     "wake": (claiming.WAKE, "USING INDEX perdure_runs_to_wake (wake_at<?)"),
     "next wake": (claiming.NEXT, "USING INDEX perdure_runs_to_wake"),
     "next firing": (claiming.NEXT, "USING COVERING INDEX perdure_schedules_to_fire"),

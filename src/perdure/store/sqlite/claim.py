@@ -101,11 +101,11 @@ FROM perdure_runs
 WHERE id = ? AND progress < (SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id)
 """
 
-#: Read from the index alone, but for the suspects themselves.
+#: Along the claim index, which the plus says: no other one is in this order.
 SUSPECTS = """
 SELECT priority, wake_at, id, claims, home
 FROM perdure_runs
-WHERE status = 'pending' AND queue = ? AND type = ? AND claims >= ? AND wake_at <= ?
+WHERE status = 'pending' AND queue = ? AND type = ? AND claims >= ? AND +wake_at <= ?
   AND NOT EXISTS (SELECT 1 FROM perdure_history h WHERE h.run_id = perdure_runs.id AND h.seq > perdure_runs.progress)
 ORDER BY priority, wake_at, id
 LIMIT ?

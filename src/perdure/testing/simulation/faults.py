@@ -1,13 +1,15 @@
 """A database that lets one process down in every way that a real one may.
 
 Each process has its own view of the one shared database. A call may be slow on its way there or back, fail before anything was
-written, or be carried out and its answer lost. A process that is killed inside a transaction leaves nothing of it behind.
+written, or be carried out and its answer lost. A process that is killed inside a transaction leaves nothing of it behind. Where clocks differ, a process knows the
+database's time as it does on servers (`store.clock`), and its transactions go by what it knows.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any, cast
 
@@ -16,15 +18,16 @@ from msgspec import Struct
 from perdure.core.admission import Admitted, StepVerdict
 from perdure.core.effects import Broadcasted
 from perdure.core.errors import StoreUnavailable
-from perdure.core.model import Claimed, Loaded, Turn, Verdict
+from perdure.core.model import Claimed, Lease, Loaded, Release, Turn, Verdict
 from perdure.core.push import Taken
 from perdure.store import MUTATING_VERBS
+from perdure.store.clock import ServerClock
 from perdure.store.protocol import Change, Listener
 from perdure.store.sqlite.statements import Statement
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Crashed, Process, SimLoop
-from perdure.testing.simulation.system import SimSystem
+from perdure.testing.simulation.system import EPOCH, SimSystem
 from perdure.testing.simulation.turnstile import Turnstile
 
 READING_VERBS = (
@@ -33,6 +36,9 @@ READING_VERBS = (
     "look", "lined", "standing", "gates",
 )  # fmt: skip
 WRITING_VERBS = frozenset(MUTATING_VERBS)
+#: Verbs that on servers are answered with the server's time, and the one that goes by it.
+_MEASURING = frozenset({"now", "claim", "heartbeat", "sweep", "acquire_lock", "extend_lock"})
+_BY_THE_SERVER = "heartbeat"
 _VERBS = frozenset(READING_VERBS) | WRITING_VERBS
 
 
@@ -67,6 +73,35 @@ class Database:
         self.store: SqliteStore | None = None
         #: Where something has to pass gates.
         self.turnstile: Turnstile | None = None
+        self.clocks_differ = False
+        #: What the caller asks for.
+        self._verb = ""
+
+    def let_clocks_differ(self) -> None:
+        """Have each transaction go by the time that its caller takes for the database's."""
+        assert self.store is not None
+        self.clocks_differ = True
+        self.store._clock.now = self._time_of_caller  # type: ignore[method-assign]
+
+    def _time_of_caller(self) -> int:
+        by_itself = self.caller is None or self.caller.known is None or self._verb == _BY_THE_SERVER
+        return self.time() if by_itself or self.caller is None else self.caller.clock()
+
+    def time(self) -> int:
+        """The database's own time."""
+        return EPOCH + self.loop.now()
+
+    @contextmanager
+    def called(self, caller: FaultStore, verb: str) -> Generator[SqliteStore]:
+        """The database, in the hands of a caller."""
+        assert self.store is not None
+        self.caller, self._verb = caller, verb
+        try:
+            yield self.store
+        finally:
+            self.caller = None
+            if self.turnstile is not None:
+                self.turnstile.look()
 
     def guard(self, turnstile: Turnstile) -> None:
         """Have gates: who passes them is seen, and rows that are passed over where somebody has them locked are, perhaps."""
@@ -129,8 +164,16 @@ class FaultStore:
         self._known_commits = 0
         self._registered = False
         self._lost: Sequence[Turn] | None = None
+        #: Whether the worker of this process, if it is one, is aware of a run.
+        self.knows: Callable[[str], bool] | None = None
+        self._told_of: set[Lease] = set()
         assert database.store is not None
         self.inbox_page = database.store.inbox_page
+        #: The database's time as this process knows it; None: exactly.
+        self.known: ServerClock | None = None
+        if database.clocks_differ:
+            self.known = ServerClock(system, None)
+            self.known.answered(self.known.asking(), database.time())
 
     async def open(self) -> None:
         """It is open."""
@@ -155,8 +198,7 @@ class FaultStore:
 
     def clock(self) -> int:
         """The database's time."""
-        assert self._database.store is not None
-        return self._database.store.clock()
+        return self._database.time() if self.known is None else self.known.now()
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
@@ -187,11 +229,13 @@ class FaultStore:
 
     async def _call(self, verb: str, *args: Any, **options: Any) -> Any:
         database, odds, rng = self._database, self._database.odds, self._database.rng
+        asked = 0 if self.known is None else self.known.asking()
         await self._delay()
         if rng.random() < odds.error_before:
             database.ledger.note(self.process.name, verb, "fails")
             raise StoreUnavailable(f"{verb}: the database cannot be reached")
         answer = await self._ask(verb, args, options)
+        time = database.time()
         database.ledger.note(self.process.name, verb, _summary(answer))
         # Of transactions there are few, and what follows from a lost answer is their hardest part.
         likely = odds.reply_lost * (5 if verb == "transact" else 1)
@@ -201,20 +245,16 @@ class FaultStore:
             raise StoreUnavailable(f"{verb}: the answer was lost")
         self._observe(verb, args, answer)
         await self._delay()
+        if self.known is not None and verb in _MEASURING:
+            self.known.answered(asked, time)
         return answer
 
     async def _ask(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         database = self._database
         if self.process.dead:
             raise Crashed(self.process.name)
-        assert database.store is not None
-        database.caller = self
-        try:
-            answer = await getattr(database.store, verb)(*args, **options)
-        finally:
-            database.caller = None
-            if database.turnstile is not None:
-                database.turnstile.look()
+        with database.called(self, verb) as store:
+            answer = await getattr(store, verb)(*args, **options)
         if database.turnstile is not None and verb == "admit":
             database.turnstile.admitted(args[0], answer)
         return answer
@@ -231,6 +271,7 @@ class FaultStore:
         if verb == "commit":
             ledger.committed(args[0], answer)
             self._count_repeated(args[0], answer)
+            self._look_for_dropped(args[0], answer)
         elif verb == "transact":
             ledger.sometimes["a transaction of a former owner was refused"] += answer is Verdict.LOST
         elif verb == "recorded":
@@ -238,6 +279,7 @@ class FaultStore:
         elif verb in ("claim", "admit"):
             for claimed in cast("Claimed | Admitted", answer).runs:
                 ledger.claimed(claimed.run, claimed.lease, self.process.name)
+                self._told_of.add(claimed.lease)
         elif verb == "take" and (taken := cast("Taken", answer).claimed) is not None:
             ledger.claimed(taken.run, taken.lease, self.process.name)
         elif verb == "register":
@@ -251,6 +293,17 @@ class FaultStore:
         if self._lost == turns and Verdict.APPLIED in verdicts:
             self._database.ledger.sometimes["a commit whose answer was lost was recognised"] += 1
         self._lost = None
+
+    def _look_for_dropped(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
+        """A worker gives back what it knows nothing of. What it was told of, it knows; gates may make it give that back at once."""
+        if self.knows is None or self._database.turnstile is not None:
+            return
+        for turn, verdict in zip(turns, verdicts, strict=True):
+            if isinstance(turn.next, Release) and verdict is Verdict.APPLIED and turn.lease in self._told_of:
+                run_id = turn.lease.run_id
+                if not self.knows(run_id):
+                    name = self.process.name
+                    self._database.ledger.violated(f"{name} was told that it holds run {run_id}, and dropped it")
 
 
 def _summary(answer: Any) -> str:

@@ -8,6 +8,8 @@ from contextvars import copy_context
 from random import Random
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from perdure.core.system import Background, Cancellable, System
 from perdure.testing.clock import BackgroundTask
 from perdure.testing.simulation.loop import LANE, Process, SimLoop
@@ -18,24 +20,42 @@ T = TypeVar("T")
 EPOCH = 1_767_225_600_000_000
 
 
+class Clocks(Struct, frozen=True):
+    """The clocks of one process: how far its wall clock is ahead of the database's, in microseconds, and how fast both of its own go."""
+
+    ahead: int = 0
+    pace: float = 1.0
+
+
+TRUE = Clocks()
+
+
 class SimSystem(System):
-    """One process's clock, randomness, tasks and threads; `on_crash_point` decides where it dies."""
+    """One process's clocks, randomness, tasks and threads; `on_crash_point` decides where it dies."""
 
     def __init__(
-        self, loop: SimLoop, process: Process, rng: Random, on_crash_point: Callable[[Process, str], None]
+        self,
+        loop: SimLoop,
+        process: Process,
+        rng: Random,
+        on_crash_point: Callable[[Process, str], None],
+        clocks: Clocks = TRUE,
     ) -> None:
+        self.clocks = clocks
         self.process = process
         self._loop = loop
         self._rng = rng
         self._on_crash_point = on_crash_point
 
     def now(self) -> int:
-        """Virtual time."""
-        return EPOCH + self._loop.now()
+        """Virtual time, by the process's own wall clock."""
+        if self.clocks is TRUE:
+            return EPOCH + self._loop.now()
+        return EPOCH + self.clocks.ahead + int(self._loop.now() * self.clocks.pace)
 
     def monotonic(self) -> float:
-        """Virtual time."""
-        return self._loop.time()
+        """Virtual time, as fast as the process's own clock goes."""
+        return self._loop.time() * self.clocks.pace
 
     def entropy(self, size: int) -> bytes:
         """Bytes that follow from the seed."""
@@ -47,11 +67,11 @@ class SimSystem(System):
 
     async def sleep(self, seconds: float) -> None:
         """Wait in virtual time."""
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds / self.clocks.pace)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Cancellable:
         """Call back in virtual time."""
-        timer: Cancellable = self._loop.call_later(seconds, callback)
+        timer: Cancellable = self._loop.call_later(seconds / self.clocks.pace, callback)
         return timer
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

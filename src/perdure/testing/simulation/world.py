@@ -30,7 +30,7 @@ from perdure.testing.simulation.ledger import Ledger
 from perdure.testing.simulation.loop import Process, SimLoop
 from perdure.testing.simulation.nemesis import LEASE, Nemesis
 from perdure.testing.simulation.steps import Steps
-from perdure.testing.simulation.system import SimSystem
+from perdure.testing.simulation.system import TRUE, Clocks, SimSystem
 from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker import Worker, WorkerOptions
 
@@ -58,6 +58,11 @@ _NOT_OVER = "WHEN OLD.finished_at = 0"
 _NOT_PRUNED = "AND EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = OLD.run_id AND r.finished_at = 0)"
 
 
+#: How far a wall clock may be ahead, in seconds, and how fast clocks may go.
+_AHEAD = (0.0, 0.3, -0.3, LEASE / 2, -LEASE / 2, 3 * LEASE, -3 * LEASE, 3600.0, -3600.0)
+_PACES = (1.0, 1.0, 1.0001, 0.9999, 1.02, 0.98)
+
+
 class Life:
     """A worker in a process of its own."""
 
@@ -80,10 +85,12 @@ class World:
         activities: bool = False,
         limits: bool = False,
         streams: bool = False,
+        clocks: bool = False,
     ) -> None:
         self.seed = seed
         self._activities = activities or limits or streams
         self._streams = streams
+        self._clocks_differ = clocks
         self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
         self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
@@ -126,6 +133,8 @@ class World:
         self.store.inbox_page = self._fork("pages").choice((2, 1000))
         await self.store.open()
         self.store.subscribe(self.database.on_change)
+        if self._clocks_differ:
+            self.database.let_clocks_differ()
         await self._watch_for_overwriting()
         if self._turnstile is not None:
             self.odds.busy = self._fork("busy").choice((0.0, 0.1, 0.4))
@@ -219,6 +228,7 @@ class World:
             options=self._options,
         )
         task = self.loop.create_task(self._start(worker, process), name="start", context=process.context())
+        store.knows = worker.knows
         life = Life(process, worker, store, task)
         self.lives.append(life)
         self.ledger.note(name, "starts")
@@ -262,8 +272,21 @@ class World:
     def _process(self, name: str) -> tuple[Process, SimSystem, FaultStore]:
         process = Process(name)
         process.main.priority = self.rng.random()
-        system = SimSystem(self.loop, process, self._fork(name), self.database.maybe_crash)
+        system = SimSystem(self.loop, process, self._fork(name), self.database.maybe_crash, self._clocks(name))
         return process, system, FaultStore(self.database, system)
+
+    def _clocks(self, name: str) -> Clocks:
+        """The clocks of a process, off by less or more than a lease, and slow or fast by up to two percent."""
+        if not self._clocks_differ:
+            return TRUE
+        rng = self._fork(f"{name} clocks")
+        clocks = Clocks(int(rng.choice(_AHEAD) * 1e6), rng.choice(_PACES))
+        self.ledger.note(name, "is ahead by", clocks.ahead, "at a pace of", clocks.pace)
+        self.ledger.sometimes["a wall clock was off by less than a lease"] += 0 < abs(clocks.ahead) < LEASE * 1e6
+        self.ledger.sometimes["a wall clock was off by more than a lease"] += abs(clocks.ahead) > LEASE * 1e6
+        self.ledger.sometimes["a clock was slow"] += clocks.pace < 1
+        self.ledger.sometimes["a clock was fast"] += clocks.pace > 1
+        return clocks
 
     def _steps(self, name: str) -> Steps:
         return Steps(
