@@ -36,6 +36,8 @@ def test_help_names_every_command(perdure: Perdure) -> None:
         ("runs", URL, "--limit", "0"),
         ("send", URL, "run", "name", "not json"),
         ("worker", URL),
+        ("runs", URL, "--database-timeout", "0"),
+        ("runs", URL, "--database-timeout", "soon"),
     ],
     ids=" ".join,
 )

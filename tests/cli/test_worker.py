@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,21 @@ def test_a_worker_of_impossible_settings_does_not_begin(perdure: Perdure) -> Non
     )
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr == "perdure: slots=0: give a whole number from 1\n"
+
+
+def test_a_worker_whose_server_is_away_waits_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "away.py").write_text(
+        "from perdure import Context, Engine, workflow\n"
+        "@workflow('away.v1')\n"
+        "async def flow(ctx: Context) -> None: ...\n"
+        "engine = Engine('postgresql://nobody@127.0.0.1:9/shop', [flow])\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "perdure.cli", "worker", "away:engine", "--wait-for-database", "10m"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            for _ in range(2):
+                assert "the worker waits for its database" in process.stderr.readline()
+        finally:
+            process.kill()

@@ -125,7 +125,8 @@ async def test_a_run_whose_code_raises_what_is_no_exception_fails_alone(stage: S
     engine = stage.engine(raising, neighbour, activity_in_loop, activity_in_thread)
     async with engine.worker(processes=1, retry=Retry(attempts=2, initial="1ms")):
         beside = await engine.start(neighbour())
-        runs = {(place, name): await engine.start(raising(place, name)) for place in PLACES for name in ERRORS}
+        places = [place for place in PLACES if place != "transaction in a thread" or stage.url.startswith("sqlite")]
+        runs = {(place, name): await engine.start(raising(place, name)) for place in places for name in ERRORS}
         ends = await asyncio.gather(*(run.result("30s") for run in runs.values()), return_exceptions=True)
         unlike = {place: end for place, end in zip(runs, ends, strict=True) if not is_as_expected(place[0], end)}
         assert unlike == {}

@@ -59,7 +59,18 @@ MAKERS = {"worker", "lock", "pusher", "blocking", "breakers", "limits", "schedul
 #: Plain values.
 VALUES = {"message"}
 #: Classes of `perdure.client` and `perdure.push` that users are not handed, or that reach the database through a verb that is tested.
-INTERNAL = {"Watch", "News", "Backpressure", "OnConnection", "Looks", "Announcer", "Delivery", "RedisQueue", "PushApp"}
+INTERNAL = {
+    "Overdue",
+    "Watch",
+    "News",
+    "Backpressure",
+    "OnConnection",
+    "Looks",
+    "Announcer",
+    "Delivery",
+    "RedisQueue",
+    "PushApp",
+}
 
 
 @workflow("refuse.other.v1")

@@ -24,6 +24,8 @@ else:
     ParamType = click.ParamType
 
 ENVIRONMENT = "PERDURE_URL"
+#: Where the context of a command keeps that option for the engine.
+DATABASE_TIMEOUT = "perdure.database_timeout"
 
 
 def _one_target(ctx: click.Context, param: click.Parameter | None, value: tuple[str, ...]) -> str:
@@ -75,11 +77,31 @@ def chosen_or_one(names: tuple[str, ...], everything: bool, which: Which) -> tup
     return _one_target(click.get_current_context(), None, names[:-1]), names[-1], None
 
 
+def _database_timeout(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    try:
+        timeout = microseconds(value)
+    except InvalidDuration as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    if not timeout:
+        raise click.BadParameter(
+            f"{value!r} is no time to wait; give a duration longer than 0, such as 15s.", ctx, param
+        )
+    ctx.meta[DATABASE_TIMEOUT] = value
+
+
 def with_output(function: F) -> F:
     """Give a command `--json` and `--debug`; it gets its `Output`."""
     function = click.option(
         "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
     )(function)  # fmt: skip
+    function = click.option(
+        "--database-timeout",
+        expose_value=False,
+        callback=_database_timeout,
+        help="How long to wait for a server that cannot be reached.  [default: 15s]",
+    )(function)
     return click.option(
         "--json",
         "output",

@@ -11,6 +11,9 @@ from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
+import click
+
+from perdure.cli.params import DATABASE_TIMEOUT
 from perdure.client.engine import Engine
 from perdure.core.errors import StoreUnavailable, UsageError
 from perdure.store.url import SqliteUrl, parse
@@ -28,7 +31,7 @@ def find_engine(target: str, *, create: bool = False) -> Engine:
     if is_url(target):
         if not create:
             check_exists(target)
-        return Engine(target, migrate=create)
+        return _told(Engine(target, migrate=create))
     return load_engine(target)
 
 
@@ -63,6 +66,15 @@ def load_engine(target: str) -> Engine:
         raise UsageError(f"The module {module_name} has no {path}; {hint}.") from None
     if not isinstance(engine, Engine):
         raise UsageError(f"{target} is a {type(engine).__name__}, not an Engine.")
+    return _told(engine)
+
+
+def _told(engine: Engine) -> Engine:
+    """The engine, with what the command line says of its database."""
+    context = click.get_current_context(silent=True)
+    timeout = None if context is None else context.meta.get(DATABASE_TIMEOUT)
+    if timeout is not None:
+        engine.database_timeout = timeout
     return engine
 
 

@@ -33,6 +33,12 @@ from perdure.store.url import shown
 @click.option("--lease", default="15s", show_default=True, help="Without a sign of life for so long, others take over.")
 @click.option("--grace", default="10s", show_default=True, help="How long steps may go on once asked to stop.")
 @click.option("--processes", type=int, help="Processes for steps that want one.  [default: as many as processors]")
+@click.option(
+    "--wait-for-database",
+    default="5m",
+    show_default=True,
+    help="How long to wait for a server that is away at the start.",
+)
 @click.option("--log-level", type=click.Choice(logs.LEVELS), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(logs.FORMATS), help="How the log looks.  [default: json with --json]")
 @click.option(
@@ -69,9 +75,12 @@ def command(
 async def _work(engine: Engine, options: dict[str, Any], output: Output) -> None:
     options["types"] = options["types"] or None
     worker = engine.worker(**options)
-    async with engine:
+    try:
+        await worker.connect()
         _say(output, "working", engine)
         await worker.run()
+    finally:
+        await engine.close()
     _say(output, "stopped", engine)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.client.waiting import News, within
+from perdure.client.waiting import News
 from perdure.core.duration import Duration, seconds
 from perdure.core.effects import Output, OutputKind
 from perdure.core.errors import RunFinished, RunNotFound
@@ -50,8 +50,8 @@ async def ask(
     outcome = await _put(engine, store, message, name)
     if outcome is SendOutcome.FINISHED:
         raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
-    answer = await within(
-        engine._system,
+    answer = await engine._overdue.wait(
+        run_id,
         lambda: _answer(engine, store, message, name),
         f"perdure ask {run_id}",
         timeout,

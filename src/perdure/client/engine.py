@@ -22,12 +22,12 @@ from perdure.client.limits import Limits
 from perdure.client.locks import Holding, Locks
 from perdure.client.looking import Looking
 from perdure.client.options import Moment, StartOptions, new_run
+from perdure.client.overdue import Overdue
 from perdure.client.pushing import Pusher, Pushing
 from perdure.client.refusing import refuse_in_workflow
 from perdure.client.same import Sameness
 from perdure.client.schedules import Schedules
 from perdure.client.telling import Telling
-from perdure.client.waiting import within
 from perdure.client.watch import Watch
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
@@ -61,6 +61,11 @@ from perdure.workflow.machine import Definable, definition_of
 
 R = TypeVar("R")
 
+#: For how long a call of a client is repeated while the server cannot be reached, and one of a worker before it is made anew, in seconds.
+#: The first is longer than any statement may take.
+DATABASE_TIMEOUT = 15.0
+WORKER_TIMEOUT = 30.0
+
 
 class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware):
     """A database and the workflows that run on it. In a forked child it connects anew."""
@@ -80,6 +85,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         on_dead_letter: Callable[[DeadLetterNotice], Awaitable[object] | object] | None = None,
         on_event: Callable[[Event], Awaitable[object] | object] | None = None,
         watermarks: Iterable[Watermark] = (),
+        database_timeout: Duration = DATABASE_TIMEOUT,
         system: System | None = None,
         store: Store | None = None,
     ) -> None:
@@ -89,7 +95,9 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         how long runs are kept that are over, such as `"30d"`; workers delete them now and then. By default they stay. `audit` is how
         much of the audit trail this engine and its workers write: `full`, `lifecycle` (the default) or `off`. `on_error`,
         `on_dead_letter` and `on_event` are functions that its workers call, after the commit and best effort, with what went wrong
-        and what happened. `watermarks` say from how many runs that wait on this engine's starts are refused, or wait. `system` and `store` replace the real world and the database named by the URL; they are for tests.
+        and what happened. `watermarks` say from how many runs that wait on this engine's starts are refused, or wait.
+        `database_timeout` is how long a call waits for a server that cannot be reached before it raises `StoreUnavailable`; workers wait
+        for as long as it takes. `system` and `store` replace the real world and the database named by the URL; they are for tests.
         """
         _check_options(payload_warn, payload_limit, migrate, errors := tuple(errors))
         self.url = url
@@ -98,6 +106,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         self._codec = Codec(warn_bytes=payload_warn, max_bytes=payload_limit)
         self._errors = ErrorTypes(errors, {w.function.__module__ for w in self.workflows.values()})
         self._migrate = migrate
+        self._database_timeout = checked_timeout(database_timeout)
         self._store: Store = self._new_store() if store is None else store
         if audit is not None:
             self.audit = audit
@@ -107,6 +116,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         self._lent = store is not None
         self._retention = Retention.of(retention)
         self._backpressure = Backpressure(self._system, watermarks)
+        self._overdue = Overdue(self._system, self._stands)
         self._same = Sameness(self._codec, self.workflows)
         self._state = "new"
         self._begin()
@@ -122,7 +132,8 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
 
     def _new_store(self) -> Store:
-        return Retrying(open_store(self.url, self._system, migrate=self._migrate), self._system)
+        store = open_store(self.url, self._system, migrate=self._migrate)
+        return Retrying(store, self._system, self._database_timeout, strict=True)
 
     def _after_fork_in_child(self) -> None:
         """Begin anew: connections, workers and waiters are the parent's."""
@@ -163,6 +174,17 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
             await watch.close()
         if was_open:
             await self._store.close()
+
+    @property
+    def database_timeout(self) -> float:
+        """For how many seconds a call waits for a server that cannot be reached; may be set."""
+        return self._database_timeout
+
+    @database_timeout.setter
+    def database_timeout(self, timeout: Duration) -> None:
+        self._database_timeout = checked_timeout(timeout)
+        if isinstance(self._store, Retrying):
+            self._store.bound = self._database_timeout
 
     @property
     def breakers(self) -> Breakers:
@@ -216,11 +238,13 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         child_depth: int = 100,
         processes: int | None = None,
         open_children: int = 10_000,
+        wait_for_database: Duration = "5m",
     ) -> EngineWorker:
         """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
 
         With `types`, only for those that one of the patterns means, such as `["billing.%", "shop.checkout.v1"]`: a type, or the
-        beginning of one followed by `%`.
+        beginning of one followed by `%`. A server that cannot be reached is waited for when the worker
+        starts, for `wait_for_database` at most.
         """
         if not self.workflows:
             raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
@@ -238,6 +262,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
             processes=processes,
             open_children=open_children,
             retention=self._retention,
+            wait_for_database=wait_for_database,
         )
         chosen(self.workflows, options.types)
         return EngineWorker(self, options)
@@ -384,7 +409,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
             store = await self._opened()
             watch = self._watches.setdefault(asyncio.get_running_loop(), Watch(store, self._system))
             name, too_late = f"perdure result {run_id}", f"run {run_id!r} did not finish"
-            run = await within(self._system, lambda: watch.finished(run_id), name, timeout, too_late)
+            run = await self._overdue.wait(run_id, lambda: watch.finished(run_id), name, timeout, too_late)
         return self._outcome(run, returns)
 
     def _outcome(self, run: Run, returns: Any) -> Any:
@@ -399,6 +424,8 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         ) from self._errors.restore(failure)
 
     def _make_worker(self, store: Store, options: WorkerOptions) -> Worker:
+        if isinstance(store, Retrying) and not self._lent:
+            store = store.bounded(WORKER_TIMEOUT)
         worker = Worker(
             store,
             chosen(self.workflows, options.types),
@@ -410,6 +437,14 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         )
         self._workers.add(worker)
         return worker
+
+
+def checked_timeout(timeout: Duration) -> float:
+    """In seconds. Raises `UsageError`."""
+    limit = seconds(timeout)
+    if limit <= 0:
+        raise UsageError(f"database_timeout={timeout!r}: give a duration longer than 0, such as '15s'")
+    return limit
 
 
 def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:

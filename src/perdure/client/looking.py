@@ -61,7 +61,13 @@ class Looking(ABC):
 
     async def why(self, run_id: str) -> str:
         """Why a run is where it is, in a sentence."""
-        return await explain(await self._opened(), await self._run(run_id))
+        _, why = await self._stands(run_id)
+        return why
+
+    async def _stands(self, run_id: str) -> tuple[Run, str]:
+        """A run, and why it is where it is."""
+        run = await self._run(run_id)
+        return run, await explain(await self._opened(), run)
 
     async def _run(self, run_id: str) -> Run:
         run = await (await self._opened()).get(check_id(run_id))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.duration import Duration, seconds
-from perdure.core.errors import UsageError
+from perdure.core.errors import StoreUnavailable, UsageError
 from perdure.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
+
+
+logger = logging.getLogger("perdure.client")
+
+#: Seconds between two attempts to reach a server when a worker starts: at first, and at the most.
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
 
 
 class EngineWorker:
@@ -61,10 +69,37 @@ class EngineWorker:
         """Work until SIGTERM, SIGINT or cancellation, then stop in order. A second signal stops at once."""
         await (await self._make()).run_until_signalled()
 
+    async def connect(self) -> None:
+        """Connect to the database, waiting for a server that cannot be reached. Raises `StoreUnavailable`.
+
+        `start` and `run` do so by themselves.
+        """
+        refuse_in_workflow()
+        system, limit = self._engine._system, self._options.wait_for_database
+        begun, pause = system.monotonic(), FIRST_PAUSE
+        while True:
+            try:
+                await self._engine._opened()
+            except StoreUnavailable as error:
+                waited = system.monotonic() - begun
+                # What is wrong with a file does not mend itself.
+                if waited >= limit or self._engine._store.exclusive:
+                    raise
+                pause = min(pause, limit - waited)
+                logger.warning(
+                    "the worker waits for its database, %.0f s of %.0f s so far, and tries again in %.1f s: %s",
+                    *(waited, limit, pause, error),
+                )
+                await system.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                return
+
     async def _make(self) -> Worker:
         refuse_in_workflow()
         if self._worker is not None:
             raise UsageError("this worker was started before; make another: engine.worker()")
+        await self.connect()
         self._process = os.getpid()
         self._worker = self._engine._make_worker(await self._engine._opened(), self._options)
         return self._worker

@@ -6,6 +6,7 @@ verb recognises its own repetition, so the caller cannot tell how often it was t
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -53,19 +54,26 @@ T = TypeVar("T")
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 2.0
+_MARGIN = 0.25
 
 
 class Retrying:
-    """The verbs of `Store`, repeated while the database is unavailable, for `bound_seconds` at most."""
+    """The verbs of `Store`, repeated while the database is unavailable, for `bound_seconds` at most.
 
-    def __init__(self, store: Store, system: System, bound_seconds: float = 30.0) -> None:
+    A `strict` bound holds for a server that does not answer at all, too: the verb is given up, whatever becomes of it there.
+    """
+
+    def __init__(self, store: Store, system: System, bound_seconds: float = 30.0, *, strict: bool = False) -> None:
         self.poll_interval = store.poll_interval
         self.lanes = store.lanes
         self.inbox_page = store.inbox_page
         self.exclusive, self.blocks = store.exclusive, store.blocks
         self._store = store
         self._system = system
-        self._bound = bound_seconds
+        #: For how many seconds a verb is repeated.
+        self.bound = bound_seconds
+        # SQLite answers when its file is free, which has a bound of its own.
+        self._strict = strict and not store.exclusive
 
     async def open(self) -> None:
         """As the store, once: what cannot be opened at the start is rather a mistake than an outage."""
@@ -390,14 +398,36 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.recorded(turn, actor))
 
+    def bounded(self, bound_seconds: float) -> Retrying:
+        """The same store with another bound."""
+        return Retrying(self._store, self._system, bound_seconds)
+
     async def _again(self, verb: Callable[[], Awaitable[T]]) -> T:
-        until = self._system.monotonic() + self._bound
+        if not self._strict:
+            return await self._repeated(verb)
+        # A little later than an error of the server itself would come.
+        limit = asyncio.timeout(self.bound + _MARGIN)
+        try:
+            async with limit:
+                return await self._repeated(verb)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StoreUnavailable(
+                f"the database did not answer within {self.bound:g} s. Check that it runs and can be reached; what was asked may have "
+                "been done"
+            ) from error
+
+    async def _repeated(self, verb: Callable[[], Awaitable[T]]) -> T:
+        until = self._system.monotonic() + self.bound
         delay = _FIRST_DELAY
         while True:
             try:
                 return await verb()
             except StoreUnavailable:
-                if self._system.monotonic() >= until:
+                left = until - self._system.monotonic()
+                if left <= 0:
                     raise
-            await self._system.sleep(delay * (0.5 + self._system.random() / 2))
+            pause = delay * (0.5 + self._system.random() / 2)
+            await self._system.sleep(min(pause, left) if self._strict else pause)
             delay = min(2 * delay, _LONGEST_DELAY)

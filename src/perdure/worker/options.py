@@ -49,6 +49,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_limit: float = 60.0
     #: How long runs are kept that are over.
     retention: Retention | None = None
+    #: How long it waits for a database server that cannot be reached when it starts.
+    wait_for_database: float = 300.0
     #: Whether it looks for runs by itself; otherwise it takes only those that it is told to.
     claims: bool = True
 
@@ -69,6 +71,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         open_children: int = 10_000,
         processes: int | None = None,
         retention: Retention | None = None,
+        wait_for_database: Duration = 300.0,
         claims: bool = True,
     ) -> WorkerOptions:
         """Validated settings, from what a user writes."""
@@ -91,5 +94,6 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             open_children=check_whole("open_children", open_children, 1),
             processes=None if processes is None else check_whole("processes", processes, 1),
             retention=retention,
+            wait_for_database=seconds(wait_for_database),
             claims=claims,
         )
