@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Retry, Status, activity, workflow
+from perdure import Context, Retry, RunFailed, Status, activity, workflow
 from tests.engine.stage import Stage, until
 
 TWICE = Retry(attempts=2, initial=0.01, jitter=0)
@@ -69,3 +69,45 @@ async def test_what_succeeds_is_only_logged_for_those_who_want_to_know(
         await until(run, Status.FAILED)
     assert [record["status"] for record in told(caplog)] == ["retrying", "failed", "failed"]
     assert f"step fail of run {run.id} (log.mixed.v1): retrying, attempt 1" in caplog.text
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "perdure.workflow"]
+
+
+@workflow("log.first.v1", retry=Retry.fixed("1ms", attempts=2))
+async def first_lines(ctx: Context) -> None:
+    ctx.log.warning("before the first record")
+    await ctx.receive("go")
+    ctx.log.warning("after it")
+    if await ctx.receive("fail", bool):
+        raise ConnectionError
+    await ctx.receive("end")
+
+
+async def test_lines_before_the_first_record_are_said_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    engine = stage.engine(first_lines)
+    run = await engine.start(first_lines())
+
+    async def work() -> None:
+        async with engine.worker():
+            await until(run, Status.WAITING)
+
+    await work()
+    assert said(caplog) == ["before the first record"]
+    # Nothing is recorded yet; each of these wakes the run in a worker that has not had it.
+    for _ in range(2):
+        await run.pause()
+        await run.resume()
+        await work()
+    assert said(caplog) == ["before the first record"]
+    await run.send("go")
+    await work()
+    assert said(caplog) == ["before the first record", "after it"]
+    caplog.clear()
+    # The next attempt at the run is another one, and speaks for itself.
+    await run.send("fail", True)
+    async with engine.worker():
+        with pytest.raises(RunFailed):
+            await run.result("60s")
+    assert said(caplog) == ["before the first record", "after it"]

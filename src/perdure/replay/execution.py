@@ -264,8 +264,13 @@ class Execution(Versioning):
 
     @property
     def silent(self) -> bool:
-        """See `Speaker`. A run without a history says its first lines for the first time."""
+        """See `Versioning`. A run without a history does everything for the first time."""
         return self.loop.closed or (self.replaying and bool(self._history))
+
+    @property
+    def mute(self) -> bool:
+        """See `Speaker`. A run without a history has said its first lines if it was taken up before."""
+        return self.silent or (self.replaying and self._origin.taken_up_before)
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -13,7 +13,7 @@ class Speaker(Protocol):
     run_id: str
 
     @property
-    def silent(self) -> bool:
+    def mute(self) -> bool:
         """Whether it was said before, or is said by code that is only being ended."""
 
 
@@ -26,7 +26,7 @@ class ReplayLog(logging.LoggerAdapter[logging.Logger]):
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name is the standard library's
         """Whether a line of this level is written now."""
-        return not self._execution.silent and super().isEnabledFor(level)
+        return not self._execution.mute and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Add the run's id."""

@@ -16,6 +16,8 @@ class Origin(Struct, frozen=True, kw_only=True):
     seed: str
     generation: int
     attempt: int
+    #: Whether an earlier holder ran it to its first wait in this attempt and let go of it in order, with or without a record.
+    taken_up_before: bool = False
 
     @property
     def randomness(self) -> str:

@@ -15,6 +15,17 @@ from perdure.worker.policy import delay_of_run
 from perdure.workflow.definition import Workflow
 
 
+def _was_taken_up(run: Run) -> bool:
+    """Whether a claim before this one led to an orderly end in this attempt: the run was parked or given back.
+
+    Both set the count of claims to 0, while a death leaves it: what a worker said that died is not known. The token tells
+    claims of the first attempt apart. A later attempt starts when its run is ready; when it is taken up again, that was later.
+    """
+    if run.claims != 1:
+        return False
+    return run.token > 1 if run.attempt == run.generation == 1 else run.wake_at > run.started_at
+
+
 def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew) -> Execution:
     """The execution of a run, not yet begun. Raises `DecodeError` when its input does not fit the workflow."""
     return execution_of(run, workflow, records, crew.codec, crew.errors, crew.logger)
@@ -38,6 +49,7 @@ def execution_of(
         seed=run.seed,
         generation=run.generation,
         attempt=run.attempt,
+        taken_up_before=_was_taken_up(run),
     )
 
     def gives_up(error: BaseException, now: int) -> bool:
