@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from perdure import ChildLimit, Context, RunCancelled, RunFailed, Status, UsageError, workflow
+from perdure import ChildLimit, Context, Fatal, Retry, RunCancelled, RunFailed, Status, UsageError, workflow
 from tests.engine.stage import Stage, until
+from tests.helpers import eventually
 
 Closing = Literal["cancel", "abandon", "wait"]
 
@@ -278,3 +279,65 @@ async def test_options_of_a_child_that_make_no_sense_are_refused(on_disk: Stage)
     async with engine.worker():
         assert await (await engine.start(mistaken())).result("20s") == len(wrong)
     assert len((await engine.list()).runs) == 1
+
+
+async def until_child(stage: Stage, child_id: str, status: str) -> None:
+    """Wait until a child was started and stands there."""
+
+    async def there() -> bool:
+        return await stage.rows(f"SELECT status FROM perdure_runs WHERE id = '{child_id}'") == [(status,)]
+
+    await eventually(there, saying=f"{child_id} being {status}")
+
+
+@workflow("spawn.mixed.v1", retry=Retry.fixed("1ms", attempts=2))
+async def mixed(ctx: Context, ends: str) -> str:
+    ctx.spawn(patient(), id=f"{ctx.run_id}-cancel")
+    ctx.spawn(patient(), id=f"{ctx.run_id}-wait", on_close="wait")
+    if ends != "at once":
+        await ctx.receive("end")
+    if ends == "fatal":
+        raise Fatal("no use")
+    if ends == "again" and not await ctx.receive("second", bool):
+        raise ConnectionError
+    return "ended"
+
+
+@pytest.mark.parametrize("ends", ["at once", "later", "fatal", "elsewhere"])
+async def test_children_to_be_cancelled_do_not_go_on_while_others_are_waited_for(stage: Stage, ends: str) -> None:
+    engine = stage.engine(mixed, patient)
+    run = await engine.start(mixed(ends), id="p")
+    async with engine.worker():
+        if ends != "at once":
+            await until_child(stage, "p-wait", "waiting")
+            await run.send("end")
+        if ends == "at once":
+            # It is never started.
+            await until_child(stage, "p-wait", "waiting")
+            assert await stage.rows("SELECT id FROM perdure_runs WHERE parent_id = 'p'") == [("p-wait",)]
+        else:
+            await until_child(stage, "p-cancel", "cancelled")
+        assert not (await run.status()).finished
+    # Another worker, which has to replay.
+    async with engine.worker():
+        await (await engine.get("p-wait")).send("word", "there")
+        if ends == "fatal":
+            with pytest.raises(RunFailed, match="no use"):
+                await run.result("60s")
+        else:
+            assert await run.result("60s") == "ended"
+
+
+async def test_a_run_that_will_be_tried_again_keeps_its_children(stage: Stage) -> None:
+    engine = stage.engine(mixed, patient)
+    async with engine.worker():
+        run = await engine.start(mixed("again"), id="p")
+        await until_child(stage, "p-wait", "waiting")
+        await run.send("end")
+        await run.send("second", False)
+        await (await engine.get("p-wait")).send("word", "there")
+        with pytest.raises(RunFailed):
+            await run.result("60s")
+        # It had been tried twice by then.
+        assert (await run.run()).attempt == 2
+        await until_child(stage, "p-cancel", "cancelled")

@@ -20,7 +20,7 @@ from perdure.core.codec import Codec
 from perdure.core.errors import LoopStuck, WorkflowError
 from perdure.core.failure import ErrorTypes
 from perdure.core.family import OnClose
-from perdure.core.model import Kind, Message, NewMessage, NewRun, Record
+from perdure.core.model import Kind, Message, NewMessage, NewRun, Record, Status
 from perdure.replay.around import Around
 from perdure.replay.divergence import Arguments
 from perdure.replay.eviction import end_tasks
@@ -410,7 +410,8 @@ class Execution(Versioning):
                 self._begin_to_close(outcome)
             return
         self.outcome = outcome
-        self.orphans = [child for child in children if child.options.on_close is OnClose.CANCEL]
+        # Those that were told when the workflow ended are told again: earlier versions waited with that.
+        self.orphans += [child for child in children if child.options.on_close is OnClose.CANCEL]
         for operation in self._open.values():
             # An abandoned child is started, too, if that has not come about yet.
             operation.open = isinstance(operation, ChildOperation) and not operation.bound
@@ -418,8 +419,11 @@ class Execution(Versioning):
         self._let_go()
 
     def _begin_to_close(self, outcome: Outcome) -> None:
-        """The workflow has ended, the run has not: all that is left of it are its children."""
+        """The workflow has ended, the run has not: all that is left of it are children that it waits for."""
         self._closing = outcome
+        if self._is_last(outcome):
+            self._closing = outcome if outcome.error is None else replace(outcome, final=True)
+            self._let_children_go()
         others = [operation for operation in self._open.values() if not isinstance(operation, ChildOperation)]
         for operation in others:
             self._close(operation)
@@ -429,6 +433,22 @@ class Execution(Versioning):
         self._let_go()
         if self.cancel_requested:
             self._stop_children()
+
+    def _is_last(self, outcome: Outcome) -> bool:
+        """Whether no further attempt at the run follows, which would take its children up again."""
+        if outcome.status is not Status.FAILED or outcome.renewed is not None or self.cancel_requested:
+            return outcome.final is not False
+        return outcome.final is not False and (outcome.error is None or self._gives_up(outcome.error, self.time))
+
+    def _let_children_go(self) -> None:
+        """Cancel the children that are not waited for. One that was only just asked for is not started."""
+        for child in [one for one in self._open.values() if isinstance(one, ChildOperation)]:
+            if child.options.on_close is OnClose.CANCEL:
+                self._close(child)
+                self._closed_children.add(child.location)
+                self.orphans.append(child)
+        if not self.silent:
+            self.dropped += self.orphans
 
     def _stop_children(self) -> None:
         if not self.replaying:
