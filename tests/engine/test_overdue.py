@@ -165,5 +165,5 @@ async def test_a_call_waits_for_a_silent_server_no_longer_than_the_timeout(
 
 @pytest.mark.parametrize("timeout", [0, -1, "0s"])
 def test_a_database_timeout_that_bounds_nothing_is_refused(timeout: object) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="database_timeout"):
         Engine("sqlite://", database_timeout=timeout)  # type: ignore[arg-type] # that is the mistake

@@ -31,7 +31,7 @@ from perdure.client.telling import Telling
 from perdure.client.watch import Watch
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
-from perdure.core.checks import check_callable, check_flag, check_whole
+from perdure.core.checks import check_callable, check_flag, check_time, check_whole
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import (
@@ -106,7 +106,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         self._codec = Codec(warn_bytes=payload_warn, max_bytes=payload_limit)
         self._errors = ErrorTypes(errors, {w.function.__module__ for w in self.workflows.values()})
         self._migrate = migrate
-        self._database_timeout = checked_timeout(database_timeout)
+        self._database_timeout = check_time("database_timeout", database_timeout) or DATABASE_TIMEOUT
         self._store: Store = self._new_store() if store is None else store
         if audit is not None:
             self.audit = audit
@@ -182,7 +182,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     @database_timeout.setter
     def database_timeout(self, timeout: Duration) -> None:
-        self._database_timeout = checked_timeout(timeout)
+        self._database_timeout = check_time("database_timeout", timeout) or DATABASE_TIMEOUT
         if isinstance(self._store, Retrying):
             self._store.bound = self._database_timeout
 
@@ -437,14 +437,6 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         )
         self._workers.add(worker)
         return worker
-
-
-def checked_timeout(timeout: Duration) -> float:
-    """In seconds. Raises `UsageError`."""
-    limit = seconds(timeout)
-    if limit <= 0:
-        raise UsageError(f"database_timeout={timeout!r}: give a duration longer than 0, such as '15s'")
-    return limit
 
 
 def _by_type(workflows: Iterable[Definable]) -> dict[str, Definition[Any, Any]]:

@@ -94,6 +94,6 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
             open_children=check_whole("open_children", open_children, 1),
             processes=None if processes is None else check_whole("processes", processes, 1),
             retention=retention,
-            wait_for_database=seconds(wait_for_database),
+            wait_for_database=check_duration("wait_for_database", wait_for_database),
             claims=claims,
         )
