@@ -104,6 +104,16 @@ async def test_the_script_can_be_run_by_hand(fresh: str) -> None:
     assert len(await execute(fresh, [tables])) == len(TABLES) + 1
 
 
+async def test_the_script_can_be_run_twice_on_mysql_which_adds_no_column_only_where_it_is_missing(fresh: str) -> None:
+    """MySQL reads the comments that MariaDB executes as comments."""
+    script = migration_script(fresh).replace("/*M! IF NOT EXISTS */", "")
+    for _ in range(2):
+        await execute(fresh, [part for part in script.split(";\n") if part.strip()])
+    store = await opened(fresh, migrate=False)
+    await held(store, "r1")
+    await store.close()
+
+
 async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str) -> None:
     with pytest.raises(SchemaMismatch, match="perdure migrate"):
         await opened(fresh, migrate=False)

@@ -9,6 +9,7 @@ changes nothing, and a file leaves what older versions use as it is, so that the
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from importlib import resources
 
@@ -49,6 +50,20 @@ SELECT {version}, '{name}', '{checksum}', {time}
 FROM (SELECT 1 AS one) AS once
 WHERE NOT EXISTS (SELECT 1 FROM perdure_migrations WHERE version = {version});
 """
+#: MySQL knows no IF NOT EXISTS for columns and indexes, as MariaDB does. `migrate` passes over the errors; a script has to ask first.
+_ONLY_MARIADB = "/*M! IF NOT EXISTS */"
+_ADDS = re.compile(
+    r"CREATE INDEX /\*M! IF NOT EXISTS \*/ (?P<index>\w+) ON (?P<indexed>\w+)"
+    r"|ALTER TABLE (?P<altered>\w+)\s+ADD COLUMN /\*M! IF NOT EXISTS \*/ (?P<column>\w+)"
+)
+_UNLESS_THERE = """SET @perdure = IF(
+  EXISTS (SELECT 1 FROM information_schema.{kind} WHERE table_schema = DATABASE() AND table_name = '{table}' AND {column} = '{name}'),
+  'DO 0',
+  '{statement}'
+);
+PREPARE perdure FROM @perdure;
+EXECUTE perdure;
+DEALLOCATE PREPARE perdure"""
 _TIME_HERE = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
 
 
@@ -104,8 +119,21 @@ def script(dialect: Dialect, tables: str) -> str:
             checksum=migration.checksum,
             time=dialect.time or _TIME_HERE,
         )
-        parts.append(f"-- {migration.name}\n{dialect.render(migration.sql + record, tables)}")
+        statements = "".join(f"{_repeatable(statement)};\n\n" for statement in migration.statements)
+        parts.append(f"-- {migration.name}\n{dialect.render(statements.rstrip() + record, tables)}")
     return "\n".join(parts)
+
+
+def _repeatable(statement: str) -> str:
+    """A statement that may be run again, also on MySQL: one that adds a column or an index does nothing where that is there."""
+    if _ONLY_MARIADB not in statement:
+        return statement
+    adds = _ADDS.match(statement)
+    assert adds is not None, f"a script cannot repeat this statement: {statement}"
+    table, kind = (adds["indexed"], "statistics") if adds["index"] else (adds["altered"], "columns")
+    column, name = ("index_name", adds["index"]) if adds["index"] else ("column_name", adds["column"])
+    quoted = statement.replace("'", "''")
+    return _UNLESS_THERE.format(kind=kind, table=table, column=column, name=name, statement=quoted)
 
 
 async def migrate(

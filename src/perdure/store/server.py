@@ -364,7 +364,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         while True:
             try:
                 pool = self._pools.here()
-                connection = await pool.take()
+                connection = await pool.take(verb)
                 try:
                     if life:
                         self._identity.check(life, connection.epoch)
@@ -376,7 +376,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
                     # Cancelled in the middle of something: the server rolls back when the connection goes.
                     pool.drop(connection)
                     raise
-                pool.give(connection)
+                pool.give(connection, verb)
                 return answer
             except Exception as error:
                 self._learn(error)
