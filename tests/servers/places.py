@@ -25,7 +25,7 @@ from perdure.testing.invariants import scan
 
 TABLES = (
     "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "gates", "lines",
-    "permits", "shares", "locks", "singletons", "successors", "watermarks",
+    "permits", "shares", "locks", "singletons", "successors", "watermarks", "health",
 )  # fmt: skip
 MIGRATIONS = "SELECT version, checksum FROM {}.perdure_migrations ORDER BY version"
 
