@@ -253,4 +253,4 @@ def test_the_clock_narrows_its_bounds_and_follows_a_clock_that_was_set() -> None
     asked = clock.asking()
     assert clock.answered(asked, 5_000_000_000) == 5_000_000_000
     asked = clock.asking()
-    assert clock.answered(asked, 1_000_000_000) == 5_000_000_000
+    assert clock.answered(asked, 1_000_000_000) == 1_000_000_000

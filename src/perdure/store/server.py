@@ -294,6 +294,8 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     ) -> T:
         """Run a verb in a transaction of its own. What goes on from an earlier look begins anew should the answer be lost."""
         self._check_open()
+        if self._clock.is_old:
+            await self.now()
         if not entered:
             self._system.crash_point(f"{verb}.enter")
 
@@ -317,6 +319,8 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     ) -> T | None:
         """Run a verb that is one round trip. None: nothing was written, and it takes a transaction."""
         self._check_open()
+        if self._clock.is_old:
+            await self.now()
         if not entered:
             self._system.crash_point(f"{verb}.enter")
 

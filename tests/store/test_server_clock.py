@@ -1,0 +1,101 @@
+"""What a process takes for the server's time: followed when the server's clock is set, and measured again when that was long ago."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from perdure.core.fleet import WorkerStatus
+from perdure.host import Host
+from perdure.store import SqlStore, open_store
+from perdure.store.clock import OLD, SET_BACK, ServerClock
+from perdure.testing.conformance.harness import ACTOR, SECOND, ManualSystem, a_run, a_worker, claim, claim_ids
+from tests.servers.databases import Databases
+from tests.servers.schemas import Schemas
+
+MINUTE = 60 * SECOND
+
+
+@pytest.fixture(params=["postgres", "mysql"])
+async def store(request: pytest.FixtureRequest, schemas: Schemas, databases: Databases) -> AsyncIterator[SqlStore]:
+    async with (schemas if request.param == "postgres" else databases).one() as url:
+        store = open_store(url, Host())
+        await store.open()
+        yield store
+        await store.close()
+
+
+def clock_of(store: SqlStore) -> Any:
+    clock = store._clock  # type: ignore[attr-defined] # a store on a server has one
+    assert isinstance(clock, ServerClock)
+    return clock
+
+
+def shift(store: SqlStore, by: int) -> None:
+    """Have a process take another time for the server's, as if the server's clock had been set by so much the other way."""
+    clock = clock_of(store)
+    clock._earliest += by
+    clock._latest += by
+    clock.now()
+
+
+def measured(server: int) -> tuple[ManualSystem, ServerClock]:
+    system = ManualSystem()
+    clock = ServerClock(system, None)
+    clock.answered(clock.asking(), server)
+    return system, clock
+
+
+def test_a_server_that_was_set_back_is_followed() -> None:
+    _, clock = measured(10 * MINUTE)
+    assert clock.now() == 10 * MINUTE
+    clock.answered(clock.asking(), 9 * MINUTE)
+    assert clock.now() == 9 * MINUTE
+
+
+def test_a_server_that_is_a_little_behind_is_waited_for() -> None:
+    system, clock = measured(10 * MINUTE)
+    clock.answered(clock.asking(), 10 * MINUTE - SET_BACK // 2)
+    assert clock.now() == 10 * MINUTE
+    system.advance(1)
+    assert clock.now() == 10 * MINUTE - SET_BACK // 2 + SECOND
+
+
+def test_a_measurement_is_old_after_a_while() -> None:
+    system, clock = measured(10 * MINUTE)
+    ages: list[bool] = []
+    for seconds in (OLD / SECOND, 1):
+        system.advance(seconds)
+        ages.append(clock.is_old)
+    assert ages == [False, True]
+
+
+async def test_a_sweep_after_the_servers_clock_was_set_back_takes_nobody_for_dead_who_lives(store: SqlStore) -> None:
+    await store.register(a_worker("lives", lease=15 * SECOND))
+    await store.create([a_run("overdue", deadline=await store.now() - SECOND)], ACTOR)
+    assert await store.heartbeat("lives")
+    shift(store, 10 * MINUTE)
+    swept = await store.sweep(100)
+    assert (swept.expired, swept.dead_workers) == (1, ())
+    assert [worker.status for worker in await store.workers()] == [WorkerStatus.ALIVE]
+
+
+async def test_a_claim_after_the_servers_clock_was_set_back_wakes_nothing_before_its_time(store: SqlStore) -> None:
+    await store.create([a_run("later", wake_at=await store.now() + MINUTE), a_run("now")], ACTOR)
+    shift(store, 10 * MINUTE)
+    assert await claim_ids(store) == ["now"]
+    assert await claim_ids(store, nonce="again") == []
+
+
+async def test_a_process_that_was_suspended_asks_for_the_time_before_it_writes(store: SqlStore) -> None:
+    shift(store, -10 * MINUTE)
+    clock_of(store)._last = 0
+    clock_of(store)._measured_at -= 2 * OLD
+    await store.create([a_run("r1")], ACTOR)
+    run = await store.get("r1")
+    assert run is not None
+    assert abs(run.created_at - await store.now()) < MINUTE
+    [claimed] = (await claim(store)).runs
+    assert claimed.run.id == "r1"
