@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -84,6 +85,11 @@ def connections_of(engine: Engine) -> list[Any]:
     return [] if pools is None else [one for pool in pools._pools.values() for one in pool._opened]
 
 
+def are_cut_off(connections: list[Any]) -> bool:
+    """Whether this process has no way to the sockets of connections, and does not keep them open."""
+    return all(stat.S_ISCHR(os.fstat(one.fileno()).st_mode) for one in connections)
+
+
 def blocking(url: str) -> None:
     engine = Engine(url, [double])
     client = engine.blocking()
@@ -94,6 +100,7 @@ def blocking(url: str) -> None:
             handle = client.start(double(number))
 
             def act(number: int = number, handle: Any = handle) -> None:
+                assert are_cut_off(before)
                 # The worker is the parent's.
                 assert client.start(double(10 + number)).result("30s") == 20 + 2 * number
                 assert handle.result("30s") == 2 * number
@@ -117,7 +124,12 @@ def looped(url: str) -> None:
         async with engine, engine.worker():
             await use(1)
             before = connections_of(engine)
-            waits = [in_child(lambda: asyncio.run(use(2)), finalized=False) for _ in range(2)]
+
+            def act() -> None:
+                assert are_cut_off(before)
+                asyncio.run(use(2))
+
+            waits = [in_child(act, finalized=False) for _ in range(2)]
             await use(3)
             await asyncio.gather(*(asyncio.to_thread(wait) for wait in waits))
             await use(4)
