@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.store.url import shown
+from perdure.core.errors import UsageError
+from perdure.store.url import parse, shown
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,10 @@ from perdure.store.url import shown
 )
 def test_a_url_is_shown_without_its_passwords(url: str, seen: str) -> None:
     assert shown(url) == seen
+
+
+@pytest.mark.parametrize("url", ["mysql://me@one,two/shop", "mariadb://me:s3cret@one:3306,two:3307/shop"])
+def test_several_hosts_of_a_mysql_url_are_refused_with_what_to_do(url: str) -> None:
+    with pytest.raises(UsageError, match=r"names several hosts.*name one, or a proxy") as refused:
+        parse(url)
+    assert "s3cret" not in str(refused.value)

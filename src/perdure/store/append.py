@@ -6,6 +6,8 @@ a transaction whose answer was lost asks under the same lock, which it held unti
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from perdure.core.errors import StoreCorrupt
 from perdure.core.model import Status, Turn, Verdict
 from perdure.store.dialect import Transaction
@@ -25,6 +27,13 @@ WHERE id = :run_id{fence}
 {for_update}
 """
 
+#: Where several servers take writes, a lock on one is no concern of the others; only rows that are written are compared.
+_PROVE = """
+UPDATE perdure_runs
+SET wake_at = wake_at + 1
+WHERE id = :run_id
+"""
+
 RECORD = f"""
 INSERT INTO perdure_history ({", ".join(COLUMNS)})
 VALUES ({", ".join(f":{column}" for column in COLUMNS)})
@@ -37,10 +46,24 @@ WHERE run_id = :run_id AND seq = :seq
 """
 
 
-async def append(tx: Transaction, turn: Turn, fence: str = "") -> Verdict:
-    """Write the one record of a turn and its outputs, if its lease and the condition `fence` hold: APPLIED, or LOST."""
-    if not await _holds(tx, turn, fence):
+class Fence(Struct, frozen=True):
+    """What it takes to prove a lease besides the lock of the run's row."""
+
+    #: Holds on the server on which the worker's life began only; empty where there is no such condition.
+    condition: str = ""
+    #: Several servers take writes, so that the row that was locked has to be written.
+    written: bool = False
+
+
+NO_FENCE = Fence()
+
+
+async def append(tx: Transaction, turn: Turn, fence: Fence = NO_FENCE) -> Verdict:
+    """Write the one record of a turn and its outputs, if its lease holds: APPLIED, or LOST."""
+    if not await _holds(tx, turn, fence.condition):
         return Verdict.LOST
+    if fence.written:
+        await tx.execute(_PROVE, {"run_id": turn.lease.run_id})
     [record] = turn.records
     await tx.execute(RECORD, dict(zip(COLUMNS, record_row(turn, record), strict=True)))
     if turn.outputs:
@@ -55,6 +78,9 @@ async def recorded(tx: Transaction, turn: Turn) -> Verdict:
     there = await tx.fetch(_THERE, {"run_id": turn.lease.run_id, "seq": record.seq})
     if there and there[0] == record_row(turn, record):
         return Verdict.APPLIED
+    if there and holds and there[0][2] < turn.lease.token:
+        # A former holder wrote it after the history was loaded.
+        return Verdict.LOST
     if there and holds:
         raise StoreCorrupt(
             f"The history of run {turn.lease.run_id!r} has another record than its worker wrote at number {record.seq}. Look at "
@@ -63,7 +89,7 @@ async def recorded(tx: Transaction, turn: Turn) -> Verdict:
     return Verdict.BUSY if holds else Verdict.LOST
 
 
-async def _holds(tx: Transaction, turn: Turn, fence: str = "") -> bool:
+async def _holds(tx: Transaction, turn: Turn, condition: str = "") -> bool:
     lease = turn.lease
-    rows = await tx.fetch(_FENCE.replace("{fence}", fence), {"run_id": lease.run_id})
+    rows = await tx.fetch(_FENCE.replace("{fence}", condition), {"run_id": lease.run_id})
     return bool(rows) and tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)

@@ -23,6 +23,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.schedule import Fired
 from perdure.core.system import System
 from perdure.store import registry, schedules, workers
+from perdure.store.append import NO_FENCE, Fence
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Dialect, Gathered, Transaction
@@ -208,9 +209,9 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[object]:
         """A connection for a function of the user's in a run that the worker holds. Raises `Outlived`."""
 
-    def _fence(self, worker: str) -> str:
-        """A condition that holds on the server on which the worker's life began only; empty where there is none."""
-        return ""
+    def _fence(self, worker: str) -> Fence:
+        """What it takes to prove a lease of the worker's in a transaction of the user's."""
+        return NO_FENCE
 
     def _is_current(self, connection: C) -> bool:
         return connection.epoch == self._identity.epoch

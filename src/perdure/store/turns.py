@@ -16,6 +16,9 @@ from perdure.store.dialect import Row
 #: An attribute of a member of an enum is slow to get.
 KINDS = {kind: kind.value for kind in Kind}
 
+#: Where a record as it is stored has the token of its lease.
+_TOKEN = 2
+
 #: Status, token, nonce and time of the beginning of a run.
 State = tuple[str, int, str, int]
 
@@ -27,6 +30,8 @@ class Standing(Enum):
     LIVE = auto()
     #: It was written before; the lease has moved on since.
     DONE = auto()
+    #: It holds the lease, but a former holder has written a record after its history was loaded: the run has to be loaded again.
+    OVERTAKEN = auto()
     LOST = auto()
 
 
@@ -52,6 +57,8 @@ def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> 
     if turn.records:
         there = [record for record in turn.records if record.seq in written]
         same = all(written[record.seq] == record_row(turn, record) for record in there)
+        if live and any(written[record.seq][_TOKEN] < lease.token for record in there):
+            return Standing.OVERTAKEN
         if live and not same:
             raise StoreCorrupt(
                 f"The history of run {lease.run_id!r} has another record than the one that its worker was about to write at "
@@ -66,6 +73,11 @@ def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> 
     if live:
         return Standing.LIVE
     return Standing.DONE if state is not None and _is_there(turn, state) else Standing.LOST
+
+
+def overtaken(turn: Turn) -> Turn:
+    """What is written in place of a turn that was overtaken: the run is given back at once, to be loaded anew."""
+    return Turn(lease=turn.lease, next=Release())
 
 
 def record_row(turn: Turn, record: Record) -> Row:

@@ -160,6 +160,11 @@ def _mysql(url: str) -> MysqlUrl:
         raise UsageError(
             f"{shown(url)!r} has the unknown option {unknown[0]!r}; known are prefix, pool, ssl, socket and audit."
         )
+    if "," in parts.netloc.rpartition("@")[2]:
+        raise UsageError(
+            f"{shown(url)!r} names several hosts, which is supported on PostgreSQL only; name one, or a proxy that leads to the server "
+            "that takes writes."
+        )
     database = unquote(parts.path.removeprefix("/"))
     if not database or "/" in database or parts.fragment:
         raise UsageError(f"{shown(url)!r} names no database; write mysql://user@host/database.")

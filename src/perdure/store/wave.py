@@ -33,7 +33,7 @@ from perdure.store.protocol import Change
 from perdure.store.renewal import keys_of, read_at_once, renew
 from perdure.store.said import note_heartbeats, of_created
 from perdure.store.singletons import line_up
-from perdure.store.turns import Standing, record_row, standing_of
+from perdure.store.turns import Standing, overtaken, record_row, standing_of
 
 X = TypeVar("X", bound=Transaction)
 #: Records as they are there, by run and number.
@@ -102,6 +102,7 @@ class Wave(ABC, Generic[X]):
         stopped = await self._stopped(ledger, live)
         for turn in live.values():
             draft = ledger.drafts[turn.lease.run_id]
+            self._prove(draft)
             if read := read_at_once(turn):
                 ledger.read(draft.id, read)
             for message in turn.sends:
@@ -126,6 +127,9 @@ class Wave(ABC, Generic[X]):
             await write_extras(self._tx, beyond)
         for run_id in ledger.ended_without_code:
             await stop_children(self._tx, run_id)
+
+    def _prove(self, draft: Draft) -> None:
+        """See to it that a commit on another server, which changes the lease of a row that is locked here, excludes this one."""
 
     async def deliver(self, messages: Sequence[NewMessage]) -> list[SendOutcome]:
         """Put messages into inboxes of runs whose rows were locked before."""
@@ -173,7 +177,10 @@ class Wave(ABC, Generic[X]):
             state = None if draft is None else (draft.status, draft.token, draft.nonce, draft.started_at)
             there = written.get(turn.lease.run_id, {})
             standing = standing_of(turn, state, there)
-            if standing is Standing.LIVE:
+            if standing is Standing.OVERTAKEN:
+                live[index] = overtaken(turn)
+                self._verdicts[index] = Verdict.LOST
+            elif standing is Standing.LIVE:
                 live[index] = turn
                 self._rows += [record_row(turn, record) for record in turn.records if record.seq not in there]
             elif standing is Standing.LOST:

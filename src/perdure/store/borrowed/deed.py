@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from perdure.core.errors import PerdureError, UsageError
 from perdure.core.model import Turn, Verdict
-from perdure.store.append import append
+from perdure.store.append import NO_FENCE, Fence, append
 from perdure.store.borrowed.errors import Doubtful, Interrupted, may_pass
 from perdure.store.borrowed.opening import opened
 from perdure.store.borrowed.transaction import BorrowedTransaction, Home, check_database
@@ -50,11 +50,16 @@ class Deed(Struct, frozen=True, kw_only=True):
 
 
 async def perform(
-    deed: Deed, home: Home, lend: Callable[[], Any], mark: Callable[[str], None], limit: str = "", fence: str = ""
+    deed: Deed,
+    home: Home,
+    lend: Callable[[], Any],
+    mark: Callable[[str], None],
+    limit: str = "",
+    fence: Fence = NO_FENCE,
 ) -> Verdict:
     """Do it: APPLIED, or LOST with everything rolled back.
 
-    `limit` has a server end what nobody goes on with. `fence` is a condition without which the lease does not hold.
+    `limit` has a server end what nobody goes on with. `fence` says what proves the lease.
     """
     mark("transact.enter")
     stack = opened(deed.using or lend)
@@ -72,7 +77,7 @@ async def perform(
 
 
 async def _inside(
-    connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None], limit: str, fence: str
+    connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None], limit: str, fence: Fence
 ) -> None:
     tx = BorrowedTransaction(wire, home, "")
     check_database(wire, home)

@@ -134,6 +134,11 @@ class _Wave(Wave[MysqlTransaction]):
     async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
         return {row[0] for row in self._answers["stops"] if row[0] in read and row[1] > read[row[0]]}
 
+    def _prove(self, draft: Draft) -> None:
+        if self._tx.connection.clustered:
+            draft.wake_at += 1
+            draft.touched = True
+
     async def _write(self, ledger: Ledger) -> None:
         self._tx.insert(RECORDS, self._rows)
         self._tx.insert(_ENTRIES, ledger.messages)

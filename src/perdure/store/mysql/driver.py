@@ -82,6 +82,8 @@ class Connection:
         self.packet = 1 << 20
         #: Which of the servers that were met at this address it leads to.
         self.epoch = 0
+        #: Its server is one of several that take writes.
+        self.clustered = False
         self.trace: Callable[[str], object] | None = None
 
     @property

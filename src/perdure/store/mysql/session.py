@@ -44,6 +44,11 @@ _WHO = {
     "MariaDB": f"SELECT {_NAME['MariaDB']}, @@gtid_binlog_pos",
     "MySQL": f"SELECT {_NAME['MySQL']}, @@gtid_executed",
 }
+#: Asked for in a way that takes no offence at variables which the server does not have: Galera's, and those of Group Replication.
+_CLUSTER = (
+    "SHOW GLOBAL VARIABLES WHERE (Variable_name = 'wsrep_on' AND Value = 'ON') "
+    "OR (Variable_name = 'group_replication_group_name' AND Value <> '')"
+)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -88,9 +93,10 @@ async def prepare(connection: Connection, where: str) -> Who:
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
     answers = await connection.send(
-        [_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.patience), _ASKED, _WHO[kind]]
+        [_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.patience), _CLUSTER, _ASKED, _WHO[kind]]
     )
     [(packet, mode)], [who] = answers[-2].rows, answers[-1].rows
+    connection.clustered = bool(answers[-3].rows)
     if packet < _SMALLEST_PACKET:
         raise StoreError(
             f"{where} takes packets of {packet:,} bytes at the most, which is too little. Set max_allowed_packet to 16M or "
@@ -102,7 +108,8 @@ async def prepare(connection: Connection, where: str) -> Who:
             "Look at what stands between here and the server."
         )
     connection.packet = packet
-    return who_is(who)
+    # Nothing that one of several has acknowledged is missing on the others, and a proxy may lead to any of them.
+    return Who(None) if connection.clustered else who_is(who)
 
 
 async def relax(connection: Connection) -> None:

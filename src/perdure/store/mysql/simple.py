@@ -27,6 +27,9 @@ WHERE status = 'running' AND (:groups)
 FOR UPDATE SKIP LOCKED
 """
 
+#: Where several servers take writes, a lock on one is no concern of the others; only rows that are written are compared.
+_PROVE = "UPDATE perdure_runs SET wake_at = wake_at + 1 WHERE id IN (:ids)"
+
 #: The only record of the only turn: one statement, and no transaction around it.
 _RECORD = f"""
 INSERT INTO perdure_history ({HISTORY})
@@ -89,7 +92,8 @@ def _stays_at_home(turn: Turn) -> bool:
 
 async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
     """Write all of them, or none; whether they were written. Also raises what `errors.is_refusal` tells."""
-    if len(turns) == 1 and len(turns[0].records) == 1 and turns[0].next is None and not turns[0].read:
+    clustered = tx.connection.clustered
+    if not clustered and len(turns) == 1 and len(turns[0].records) == 1 and turns[0].next is None and not turns[0].read:
         return await _commit_record(tx, turns[0])
     groups: dict[tuple[int, str, str], list[str]] = {}
     read: list[tuple[object, ...]] = []
@@ -122,6 +126,8 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
         groups.setdefault((lease.token, lease.nonce, besides), []).append(run_id)
     tx.begin()
     tx.later(tx.text(FENCE, count=len(turns), groups=_conditions(groups)))
+    if clustered and (stay := [turn.lease.run_id for turn in turns if turn.next is None]):
+        tx.later(tx.text(_PROVE, ids=listed(stay)))
     plain, others = list[str](), list[str]()
     for turn in turns:
         for record in turn.records:

@@ -27,6 +27,7 @@ from perdure.core.model import (
 )
 from perdure.core.system import System
 from perdure.store import workers
+from perdure.store.append import Fence
 from perdure.store.dialect import Row, Transaction
 from perdure.store.identity import Outlived
 from perdure.store.lending import lend
@@ -73,6 +74,8 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         self.where = url.where
         self._way = Way(url)
         self._templates = Templates(url.prefix)
+        #: Several servers take writes.
+        self._clustered = False
         #: What was paused when a claim last looked.
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._lent = Pools(system, self._open_relaxed, Connection.say_goodbye, url.pool, self._is_current)
@@ -97,6 +100,9 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         check = partial(self._identity.check, worker)
         async with lend(self._lent, Connection.is_busy, check) as connection:
             yield connection.driver
+
+    def _fence(self, worker: str) -> Fence:
+        return Fence(written=self._clustered)
 
     async def now(self) -> int:
         """The server's time."""
@@ -124,15 +130,18 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int) -> int | None:
         """By the server's own clock; not on another server than the one that was met, to which a proxy may lead."""
-        server = self._identity.server
+        clustered = tx.connection.clustered
+        server = None if clustered else self._identity.server
         who = Sql("NULL") if server is None else name_of(tx.connection)
-        beat = tx.text(_BEAT, id=worker_id, now=self._time(), last=last, who=who, server=server)
+        beat = tx.text(_BEAT, id=worker_id, now=self._time(), last=0 if clustered else last, who=who, server=server)
         [answer] = await tx.send(beat)
         if answer.count:
-            return answer.told
-        known = self._identity.asking()
-        [answer] = await tx.send(who_asks(tx.connection))
-        self._identity.meet(who_is(answer.rows[0]), known)
+            # One of several may lag behind what another one has acknowledged.
+            return 0 if clustered else answer.told
+        if not clustered:
+            known = self._identity.asking()
+            [answer] = await tx.send(who_asks(tx.connection))
+            self._identity.meet(who_is(answer.rows[0]), known)
         return None
 
     async def claim(self, request: ClaimRequest) -> Claimed:
@@ -226,6 +235,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         try:
             known = self._identity.asking()
             connection.epoch = self._identity.meet(await prepare(connection, self.where), known)
+            self._clustered |= connection.clustered
         except BaseException:
             connection.terminate()
             raise

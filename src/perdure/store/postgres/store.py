@@ -30,6 +30,7 @@ from perdure.core.model import (
 )
 from perdure.core.system import System
 from perdure.store import reads, workers
+from perdure.store.append import NO_FENCE, Fence
 from perdure.store.dialect import Row, Transaction
 from perdure.store.identity import Known, Outlived
 from perdure.store.lending import lend
@@ -264,9 +265,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[Connection]:
         return lend(self._lent, is_busy, lambda epoch: self._identity.check(worker, epoch))
 
-    def _fence(self, worker: str) -> str:
+    def _fence(self, worker: str) -> Fence:
         life = self._identity.life(worker)
-        return fence(timeline_of(life.server)) if life is not None and life.server is not None else ""
+        return Fence(fence(timeline_of(life.server))) if life is not None and life.server is not None else NO_FENCE
 
     async def _migrate(self, tx: Transaction) -> None:
         assert isinstance(tx, PostgresTransaction)

@@ -22,7 +22,7 @@ from perdure.store.said import note_heartbeats
 from perdure.store.sqlite import states
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.statements import CROWD
-from perdure.store.turns import Standing, record_row, standing_of, waves
+from perdure.store.turns import Standing, overtaken, record_row, standing_of, waves
 
 _HISTORY = """
 INSERT INTO perdure_history
@@ -63,6 +63,9 @@ SET inbox_read = MAX(inbox_read, ?), marked = CASE WHEN inbox_seq > ? THEN 1 ELS
 WHERE id = ?
 """
 
+#: Records of a turn that turned out not to follow from those before.
+_TAKE_BACK = "DELETE FROM perdure_history WHERE run_id = ? AND seq >= ? AND token = ?"
+
 _CONSUME = """
 UPDATE perdure_messages
 SET consumed = 1, payload = NULL
@@ -94,7 +97,10 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
         if (doubtful if turn.records else _reaches_out(turn)) and (
             standing := await _stand(tx, turn)
         ) is not Standing.LIVE:
-            verdicts[index] = Verdict.LOST if standing is Standing.LOST else Verdict.APPLIED
+            if standing is Standing.OVERTAKEN:
+                await tx.execute(_TAKE_BACK, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
+                await _leave(tx, overtaken(turn))
+            verdicts[index] = Verdict.APPLIED if standing is Standing.DONE else Verdict.LOST
             continue
         if turn.read or turn.children or turn.sends:
             await _reach_out(tx, turn)
@@ -162,7 +168,7 @@ async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | Renew) -> Verdic
             return Verdict.AWAKE
         case Standing.DONE:
             return Verdict.APPLIED
-        case Standing.LOST:
+        case Standing.LOST | Standing.OVERTAKEN:
             return Verdict.LOST
 
 

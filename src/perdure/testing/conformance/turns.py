@@ -166,6 +166,19 @@ class Turns:
             await commit(store, lease, a_record(0, payload='"other"'))
         assert await snapshot(harness) == before
 
+    async def test_a_record_of_a_former_holder_where_the_next_one_should_be_gives_the_run_back(
+        self, store: Store
+    ) -> None:
+        former = await held(store)
+        await commit(store, former, a_record(0, payload='"former"'), next=Release())
+        latter = await lease_of(store, nonce="another")
+        # As if it had been loaded before that was written.
+        assert await commit(store, latter, a_record(0), a_record(1)) is Verdict.LOST
+        assert [record.payload for record in await store.history("r1")] == ['"former"']
+        run = await store.get("r1")
+        assert run is not None
+        assert (run.status, run.token, run.worker) == (Status.PENDING, latter.token + 1, None)
+
     async def test_a_refused_park_is_the_only_thing_that_does_not_land(self, store: Store) -> None:
         await store.create([a_run("other")], ACTOR)
         lease = await held(store)
