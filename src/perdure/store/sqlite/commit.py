@@ -10,6 +10,7 @@ one transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from perdure.core.effects import Renew
 from perdure.core.model import Again, Block, Finish, Park, Record, Release, Turn, Verdict
@@ -31,10 +32,13 @@ INSERT INTO perdure_history
 
 #: A record and the nonce of its lease; and the same for many, which costs a single one more.
 RECORD = f"""{_HISTORY}
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14
-WHERE EXISTS (SELECT 1 FROM perdure_runs WHERE id = ?1 AND token = ?3 AND nonce = ?15 AND status = 'running')
+SELECT id, ?, token, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+FROM perdure_runs
+WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
 ON CONFLICT DO NOTHING
 """
+#: What the statement for a single one takes, in its order. Numbered parameters would do without; Python 3.12 warns of them.
+_SINGLE = itemgetter(1, *range(3, 14), 0, 2, 14)
 
 RECORDS = f"""{_HISTORY}
 SELECT {", ".join(f"v.column{place}" for place in range(1, 15))}
@@ -87,7 +91,9 @@ async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
 async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[Verdict]) -> None:
     rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
     in_crowds = len(rows) - len(rows) % CROWD
-    written = await tx.execute_many(RECORDS, rows[:in_crowds]) + await tx.execute_many(RECORD, rows[in_crowds:])
+    written = await tx.execute_many(RECORDS, rows[:in_crowds]) + await tx.execute_many(
+        RECORD, list(map(_SINGLE, rows[in_crowds:]))
+    )
     doubtful = written != len(rows)
     rests: list[tuple[int, Park | Renew]] = []
     finished: dict[str, Finish] = {}
