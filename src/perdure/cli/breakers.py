@@ -74,6 +74,8 @@ def reset(target: str, name: str, output: Output) -> None:
 
 
 def _describe(one: BreakerView) -> str:
+    if one.problem:
+        return f"set aside, {one.problem}"
     by_hand = " by hand" if one.by_hand else ""
     until = f" until {when(one.until)}" if one.until else ""
     waiting = f", {one.waiting} waiting" if one.waiting else ""

@@ -37,7 +37,7 @@ def list_(target: str, limit: int, after: str, output: Output) -> None:
     rows = [
         (
             gate.name,
-            str(gate.bounds),
+            "nothing: its row cannot be read" if gate.problem else str(gate.bounds),
             "run time" if gate.override else "code",
             str(gate.held),
             str(gate.waiting),
@@ -89,6 +89,7 @@ def _document(gate: Gate) -> Document:
         "held": gate.held,
         "waiting": gate.waiting,
         "due_at": moment(gate.due_at),
+        "problem": gate.problem or None,
     }
 
 

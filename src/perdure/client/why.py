@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.breakers import BreakerView, Circuit
+from perdure.core.breakers import PREFIX, BreakerView, Circuit
 from perdure.core.control import Pause, PauseKind
 from perdure.core.effects import Output, OutputKind
 from perdure.core.failure import Failure
@@ -138,6 +138,12 @@ def _paused(inbox: Sequence[Message], now: int) -> str:
 
 def _limited(standing: Position, now: int) -> str:
     gate = standing.gate
+    if gate.problem:
+        kind = "breaker" if gate.name.startswith(PREFIX) else "limit"
+        return (
+            f"It has waited for {_span(now - standing.since)}: the {kind} {gate.name.removeprefix(PREFIX)!r} is set aside and lets "
+            f"nothing pass, because {gate.problem}. Set or clear the limit anew, or reset the breaker."
+        )
     if gate.breaker is not None:
         return _broken(gate.breaker, standing, now)
     held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""

@@ -251,6 +251,8 @@ class BreakerView(Struct, frozen=True, kw_only=True):
     #: How many wait for it.
     waiting: int = 0
     rule: BreakerRule = BreakerRule()
+    #: Why it is set aside and lets nothing pass: its row cannot be read. Empty: it is not.
+    problem: str = ""
 
 
 def view(name: str, state: BreakerState, now: int, waiting: int) -> BreakerView:

@@ -188,7 +188,14 @@ class ErrorTypes:
         if error is None:
             return None
         state = _read(failure.state, dict) or {}
-        vars(error).update({name: value for name, value in state.items() if not name.startswith("__")})
+        # Whoever wrote it must not hide a method of the error behind a value.
+        vars(error).update(
+            {
+                name: value
+                for name, value in state.items()
+                if not name.startswith("__") and not callable(getattr(known, name, None))
+            }
+        )
         if _message(error) != failure.message:
             error.add_note(f"Its message was: {failure.message}")
         return error

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from perdure.core.breakers import Breaker, BreakerRule, BreakerView
 from perdure.core.decoders import decoder_for
-from perdure.core.errors import UsageError
-from perdure.core.ids import check_id, check_name
+from perdure.core.errors import InvalidId, UsageError
+from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.keys import key_from
 
 SECOND = 1_000_000
@@ -160,6 +160,8 @@ class Gate(Struct, frozen=True, kw_only=True):
     #: When the next one may pass; 0 if none waits.
     due_at: int = 0
     breaker: BreakerView | None = None
+    #: Why it is set aside and lets nothing pass: its row cannot be read. Empty: it is not.
+    problem: str = ""
 
 
 class Position(Struct, frozen=True):
@@ -207,11 +209,32 @@ def check_gate(name: str) -> str:
 
 def keyed(name: str, key: object) -> str:
     """The gate of a limit's key; one that is too long for a name is cut, and told from others by a digest."""
-    text = f"{name}{KEYED}{key}"
-    if len(text.encode()) <= 255:
-        return check_id(text, "limit's key")
-    digest = blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"{text.encode()[:200].decode(errors='ignore')}~{digest}"
+    text = storable(f"{name}{KEYED}{key}", "limit's key")
+    return check_id(text, "limit's key") if len(text.encode()) <= ID_BYTES else _fitting(text)
+
+
+def fair_key(key: object) -> str:
+    """The key by which a run takes turns, as it is stored; one that is too long is cut, and told from others by a digest. Raises `InvalidId`."""
+    return _fitting(storable(str(key), "key of Fair"))
+
+
+def storable(text: str, what: str) -> str:
+    """Give back a text that every database can store. Raises `InvalidId`."""
+    problem = "it contains a NUL character" if "\0" in text else ""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        problem = "it contains a lone surrogate, which is no character"
+    if problem:
+        raise InvalidId(f"{text[:300]!r} cannot be a {what}: {problem}")
+    return text
+
+
+def _fitting(text: str) -> str:
+    encoded = text.encode()
+    if len(encoded) <= ID_BYTES:
+        return text
+    return f"{encoded[:200].decode(errors='ignore')}~{blake2b(encoded, digest_size=16).hexdigest()}"
 
 
 def base_of(gate: str) -> str:
@@ -269,7 +292,7 @@ def gating(
     if breaker is not None:
         passes[breaker.gate] = Pass(breaker.gate, rule=breaker.rule)
     for limit in limits:
-        name = limit.name or own or of_type(type)
+        name = limit.name or _fitting(own) or of_type(type)
         gate = name if limit.key is None else keyed(name, key_from(limit.key, args, kwargs))
         passes[gate] = Pass(gate, limit.bounds, limit.hold or hold)
     passes |= {one.gate: one for one in given}
@@ -280,7 +303,7 @@ def gating(
     key = str(key_from(fair.key, args, kwargs))
     if not passes:
         passes["fair:" + type] = Pass("fair:" + type)
-    return Gating(tuple(passes.values()), key[:255], max(1, int(STRIDE / fair.weigh(key))))
+    return Gating(tuple(passes.values()), fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
 
 
 def check_weight(weight: object) -> float:

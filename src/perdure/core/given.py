@@ -14,7 +14,8 @@ from msgspec import Struct
 from perdure.core.breakers import Breaker, BreakerRule
 from perdure.core.decoders import decoder_for
 from perdure.core.errors import UsageError
-from perdure.core.gates import STRIDE, Bounds, Fair, Gating, Hold, Limit, Pass, check_limits, gating, keyed
+from perdure.core.gates import STRIDE, Bounds, Fair, Gating, Hold, Limit, Pass, check_limits, fair_key, gating, keyed
+from perdure.core.ids import check_id
 from perdure.core.keys import key_from
 
 #: The parts of a run's options, as they are found without reading them.
@@ -70,7 +71,11 @@ class Given(Struct, frozen=True):
         breaker: Breaker | None,
     ) -> Gating:
         """What a run has to pass by that, and by what its code says besides. Raises whatever the functions of the user raise."""
-        given = [Pass(one.gate, one.bounds, one.hold or hold) for one in self.limits or ()]
+        # Options may come from plain SQL.
+        given = [
+            Pass(check_id(one.gate, "limit of a run's options"), one.bounds, one.hold or hold)
+            for one in self.limits or ()
+        ]
         if self.breaker is not None:
             given.insert(0, Pass(self.breaker.breaker.gate, rule=self.breaker.rule))
         whole = gating(
@@ -85,7 +90,7 @@ class Given(Struct, frozen=True):
         )
         if self.fair is None:
             return whole
-        return Gating(whole.passes or (Pass("fair:" + type),), self.fair.key, self.fair.stride)
+        return Gating(whole.passes or (Pass("fair:" + type),), fair_key(self.fair.key), self.fair.stride)
 
 
 _given = decoder_for(Given)
@@ -138,7 +143,7 @@ def give_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[str, 
     if not isinstance(fair, Fair):
         raise UsageError(f"fair={fair!r}: give a Fair, such as Fair(lambda tenant: tenant)")
     key = str(_told(fair.key, arguments))
-    return GivenFair(key[:255], max(1, int(STRIDE / fair.weigh(key))))
+    return GivenFair(fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
 
 
 def _told(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:

@@ -6,12 +6,14 @@ Every change of state is in the audit trail, in the trail of the gate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from perdure.core.admission import Arrival, StepArrival
 from perdure.core.breakers import BreakerState, Circuit, Report
 from perdure.core.gates import Bounds
 from perdure.core.given import given_by
 from perdure.core.model import Run
+from perdure.store.corrupt import UNREADABLE
 from perdure.store.dialect import Transaction
 from perdure.store.gates import in_chunks, lock_gates, save_gates
 from perdure.store.gatestate import GateState
@@ -32,10 +34,12 @@ def attend(
     """What the code says of breakers, what became of attempts, and which of them may be tried again."""
     for arrival in arrivals:
         for wanted in arrival.gating.passes:
-            if wanted.rule is not None:
+            if wanted.rule is not None and "breaker" not in gates[wanted.gate].problems:
                 gates[wanted.gate].guard(wanted.rule)
     for report in reports:
         gate = gates[report.gate]
+        if "breaker" in gate.problems:
+            continue
         before = gate.guard(report.rule).circuit
         if gate.guard(report.rule).hear(worker, report, tx.now):
             gate.changed = True
@@ -72,7 +76,8 @@ async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> No
     gate = (await lock_gates(tx, {name: Bounds()}))[name]
     state = gate.breaker = gate.breaker or BreakerState()
     wanted, by_hand = circuit or Circuit.CLOSED, circuit is not None
-    changed = (state.circuit, state.by_hand) != (wanted, by_hand)
+    changed = (state.circuit, state.by_hand) != (wanted, by_hand) or "breaker" in gate.problems
+    gate.mend("breaker")
     if not changed and (by_hand or not state.ring):
         return
     state.turn(wanted, tx.now, by_hand=by_hand)
@@ -90,7 +95,11 @@ async def barred(tx: Transaction, runs: Sequence[Run], failing: Sequence[tuple[s
     declared = dict(failing)
     gates = {run.id: gate for run in runs if (gate := _fails_at(run, declared))}
     states: dict[str, str] = dict(await in_chunks(tx, _STATES, sorted(set(gates.values()))))
-    known = {name: BreakerState.from_json(text) for name, text in states.items()}
+    known: dict[str, BreakerState] = {}
+    for name, text in states.items():
+        # One that cannot be read lets nothing pass, so none of these came from there.
+        with suppress(*UNREADABLE):
+            known[name] = BreakerState.from_json(text)
     permitted = {(run_id, gate) for run_id, gate in await in_chunks(tx, _PERMITTED, list(gates))}
     return [
         (run_id, known[gate].until)
@@ -101,7 +110,11 @@ async def barred(tx: Transaction, runs: Sequence[Run], failing: Sequence[tuple[s
 
 def _fails_at(run: Run, declared: Mapping[str, str]) -> str | None:
     """The gate of the breaker at which a run fails that does not let it pass."""
-    given = given_by(run.options).breaker
+    try:
+        given = given_by(run.options).breaker
+    except UNREADABLE:
+        # It is set aside when it is taken up.
+        return None
     if given is None:
         return declared.get(run.type)
     return given.breaker.gate if given.rule.fails else None

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from perdure.core.breakers import view
+from perdure.core.breakers import PREFIX, BreakerView, Circuit, view
 from perdure.core.gates import KEYED, Bounds, Gate, base_of, of_queue, of_type
 from perdure.core.model import FAR
+from perdure.store.corrupt import UNREADABLE, unreadable
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.due import waited_at
 from perdure.store.gatestate import COLUMNS, GateState, to_bounds
@@ -106,6 +107,10 @@ _FORGET_OF = tuple(
     for table, column in (("permits", "gate"), ("shares", "gate"), ("gates", "name"))
 )
 
+_NEXT_LINE = "SELECT MIN(gate) FROM perdure_lines WHERE gate > :after"
+_NEVER_DUE = f"SELECT name FROM perdure_gates WHERE name IN ({{names}}) AND due_at >= {FAR} {{skip_locked}}"
+_DUE_NOW = f"UPDATE perdure_gates SET due_at = :now WHERE name IN ({{names}}) AND due_at >= {FAR}"
+
 _FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name LIMIT :limit {skip_locked}"
 _STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
 
@@ -141,10 +146,18 @@ async def make_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> None:
 async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
     """What was set for a limit holds for each of its keys that has nothing of its own."""
     bases = sorted({base for name in gates if (base := base_of(name)) != name})
-    overrides = {name: to_bounds(text) for name, text in await in_chunks(tx, _OVERRIDES, bases)}
+    overrides: dict[str, Bounds | None] = {}
+    broken: dict[str, str] = {}
+    for name, text in await in_chunks(tx, _OVERRIDES, bases):
+        try:
+            overrides[name] = to_bounds(text)
+        except UNREADABLE as error:
+            broken[name] = str(unreadable("perdure_gates", f"name {name!r}, override", error))
     for name, gate in gates.items():
         if gate.override is None and base_of(name) != name:
             gate.bounds = overrides.get(base_of(name)) or gate.declared
+            if base_of(name) in broken:
+                gate.problems.setdefault("override", broken[base_of(name)])
 
 
 async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
@@ -178,6 +191,7 @@ async def stir_gates(tx: Transaction) -> None:
 
 async def forget_gates(tx: Transaction, limit: int) -> int:
     """Forget gates of keys that nobody uses any more; how many."""
+    await mend_gates(tx, limit)
     params: dict[str, object] = {"now": tx.now, "limit": limit, "reserved": tx.now - RESERVED}
     found = [row[0] for row in await tx.fetch(_IDLE.replace("{among}", ""), params)]
     locked = sorted(await lock_gates(tx, dict.fromkeys(found, Bounds()), waiting=False)) if found else []
@@ -193,11 +207,30 @@ async def forget_gates(tx: Transaction, limit: int) -> int:
     return len(rows)
 
 
+async def mend_gates(tx: Transaction, limit: int) -> None:
+    """Have gates looked at in whose lines somebody stands, although their rows are gone or say that nobody does."""
+    # Leaps from gate to gate along the index of lines.
+    names: list[str] = []
+    while len(names) < limit:
+        [(name,)] = await tx.fetch(_NEXT_LINE, {"after": names[-1] if names else ""})
+        if name is None:
+            break
+        names.append(name)
+    await make_gates(tx, await missing_gates(tx, dict.fromkeys(names, Bounds())))
+    for start in range(0, len(names), CHUNK):
+        chosen, params = placeholders("name", names[start : start + CHUNK])
+        idle = [row[0] for row in await tx.fetch(_NEVER_DUE.replace("{names}", chosen), params)]
+        if idle:
+            chosen, params = placeholders("name", idle)
+            await tx.execute(_DUE_NOW.replace("{names}", chosen), {**params, "now": tx.now})
+            tx.stir(Change.READY)
+
+
 async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:
     """Override what the code says about a gate, or no longer."""
     gate = (await lock_gates(tx, {name: Bounds()}))[name]
     override = "" if bounds is None else msgspec.json.encode(bounds).decode()
-    if gate.override != bounds:
+    if gate.override != bounds or "override" in gate.problems:
         await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "far": FAR})
         tx.note(f"gate:{name}", "limit_set" if bounds else "limit_cleared", override or "{}")
     row = _limited_row(name)
@@ -222,10 +255,13 @@ async def gates(tx: Transaction, after: str, limit: int) -> list[Gate]:
 
 async def one_gate(tx: Transaction, name: str) -> Gate:
     """One gate, as it is."""
-    [gate] = await _shown(
+    found = await _shown(
         tx, await tx.fetch(_PAGE.replace("name > :after", "name = :after"), {"after": name, "limit": 1})
     )
-    return gate
+    if not found:
+        problem = f"perdure_gates has no row of the name {name!r}; one is made when the worker sweeps next"
+        return Gate(name=name, bounds=Bounds(), problem=problem)
+    return found[0]
 
 
 async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
@@ -241,10 +277,20 @@ async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
             held=held.get(name, 0),
             waiting=row[-1],
             due_at=state.due_at if state.waited_at else 0,
-            breaker=None if state.breaker is None else view(name, state.breaker, tx.now, row[-1]),
+            problem=state.problem,
+            breaker=_shown_breaker(state, tx.now, row[-1]),
         )
         for row, (name, state) in zip(rows, states.items(), strict=True)
     ]
+
+
+def _shown_breaker(state: GateState, now: int, waiting: int) -> BreakerView | None:
+    if state.breaker is not None:
+        return view(state.name, state.breaker, now, waiting)
+    if not (state.problem and state.name.startswith(PREFIX)):
+        return None
+    name = state.name.removeprefix(PREFIX)
+    return BreakerView(name=name, circuit=Circuit.OPEN, since=0, waiting=waiting, problem=state.problem)
 
 
 def limited(known: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
 from perdure.core.breakers import BreakerRule, BreakerState, Circuit
 from perdure.core.decoders import decoder_for
 from perdure.core.gates import Bounds
 from perdure.core.model import FAR
+from perdure.store.corrupt import UNREADABLE, unreadable
 from perdure.store.dialect import Row
 
 #: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
 BACKSTOP = 15_000_000
 
+#: A turn past this one cannot be: as many have never passed.
+LAST_TURN = 2**61
+
 COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
 
 _bounds = decoder_for(Bounds)
+
+T = TypeVar("T")
+
+_log = logging.getLogger("perdure.store")
 
 
 class GateState:
@@ -23,20 +35,43 @@ class GateState:
         name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker = row
         self.name: str = name
         self.arrival: int = arrival
-        self.turn: int = turn
+        self.turn: int = min(turn, LAST_TURN)
         self.due_at: int = due_at
         self.waits_for: str = waits_for
         self.declared = Bounds(concurrency, pace, burst)
-        self.override = to_bounds(override)
+        self.breaker: BreakerState | None = None
+        self.override: Bounds | None = None
+        #: By column, what cannot be read. Nothing passes until somebody says anew what holds.
+        self.problems: dict[str, str] = {}
+        self._breaker_text: str = breaker
+        self._attempt("concurrency, pace, burst", lambda: check_bounds(self.declared))
+        if override:
+            self.override = self._attempt("override", lambda: to_bounds(override))
+        if breaker:
+            self.breaker = self._attempt("breaker", lambda: BreakerState.from_json(breaker))
         self.bounds = self.override or self.declared
-        self.breaker = BreakerState.from_json(breaker) if breaker else None
         self.held = 0
         #: Somebody stands in its line.
         self.waited_at = self.due_at < FAR
         self.changed = False
 
+    @property
+    def problem(self) -> str:
+        """Why it is set aside; empty: it is not."""
+        return next(iter(self.problems.values()), "")
+
+    def _attempt(self, column: str, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except UNREADABLE as error:
+            self.problems[column] = str(unreadable("perdure_gates", f"name {self.name!r}, {column}", error))
+            return None
+
     def declare(self, bounds: Bounds) -> None:
         """What the code says now."""
+        if bounds != Bounds() and "concurrency, pace, burst" in self.problems:
+            del self.problems["concurrency, pace, burst"]
+            self.changed = True
         if bounds != self.declared and bounds != Bounds():
             self.declared = bounds
             self.bounds = self.override or bounds
@@ -49,6 +84,10 @@ class GateState:
             self.changed = True
         self.changed |= self.breaker.declare(rule)
         return self.breaker
+
+    def mend(self, column: str) -> None:
+        """Somebody has said what holds from now on; what could not be read there does not matter any more."""
+        self.problems.pop(column, None)
 
     @property
     def counts(self) -> bool:
@@ -67,10 +106,14 @@ class GateState:
 
     def lacks(self, now: int) -> str:
         """What the next one would have to wait for; nothing if it may pass."""
+        if self.problem:
+            return "open"
         if self.breaker is not None and (lacks := self.breaker.lacks(self.held)):
             return lacks
         if self.bounds.concurrency and self.held >= self.bounds.concurrency:
             return "room"
+        # Further ahead than its slack and one more it cannot be, unless a clock was set back or the row is damaged.
+        self.arrival = min(self.arrival, now + self.bounds.slack + self.bounds.pace)
         return "rate" if self.bounds.ready_at(self.arrival) > now else ""
 
     def let_pass(self, now: int) -> None:
@@ -85,7 +128,11 @@ class GateState:
         """Say when it is worth looking again."""
         lacks = self.lacks(now) if waited_at else ""
         due = FAR
-        if waited_at:
+        if waited_at and self.problem:
+            _log.error("the gate %s is set aside and lets nothing pass: %s", self.name, self.problem)
+            # Somebody may mend the row itself.
+            due = now + BACKSTOP
+        elif waited_at:
             due = {"": now, "room": now + BACKSTOP, "open": self._until}.get(lacks, self.bounds.ready_at(self.arrival))
         if (due, lacks) != (self.due_at, self.waits_for):
             self.due_at, self.waits_for, self.changed = due, lacks, True
@@ -105,10 +152,21 @@ class GateState:
             "turn": self.turn,
             "due_at": self.due_at,
             "waits_for": self.waits_for,
-            "breaker": "" if self.breaker is None else self.breaker.to_json(),
+            "breaker": self._breaker_text
+            if "breaker" in self.problems
+            else ""
+            if self.breaker is None
+            else self.breaker.to_json(),
         }
 
 
 def to_bounds(text: str) -> Bounds | None:
     """Bounds as a column has them."""
-    return _bounds.decode(text) if text else None
+    return check_bounds(_bounds.decode(text)) if text else None
+
+
+def check_bounds(bounds: Bounds) -> Bounds:
+    """Give back bounds that make sense. Raises `ValueError`."""
+    if not (0 <= bounds.concurrency < 2**31 and 0 <= bounds.pace < FAR and 1 <= bounds.burst < 2**31):
+        raise ValueError(f"no bounds: {bounds!r}")
+    return bounds

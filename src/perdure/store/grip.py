@@ -81,6 +81,10 @@ class Grip:
 
     async def take_more(self, those: Iterable[InLine]) -> None:
         """Other gates that those in lines have to pass; whatever is busy is tried another time."""
+        those = list(those)
+        for one in (one for standing in those for one in standing.gating.passes if one.gate in self.gates):
+            if self.gates[one.gate].problem:
+                self.gates[one.gate].declare(one.bounds)
         wanted = {
             one.gate: one.bounds for standing in those for one in standing.gating.passes if one.gate not in self.gates
         }

@@ -7,24 +7,32 @@ has a thousand runs waiting gets one turn when others have theirs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Mapping, Sequence
 
 from msgspec import Struct
 
 from perdure.core.admission import AdmitRequest, Look, Waiting
 from perdure.core.audit import NEXT
+from perdure.core.errors import StoreCorrupt
 from perdure.core.gates import STRIDE, Gating, Position
 from perdure.core.given import given_by
 from perdure.core.model import FAR, Run
+from perdure.store.corrupt import UNREADABLE, readable
 from perdure.store.dialect import Params, Row, Transaction, placeholders
 from perdure.store.due import next_due
 from perdure.store.gates import in_chunks, one_gate
-from perdure.store.gatestate import GateState
+from perdure.store.gatestate import LAST_TURN, GateState
+from perdure.store.protocol import Change
+
+_log = logging.getLogger("perdure.store")
 
 #: How many parts a statement may have.
 _PARTS = 60
 #: One in so many is let pass by its turn alone, whatever its priority.
 AGE_SHARE = 8
+#: No weight costs more than that.
+LAST_STRIDE = 1000 * STRIDE
 #: Shares that say nothing any more are forgotten each time that so many turns have passed.
 _FORGET_AFTER = 1024 * STRIDE
 
@@ -110,6 +118,13 @@ WHERE id IN ({{names}}) AND status = 'pending'
 """
 
 
+_FREE = "SELECT id FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
+_READY_AGAIN = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, wake_at = :now
+WHERE id = :run_id AND status = 'waiting' AND reason IN ('limit', 'breaker')
+"""
+
 _START_BY = """
 UPDATE perdure_runs
 SET close_by = deadline, deadline = :start_by
@@ -155,6 +170,7 @@ async def heads(
 ) -> dict[str, list[InLine]]:
     """The first in some lines, those of each by their turns within priorities, and by turns alone."""
     found: dict[str, dict[str, InLine]] = {gate: {} for gate in gates}
+    broken: list[str] = []
     named, among = placeholders("queue", list(queues))
     asked = [
         (sql, gate, type) for gate in gates for type in types for sql in ((_HEADS, _OLDEST) if by_age else (_HEADS,))
@@ -167,9 +183,31 @@ async def heads(
         for number, (sql, gate, type) in enumerate(asked[start : start + _PARTS]):
             params |= {f"gate{number}": gate, f"type{number}": type}
             parts.append(sql.replace("#", str(number)).replace("{queues}", f"AND queue IN ({named})"))
-        for gate, priority, turn, run_id, _, gating, _ in await tx.fetch(" UNION ALL ".join(parts), params):
-            found[gate][run_id] = InLine(run_id, Gating.from_json(gating), priority, turn, gate)
+        for gate, priority, turn, run_id, _, text, _ in await tx.fetch(" UNION ALL ".join(parts), params):
+            gating = read_gating(text, run_id, "")
+            if gating is None:
+                broken.append(run_id)
+            else:
+                found[gate][run_id] = InLine(run_id, gating, priority, turn, gate)
+    await _arrive_anew(tx, broken)
     return {gate: list(those.values()) for gate, those in found.items()}
+
+
+def read_gating(text: str, run_id: str, location: str) -> Gating | None:
+    """What one that stands in a line has to pass; None, and an error in the log, if that cannot be read."""
+    try:
+        return readable(Gating.from_json, text, "perdure_lines", f"run_id {run_id!r}, location {location!r}")
+    except StoreCorrupt as error:
+        _log.error("a place in line is given up and asked for anew: %s", error)
+        return None
+
+
+async def _arrive_anew(tx: Transaction, run_ids: Sequence[str]) -> None:
+    """Have runs leave lines in which it cannot be read what they have to pass, and arrive again: their code says it anew."""
+    for row in await in_chunks(tx, _FREE, sorted(set(run_ids))):
+        await tx.execute(_LEAVE.replace("{names}", ":run_id"), {"run_id": row[0]})
+        await tx.execute(_READY_AGAIN, {"run_id": row[0], "now": tx.now})
+        tx.stir(Change.READY)
 
 
 async def tell_next(
@@ -213,7 +251,8 @@ class Turns:
                 self._there.add((name, key))
         for one in those:
             share = gate, one.gating.fair_key
-            one.turn = self._shares[share] = max(state.turn, self._shares.get(share, 0)) + one.gating.stride
+            before = min(max(state.turn, self._shares.get(share, 0)), LAST_TURN)
+            one.turn = self._shares[share] = before + min(max(1, one.gating.stride), LAST_STRIDE)
             one.gate = gate
 
     async def save(self) -> None:
@@ -282,7 +321,11 @@ def _start_by(now: int, runs: Sequence[Run]) -> list[Params]:
     """Those whose first beginning is to come soon, which the claim that sent them here took for done."""
     found: list[Params] = []
     for run in runs:
-        within = given_by(run.options).start_within
+        try:
+            within = given_by(run.options).start_within
+        except UNREADABLE:
+            # It is set aside when it is taken up.
+            continue
         if within is not None and run.attempt == 1 and run.close_by == 0:
             found.append({"run_id": run.id, "start_by": now + int(within * 1e6)})
     return found

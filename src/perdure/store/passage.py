@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from perdure.core.admission import StepArrival, StepLeft, StepVerdict
 from perdure.core.audit import NEXT
 from perdure.core.breakers import Circuit
-from perdure.core.gates import Gating, Pass
-from perdure.core.model import FINISHED, Kind, NewMessage, Status
+from perdure.core.gates import Pass
+from perdure.core.model import FAR, FINISHED, Kind, NewMessage, Status
 from perdure.store.dialect import Transaction
 from perdure.store.gates import RESERVED, in_chunks
 from perdure.store.gatestate import GateState
-from perdure.store.lines import InLine, Turns
+from perdure.store.lines import InLine, Turns, read_gating
 from perdure.store.messages import deliver
 
 #: What lines of steps have for a type, and for a queue: whoever looks may let them pass.
@@ -89,15 +89,31 @@ class Passage:
         """Those who may be next, at gates that are due."""
         tx = self._tx
         self.touched |= set(due)
+        broken: list[tuple[str, str]] = []
         if due:
             parts = " UNION ALL ".join(_FIRST.replace("#", str(number)) for number in range(len(due)))
             names = {f"gate{number}": name for number, name in enumerate(due)}
-            for gate, priority, turn, run_id, place, gating in await tx.fetch(parts, {**names, "limit": _ENOUGH}):
-                one = StepInLine(run_id, Gating.from_json(gating), priority, turn, gate)
+            for gate, priority, turn, run_id, place, text in await tx.fetch(parts, {**names, "limit": _ENOUGH}):
+                gating = read_gating(text, run_id, place)
+                if gating is None:
+                    broken.append((run_id, place))
+                    continue
+                one = StepInLine(run_id, gating, priority, turn, gate)
                 one.location = place
                 self.standing.append(one)
-        ids = sorted({one.run_id for one in self.standing})
+        ids = sorted({one.run_id for one in self.standing}.union(run_id for run_id, _ in broken))
         self._runs = {run_id: (status, token) for run_id, status, token in await in_chunks(tx, _RUNS, ids)}
+        for run_id, place in broken:
+            if run_id in self._runs:
+                await self._ask_anew(run_id, place)
+
+    async def _ask_anew(self, run_id: str, place: str) -> None:
+        """Have a step leave a line in which it cannot be read what it has to pass; its run is told, and asks again."""
+        tx = self._tx
+        await tx.execute(_LEAVE, {"run_id": run_id, "place": place, "stood_at": FAR})
+        if Status(self._runs[run_id][0]) not in FINISHED:
+            key = f" call:{tx.now}:{place}"
+            await deliver(tx, NewMessage(run_id=run_id, kind=Kind.CALL, name=place, key=key))
 
     async def run(self, arrivals: Sequence[StepArrival], turns: Turns, runs: Mapping[str, Sequence[InLine]]) -> None:
         """Let pass who may: those in lines whose turn is before that of the first run there, and those who have only just come."""

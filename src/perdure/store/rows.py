@@ -15,6 +15,7 @@ from perdure.core.errors import StoreCorrupt
 from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo, WorkerStatus
 from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
+from perdure.store.corrupt import unreadable
 from perdure.store.dialect import Row
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, 
 _STATUS = {status.value: status for status in Status}
 _REASON: dict[str | None, Reason | None] = {None: None, **{reason.value: reason for reason in Reason}}
 _KIND = {kind.value: kind for kind in Kind}
+_OUTPUT_KINDS = frozenset(kind.value for kind in OutputKind)
 _WORKER_STATUS = {status.value: status for status in WorkerStatus}
 
 
@@ -89,6 +91,10 @@ def to_message(row: Row) -> Message:
 def to_output(row: Row) -> Output:
     """A row of `OUTPUT`."""
     run_id, kind, name, position, payload, failed, at, key = row
+    if kind not in _OUTPUT_KINDS:
+        raise unreadable(
+            "perdure_outputs", f"run_id {run_id!r}, name {name!r}, position {position}", f"unknown kind {kind!r}"
+        )
     return Output(
         run_id=run_id,
         kind=OutputKind(kind),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from perdure.core.effects import OutputKind
@@ -59,7 +61,11 @@ def of_heartbeat(details: str) -> Said:
 
 def error_of(failure: str | None) -> dict[str, str]:
     """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
-    known = msgspec.json.decode(failure or "{}")
+    try:
+        known = msgspec.json.decode(failure or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError as broken:
+        # The trail is for people; what is wrong with an error must not keep its run from ending.
+        known = {"message": f"its error cannot be read: {broken}"}
     text = str(known.get("message", ""))
     return {"error": str(known.get("type", "")), "message": text if len(text) <= _SHORT else f"{text[:_SHORT]}…"}
 

@@ -18,6 +18,7 @@ from perdure.core.firing import plan
 from perdure.core.model import FAR, FINISHED, NewRun
 from perdure.core.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
 from perdure.core.singleton import single_of
+from perdure.store.corrupt import UNREADABLE, unreadable
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.messages import cancel
 from perdure.store.protocol import Change
@@ -85,6 +86,12 @@ SET next_slot = :next_slot, due_at = :due_at, waiting = :waiting, last_slot = :l
 WHERE id = :id
 """
 
+_SET_ASIDE = """
+UPDATE perdure_schedules
+SET due_at = :due_at, error = :error
+WHERE id = :id
+"""
+
 _DELETE = """
 DELETE FROM perdure_schedules
 WHERE id = :id
@@ -105,7 +112,7 @@ async def schedule(tx: Transaction, schedule_id: str) -> Schedule | None:
 
 async def schedules(tx: Transaction, after: str, limit: int) -> list[Schedule]:
     """Schedules in the order of their ids, past one."""
-    return [to_schedule(row) for row in await tx.fetch(_PAGE, {"after": after, "limit": limit})]
+    return [_shown(row) for row in await tx.fetch(_PAGE, {"after": after, "limit": limit})]
 
 
 async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str, event: str) -> Saved:
@@ -162,10 +169,22 @@ async def fire(tx: Transaction, limit: int) -> Fired:
     # In one order everywhere: two who fire at once must not wait for each other.
     for schedule_id in sorted(due):
         rows = await tx.fetch(_LOCKED, {"id": schedule_id})
-        # Somebody else may have been here while the lock was waited for.
-        if rows and (wanted := to_schedule(rows[0][1:])).due_at <= tx.now:
-            runs += await _fire(tx, wanted)
+        if not rows:
+            continue
+        try:
+            wanted = to_schedule(rows[0][1:])
+            # Somebody else may have been here while the lock was waited for.
+            if wanted.due_at <= tx.now:
+                runs += await _fire(tx, wanted)
+        except (StoreCorrupt, *UNREADABLE) as error:
+            await _set_aside(tx, schedule_id, error)
     return Fired(runs=tuple(runs), next_due=await next_due(tx))
+
+
+async def _set_aside(tx: Transaction, schedule_id: str, error: Exception) -> None:
+    """Leave a schedule alone that cannot be read, for a while: somebody may mend it. Others fire."""
+    tx.note(trail_of(schedule_id), "schedule_failed", to_json({"error": str(error)}))
+    await tx.execute(_SET_ASIDE, {"id": schedule_id, "due_at": tx.now + _LEFT_ALONE, "error": str(error)})
 
 
 async def _fire(tx: Transaction, wanted: Schedule) -> list[str]:
@@ -264,8 +283,18 @@ def to_schedule(row: Row) -> Schedule:
         fields["overlap"] = Overlap(fields["overlap"])
         fields["waiting"] = msgspec.json.decode(fields["waiting"], type=tuple[int, ...])
     except (msgspec.MsgspecError, ValueError) as broken:
-        raise StoreCorrupt(f"Schedule {fields['id']!r} has a policy that Perdure does not know: {broken}.") from broken
+        raise unreadable("perdure_schedules", f"id {fields['id']!r}", broken) from broken
     return Schedule(**{**fields, "paused": fields["paused"] != 0})
+
+
+def _shown(row: Row) -> Schedule:
+    """A row of a schedule, for people. What cannot be read is left out, and its error says so."""
+    try:
+        return to_schedule(row)
+    except StoreCorrupt as broken:
+        fields = dict(zip(_NAMES, row, strict=True))
+        fields |= {"misfire": Misfire(), "overlap": Overlap.SKIP, "waiting": (), "error": str(broken)}
+        return Schedule(**{**fields, "paused": fields["paused"] != 0})
 
 
 def _row(schedule: Schedule) -> dict[str, object]:

@@ -26,6 +26,7 @@ from perdure.store import registry, schedules, workers
 from perdure.store.append import NO_FENCE, Fence
 from perdure.store.borrowed.deed import Deed, perform
 from perdure.store.clock import ServerClock
+from perdure.store.corrupt import known
 from perdure.store.dialect import Dialect, Gathered, Transaction
 from perdure.store.identity import Identity, Outlived
 from perdure.store.messages import cancel, send
@@ -389,10 +390,10 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
                 # A race may be lost for as long as a statement may take, counted from the first failure.
                 until = until or self._system.monotonic() + self._patience.statement
                 if not self._is_worth_repeating(error, failures, until, entered=entered):
-                    known = self._translated(error)
-                    if known is error:
+                    translated = known(self._translated(error), verb, self.where)
+                    if translated is error:
                         raise
-                    raise known from error
+                    raise translated from error
             await self._system.sleep(_pause(failures) * self._system.random())
 
     def _is_worth_repeating(self, error: Exception, failures: int, until: float, *, entered: bool) -> bool:

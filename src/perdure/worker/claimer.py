@@ -31,10 +31,12 @@ from perdure.core.model import (
     Claimed,
     ClaimedRun,
     ClaimRequest,
+    Finish,
     Lease,
     Loaded,
     Reason,
     Release,
+    Status,
     Turn,
     Verdict,
 )
@@ -292,6 +294,9 @@ class Claimer:
         unread: list[str] = []
         for claimed in runs:
             run = claimed.run
+            if (unfit := self._worker.usher.unfit(run.id)) is not None:
+                await self._fail(claimed, unfit)
+                continue
             try:
                 check_counters(run)
                 resident = self._worker.resident(claimed)
@@ -359,6 +364,16 @@ class Claimer:
             except StoreCorrupt as error:
                 self._worker.forget(lease.run_id)
                 await self._set_aside(lease, error)
+
+    async def _fail(self, claimed: ClaimedRun, error: Exception) -> None:
+        """End a run that was claimed and is not to be executed."""
+        logger.error("run %s (%s) fails: %s", claimed.run.id, claimed.run.type, error)
+        finish = Finish(Status.FAILED, replace(Failure.of(error, Codec()), given_up="fatal").to_json())
+        if Verdict.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=finish)], self._worker.id):
+            # It is given back, and comes here again.
+            self._reconcile_at = 0.0
+        else:
+            self._worker.usher.ended(claimed.run.id, finish)
 
     async def _set_aside(self, lease: Lease, error: Exception) -> None:
         """Block a run that was claimed and cannot be worked on."""

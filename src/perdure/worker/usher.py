@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.core.admission import AdmitRequest, Admitted, Arrival, Look, StepArrival, StepLeft, StepVerdict, Waiting
 from perdure.core.breakers import Breaker
 from perdure.core.codec import Codec
-from perdure.core.errors import BreakerOpen
+from perdure.core.errors import BreakerOpen, InvalidId
 from perdure.core.gates import Gating, Hold, Limit, gating, of_queue, of_type
 from perdure.core.given import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
 from perdure.core.model import ClaimedRun, Finish, Next, Run
@@ -75,6 +76,8 @@ class Usher:
         self._has_steps = False
         #: Runs that are to fail because a breaker is open, and until when it is.
         self._barred: dict[str, int] = {}
+        #: Runs whose keys cannot be keys, and why.
+        self._unfit: dict[str, InvalidId] = {}
         self._limited: tuple[str, ...] = ()
         self._lined: set[str] = set()
         #: Types of which single calls were seen that have gates of their own.
@@ -155,6 +158,7 @@ class Usher:
         self._passed.clear()
         self._released.clear()
         self._barred.clear()
+        self._unfit.clear()
         self._asking.clear()
         self._left.clear()
 
@@ -195,6 +199,10 @@ class Usher:
         if until is None or (breaker := self.breaker_of(run)) is None:
             return None
         return kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
+
+    def unfit(self, run_id: str) -> InvalidId | None:
+        """Why a run that was claimed at the gates is to fail: a key that its code makes of its input cannot be one."""
+        return self._unfit.pop(run_id, None)
 
     async def tell(self, worker: str) -> None:
         """Say what this worker has let go of, and ask for nothing."""
@@ -345,12 +353,17 @@ class Usher:
         also = [gate for gate in (of_queue(one.queue), of_type(one.type)) if gate in self._limited]
         hold = Hold.LEASE if isinstance(definition, Activity) else Hold.RUN
         given = NOTHING_GIVEN
+        self._unfit.pop(one.run_id, None)
         try:
             given = given_by(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
             limits, fair = definition.limits, definition.fair
             return given.gating(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
+        except InvalidId as error:
+            # It passes nothing, is claimed, and fails at once: see `unfit`.
+            self._unfit[one.run_id] = error
+            return Gating(())
         except Exception:
             # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
             logger.exception(
@@ -363,7 +376,11 @@ class Usher:
     def _holds_whole(self, run: Run) -> bool:
         """Whether it gives back nothing before its end."""
         definition = self._definitions[run.type]
-        given = given_by(run.options).limits
+        try:
+            given = given_by(run.options).limits
+        except msgspec.MsgspecError:
+            # It is set aside when it is taken up.
+            return False
         limits: Sequence[Limit | GivenLimit] = definition.limits if given is None else given
         if isinstance(definition, Activity):
             return bool(limits) and all(limit.hold is Hold.RUN for limit in limits)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.errors import StoreCorrupt, StoreReadOnly
+from perdure.core.errors import StoreCorrupt, StoreError, StoreReadOnly
 from perdure.core.system import System
+from perdure.store.corrupt import UNREADABLE, known
 from perdure.store.dialect import Dialect, Row, drive
 from perdure.store.noting import Noting
 from perdure.store.sqlite.errors import is_busy, translate
@@ -207,7 +208,15 @@ class SqliteConnection:
     ) -> tuple[T, SqliteTransaction]:
         """Run a verb in a transaction of its own; its answer, and the transaction, which is over and has things to tell."""
         self._system.crash_point(f"{verb}.enter")
-        return self._patiently(lambda: self._attempt(verb, actor, body, audit, listened=listened))
+        try:
+            return self._patiently(lambda: self._attempt(verb, actor, body, audit, listened=listened))
+        except StoreError:
+            raise
+        except UNREADABLE as error:
+            translated = known(error, verb, self.where)
+            if translated is error:
+                raise
+            raise translated from error
 
     def changed(self) -> bool:
         """Whether another connection has written since the last call."""
