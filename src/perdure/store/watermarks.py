@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import StoreUnavailable
+import logging
+
+from perdure.core.errors import StoreUnavailable, UsageError
 from perdure.core.watermark import TRAIL, Watermark
-from perdure.store.dialect import Transaction
+from perdure.store.corrupt import unreadable
+from perdure.store.dialect import Row, Transaction
 from perdure.store.rows import to_json
+
+_log = logging.getLogger("perdure.store")
 
 _ALL = """
 SELECT kind, name, high, low, when_full
@@ -82,17 +87,28 @@ WHERE type > :after
 
 
 async def watermarks(tx: Transaction) -> list[Watermark]:
-    """Every one that is set."""
-    return [
-        Watermark(
-            high=high,
-            low=low,
-            when_full=when_full,
-            queue=name if kind == "queue" else None,
-            type=name if kind == "type" else None,
-        )
-        for kind, name, high, low, when_full in await tx.fetch(_ALL, {})
-    ]
+    """Every one that is set. One that cannot be read holds nobody back, and is in the log."""
+    found: list[Watermark] = []
+    for row in await tx.fetch(_ALL, {}):
+        try:
+            found.append(_to_watermark(row))
+        except UsageError as error:
+            _log.error(
+                "a watermark is set aside: %s",
+                unreadable("perdure_watermarks", f"kind {row[0]!r}, name {row[1]!r}", error),
+            )
+    return found
+
+
+def _to_watermark(row: Row) -> Watermark:
+    kind, name, high, low, when_full = row
+    return Watermark(
+        high=high,
+        low=low,
+        when_full=when_full,
+        queue=name if kind == "queue" else None,
+        type=name if kind == "type" else None,
+    )
 
 
 async def set_watermark(tx: Transaction, watermark: Watermark) -> None:
