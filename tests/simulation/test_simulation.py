@@ -43,7 +43,7 @@ FOUND_BEFORE = {
     "steps_before_records": 8,
     "transaction_repeated_unasked": 22,
     "transaction_unsealed": 101,
-    "transaction_with_a_turn_of_its_own": 834,
+    "transaction_with_a_turn_of_its_own": 893,
     "turns_not_counted": 4,
     "unreceived_left_behind": 21,
 }
