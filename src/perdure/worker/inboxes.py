@@ -30,7 +30,7 @@ class Inboxes:
         self,
         store: Store,
         system: System,
-        spawn: Callable[[Coroutine[Any, Any, None], str, Kept], None],
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, Kept], None],
         health: Health,
     ) -> None:
         self._store = store
@@ -56,7 +56,7 @@ class Inboxes:
             self._reading[held] = True
             return
         self._reading[held] = False
-        self._spawn(self._read(held), f"perdure inbox {held.run.id}", held)
+        self._spawn(lambda: self._read(held), f"perdure inbox {held.run.id}", held)
 
     async def _read(self, held: Kept) -> None:
         try:

@@ -437,7 +437,7 @@ class Worker:
 
     def lined_up(self, names: Sequence[str]) -> None:
         """See `Owner`."""
-        self._read(succeed(names, self._store, self.id), f"perdure succession {names[0]}", None)
+        self._read(lambda: succeed(names, self._store, self.id), f"perdure succession {names[0]}", None)
 
     def unread(self, held: Kept) -> None:
         """See `Owner`."""
@@ -446,23 +446,29 @@ class Worker:
     def recall(self, performance: Performance) -> None:
         """See `Owner`."""
         self._read(
-            recall(performance, self._store, self._system), f"perdure heartbeat {performance.run.id}", performance
+            lambda: recall(performance, self._store, self._system),
+            f"perdure heartbeat {performance.run.id}",
+            performance,
         )
 
     def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
         """See `Owner`."""
-        moving = move(held.run, leave, self.id, self._store, self._system, self._claimer)
-        self._read(moving, f"perdure move {held.run.id}", held)
+        worker_id = self.id
+        self._read(
+            lambda: move(held.run, leave, worker_id, self._store, self._system, self._claimer),
+            f"perdure move {held.run.id}",
+            held,
+        )
 
-    def _read(self, reading: Coroutine[Any, Any, None], name: str, held: Kept | None) -> None:
+    def _read(self, reading: Callable[[], Coroutine[Any, Any, None]], name: str, held: Kept | None) -> None:
         task = self._system.spawn(self._contain(reading, held), name)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _contain(self, reading: Coroutine[Any, Any, None], held: Kept | None) -> None:
+    async def _contain(self, reading: Callable[[], Coroutine[Any, Any, None]], held: Kept | None) -> None:
         """Let an error of a task concern its run alone, which is set aside."""
         try:
-            await reading
+            await reading()
         except Exception as error:
             self._guard_tasks.failed(error)
             if held is not None and held.stage is not Stage.OVER:
