@@ -228,7 +228,8 @@ class World:
             options=self._options,
         )
         task = self.loop.create_task(self._start(worker, process), name="start", context=process.context())
-        store.knows = worker.knows
+        # One that stops gives back what a claim brings that was on its way.
+        store.knows = lambda run_id: worker.stopping or worker.knows(run_id)
         life = Life(process, worker, store, task)
         self.lives.append(life)
         self.ledger.note(name, "starts")
