@@ -123,7 +123,7 @@ async def test_whoever_waits_for_a_run_that_is_deleted_for_good_is_told(on_disk:
     assert on_disk.path is not None
     with closing(sqlite3.connect(on_disk.path)) as database, database:
         database.execute("DELETE FROM perdure_runs")
-    with pytest.raises(RunNotFound, match="was deleted while"):
+    with pytest.raises(RunNotFound, match="gone while its result was waited for"):
         await waiting
 
 
