@@ -33,7 +33,7 @@ from perdure import (
 from perdure.core.fleet import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
-from tests.faults import app, errands, labour, siege
+from tests.faults import app, errands, labour, siege, storm
 from tests.faults.deeds import deeds, echo
 from tests.faults.narrow import narrow
 from tests.faults.prepared import pass_after_preparing
@@ -333,6 +333,13 @@ async def serve(directory: Path, world: World, *, lease: float) -> None:
         await engine.worker(lease=lease, grace=0.02, slots=siege.SLOTS, poison_after=1000).run()
 
 
+async def weather(directory: Path, world: World, *, lease: float) -> None:
+    """Work on what a storm of kills is about, until killed."""
+    async with Engine(url_in(directory), storm.DEFINITIONS, system=world) as engine:
+        # However often one was killed with its worker: none of them is to blame.
+        await engine.worker(lease=lease, grace=0.02, slots=storm.SLOTS, poison_after=1000).run()
+
+
 async def squeeze(directory: Path, world: World) -> None:
     """Start the runs whose steps have to pass one by one, and work on them to their end."""
     url, ledger = url_in(directory), str(directory / "ledger")
@@ -376,4 +383,6 @@ def _in_the_child(engine: Engine) -> int:
     return asyncio.run(use())
 
 
-ROLES = {main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, serve, squeeze, transact, fork)}
+ROLES = {
+    main.__name__: role(main) for main in (drive, ask, ask_for_one_more, work, serve, weather, squeeze, transact, fork)
+}
