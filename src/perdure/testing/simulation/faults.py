@@ -284,6 +284,7 @@ class FaultStore:
             ledger.claimed(taken.run, taken.lease, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered
+            self._told_of.clear()
             self._registered = True
         elif verb == "load":
             for loaded in cast("list[Loaded]", answer):
@@ -298,6 +299,8 @@ class FaultStore:
         """A worker gives back what it knows nothing of. What it was told of, it knows; gates may make it give that back at once."""
         if self.knows is None or self._database.turnstile is not None:
             return
+        # One that was taken from it, it may drop; giving that back says that it is done.
+        self._told_of -= {turn.lease for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.LOST}
         for turn, verdict in zip(turns, verdicts, strict=True):
             if isinstance(turn.next, Release) and verdict is Verdict.APPLIED and turn.lease in self._told_of:
                 run_id = turn.lease.run_id

@@ -163,8 +163,8 @@ class World:
             f"the task {task.get_name()!r} ended with {task.exception()!r}"
             for task in self.loop.tasks
             if task.done() and not task.cancelled() and task.get_name().startswith("perdure")
-            # What an asking ends with, whoever asked is told.
-            and isinstance(task.exception(), Exception) and not task.get_name().startswith("perdure ask")
+            # What an asking ends with, its caller is told.
+            and isinstance(task.exception(), Exception) and not task.get_name().startswith(("perdure ask", "perdure why"))
         ]  # fmt: skip
         runs, histories = await read_all(self.store)
         raw = self.store._writer._open()
