@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import perdure.store.migrations
 from perdure.core.errors import SchemaMismatch, UsageError
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
@@ -97,3 +98,11 @@ def test_a_prefix_that_cannot_begin_a_name_is_refused(prefix: str) -> None:
 def test_a_url_that_is_none_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(UsageError):
         open_store(url, Host())
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres", "mysql"])
+def test_no_two_migrations_have_one_number(database: str) -> None:
+    folder = Path(perdure.store.migrations.__file__).parent / "migrations" / database
+    numbers = [path.name.partition("_")[0] for path in folder.glob("*.sql")]
+    assert numbers
+    assert len(numbers) == len(set(numbers))
