@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 
 from tests.servers.private import Missing, PrivateServer, programs
@@ -57,6 +58,14 @@ class Mariadb(PrivateServer):
         }
         (self._folder / "cert").write_bytes(certificate)
         (self._folder / "key").write_bytes(key)
+
+    def resemble(self, other: Mariadb) -> None:
+        """Have a copy of the files of another one, which has to be stopped."""
+        shutil.copytree(other._data, self._data)
+        (self._folder / "init.sql").write_text(INIT)
+        if self._as:
+            for path in (self._folder, *self._folder.rglob("*")):
+                shutil.chown(path, self._as["user"], self._as["group"])
 
     def _making(self) -> list[str]:
         (self._folder / "init.sql").write_text(INIT)

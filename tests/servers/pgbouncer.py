@@ -22,6 +22,7 @@ auth_file = {folder}/users
 pool_mode = transaction
 default_pool_size = 12
 max_client_conn = 1000
+server_login_retry = 0.2
 ignore_startup_parameters = extra_float_digits
 log_connections = 0
 log_disconnections = 0
