@@ -8,6 +8,7 @@ Around each transaction the system is told where execution stands, so that a tes
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.errors import StoreCorrupt, StoreError, StoreReadOnly
+from perdure.core.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable
 from perdure.core.system import System
 from perdure.store.corrupt import UNREADABLE, known
 from perdure.store.dialect import Dialect, Row, drive
@@ -157,6 +158,8 @@ class SqliteConnection:
         self._rendered: dict[str, Statement] = {}
         self._pause = threading.Event()
         self._raw: sqlite3.Connection | None = None
+        #: Device and number of the file that is open; None: in memory.
+        self.file: tuple[int, int] | None = None
         self._lock: CheckpointLock | None = None
         self._warned = False
         self._version = 0
@@ -240,6 +243,19 @@ class SqliteConnection:
         """Show every statement to a callback."""
         self._open().set_trace_callback(callback)
 
+    def check_file(self, other: tuple[int, int] | None = None) -> None:
+        """Raise `StoreUnavailable` unless the file that is open, or that `other` one, is still where it was."""
+        path = self._url.path
+        assert path is not None
+        try:
+            now = os.stat(path)  # noqa: PTH116 - of every transaction, which is to cost little
+        except FileNotFoundError as error:
+            raise StoreUnavailable(f"{self.where} is gone. Put it back, or stop this process.") from error
+        if (now.st_dev, now.st_ino) != (other or self.file):
+            raise StoreUnavailable(
+                f"{self.where} was replaced by another file while it was open. Restart this process; what it remembers may not fit."
+            )
+
     def _open(self) -> sqlite3.Connection:
         if self._raw is None:
             if not self._suspended:
@@ -259,6 +275,8 @@ class SqliteConnection:
         self, verb: str, actor: str, body: Body[T], audit: Audit, *, listened: bool
     ) -> tuple[T, SqliteTransaction]:
         raw = self._open()
+        if self.file is not None:
+            self.check_file()
         if self._writes:
             self._take_turns(raw)
         raw.execute(self._begin)
@@ -325,6 +343,8 @@ class SqliteConnection:
                 self._use_write_ahead_log(raw)
                 if checked:
                     self._check(raw, path)
+                found = Path(path).stat()
+                self.file = found.st_dev, found.st_ino
             [self._version] = raw.execute("PRAGMA data_version").fetchone()
             self._seen_version = self._version
         except BaseException:

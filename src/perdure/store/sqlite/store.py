@@ -121,6 +121,7 @@ class SqliteStore(SqlStore, ForkAware):
         connection = SqliteConnection(own, self._system, self._clock, writes=True)
         connection.open()
         try:
+            connection.check_file(self._writer.file)
             yield connection.begin()
         finally:
             connection.close()
