@@ -9,12 +9,27 @@ import perdure.store.migrations
 from perdure.core.errors import SchemaMismatch, UsageError
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
+from perdure.store.migrations import known
+from perdure.store.mysql.dialect import MYSQL
+from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.sqlite.connection import SQLITE
 from perdure.testing import conformance
 from perdure.testing.conformance.harness import ACTOR, a_run, claim_ids
 from perdure.testing.invariants import scan_store
 
 
 class TestMigrations(conformance.Migrations): ...
+
+
+def test_a_number_means_one_migration_on_every_database() -> None:
+    """A database that needs a file of its own has a number of its own for it."""
+    names: dict[int, set[str]] = {}
+    for dialect in (SQLITE, POSTGRES, MYSQL):
+        files = known(dialect)
+        assert len({one.version for one in files}) == len(files)
+        for one in files:
+            names.setdefault(one.version, set()).add(one.name)
+    assert all(len(those) == 1 for those in names.values()), names
 
 
 async def test_without_leave_to_migrate_missing_tables_are_reported(tmp_path: Path) -> None:
