@@ -278,7 +278,7 @@ async def test_messages_that_came_before_it_began_are_told_in_order_and_others_a
             return None
 
         def on_message(self, name: str, value: Any) -> Actions:
-            self.read.append((name, value))
+            self.read.append([name, value])
             return self.complete(self.read) if len(self.read) == 4 else None
 
     engine = stage.engine(Reader)

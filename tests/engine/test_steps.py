@@ -74,7 +74,7 @@ async def test_the_workflow_sees_the_decoded_result_at_once_and_on_replay(stage:
     seen: list[object] = []
 
     async def untyped():  # type: ignore[no-untyped-def]  # noqa: ANN202
-        return (1, 2)
+        return [1, 2]
 
     @workflow("step.decoded.v1")
     async def decoded(ctx: Context) -> str:

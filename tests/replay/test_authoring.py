@@ -38,7 +38,7 @@ def arguments_of(call: Call[Any]) -> dict[str, Any]:
 def perform(call: Call[Any]) -> Any:
     """Run a call's workflow with its arguments as they come back from the database."""
     signature = _signature(call)
-    return Driver(lambda ctx: signature.call(ctx, arguments_of(call))).result
+    return Driver(lambda ctx: signature.call(ctx, arguments_of(call)), returns=call.returns).result
 
 
 def _signature(call: Call[Any]) -> Any:
@@ -192,7 +192,9 @@ def test_parameters_without_annotations_are_plain_values() -> None:
     async def bare(ctx, value, other=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         return [value, other]
 
-    assert arguments_of(bare({"a": [1]}, other=(1, 2))) == {"value": {"a": [1]}, "other": [1, 2]}
+    assert arguments_of(bare({"a": [1]}, other=[1, 2])) == {"value": {"a": [1]}, "other": [1, 2]}
+    with pytest.raises(EncodeError, match="argument 'other' .* it is a tuple and comes back as a list. Annotate it"):
+        arguments_of(bare({"a": [1]}, other=(1, 2)))
 
 
 def test_a_wrapped_function_is_read_through_its_wrapper() -> None:

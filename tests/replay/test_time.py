@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -324,7 +324,7 @@ def test_a_sleep_whose_end_was_moved_replays_as_it_was_moved() -> None:
         await asyncio.gather(ctx.sleep("1h"), asyncio.sleep(60))
         return ctx.now()
 
-    run = Driver(flow)
+    run = Driver(flow, returns=datetime)
     first = run.execution.sleep()
     assert first is not None
     run.wake(first.location, run.execution.time + 5 * SECOND)

@@ -35,6 +35,7 @@ async def ask(
     """Send a question and wait for its answer. Raises `RunNotFound`, `RunFinished`, or what ended the run meanwhile."""
     if timeout is not None:
         seconds(timeout)
+    declared = question.type if isinstance(question, Question) else Any
     if isinstance(question, Question):
         name, kind = question.name, question.answer if returns is Any else returns
     else:
@@ -43,7 +44,7 @@ async def ask(
     message = NewMessage(
         run_id=check_id(run_id),
         name=question_name(name),
-        payload=envelop(key, value, engine._codec, f"question {name!r} to run {run_id!r}"),
+        payload=envelop(key, value, engine._codec, f"question {name!r} to run {run_id!r}", declared),
         key=key,
     )
     store = await engine._opened()

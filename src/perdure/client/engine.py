@@ -31,7 +31,7 @@ from perdure.client.telling import Telling
 from perdure.client.watch import Watch
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
-from perdure.core.checks import check_callable, check_flag, check_time, check_whole
+from perdure.core.checks import check_flag, check_time, check_whole
 from perdure.core.codec import Codec
 from perdure.core.duration import Duration, seconds
 from perdure.core.errors import (
@@ -110,8 +110,6 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         self._store: Store = self._new_store() if store is None else store
         if audit is not None:
             self.audit = audit
-        for name, hook in (("on_error", on_error), ("on_dead_letter", on_dead_letter), ("on_event", on_event)):
-            check_callable(name, hook, "`def notice(what): ...`")
         self._hooks = Hooks(on_error=on_error, on_dead_letter=on_dead_letter, on_event=on_event)
         self._lent = store is not None
         self._retention = Retention.of(retention)

@@ -67,11 +67,12 @@ class Telling(ABC):
     async def _send(
         self, run_id: str, name: Channel[Any] | str, value: object, key: str | None, connection: object
     ) -> None:
-        name = expected(name).name
+        wanted = expected(name)
+        name = wanted.name
         message = NewMessage(
             run_id=check_id(run_id),
             name=name,
-            payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}"),
+            payload=self._codec.encode(value, f"message {name!r} to run {run_id!r}", wanted.type),
             key=self._system.entropy(16).hex() if key is None else check_id(key, "message key"),
         )
         if connection is None:
@@ -100,8 +101,9 @@ class Telling(ABC):
         return self._broadcast(name, snapshot(value), correlation, key)
 
     async def _broadcast(self, name: Channel[Any] | str, value: object, correlation: str, key: str | None) -> int:
-        name = expected(name).name
-        payload = self._codec.encode(value, f"broadcast {name!r}")
+        wanted = expected(name)
+        name = wanted.name
+        payload = self._codec.encode(value, f"broadcast {name!r}", wanted.type)
         key = self._system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast")
         if len(f"{_PREFIX}{key}".encode()) > ID_BYTES:
             raise UsageError(

@@ -59,12 +59,6 @@ def check_priority(priority: object) -> int | None:
     raise UsageError(f"priority={priority!r}: give a whole number of 32 bits; lower goes first")
 
 
-def check_callable(name: str, value: object, example: str) -> None:
-    """A function, or None. Raises `UsageError`."""
-    if value is not None and not callable(value):
-        raise UsageError(f"{name}={value!r}: give a function, such as {example}")
-
-
 def check_instance(name: str, value: object, kind: type[Any], example: str) -> None:
     """A value of a class, or None. Raises `UsageError`."""
     if value is not None and not isinstance(value, kind):

@@ -19,6 +19,8 @@ from perdure.core.decoders import decoder_for
 from perdure.core.errors import DecodeError, EncodeError, PayloadTooLarge
 from perdure.core.flaw import DEPTH, find_flaw, has_set_of_sets, ordered
 from perdure.core.models import AdaptedDecoder, decode_model, encode_model, mentions_model, order_model
+from perdure.core.roundtrip import find_difference, find_lost, is_flat, is_open
+from perdure.core.unions import TaggedDecoder
 
 WARN_BYTES = 256 * 1024
 MAX_BYTES = 1024 * 1024
@@ -27,6 +29,8 @@ _log = logging.getLogger("perdure.codec")
 
 #: What has no inside: the text of these needs no second look.
 _SIMPLE = frozenset({type(None), bool, int})
+#: What equals itself when it comes back, and nothing is lost of it.
+_SCALARS = frozenset({type(None), bool, int, float, str})
 #: The end of a time of day or of a UTC offset.
 _CLOCK = re.compile(r':[0-9][0-9]"')
 #: A double in MessagePack whose exponent is all ones: NaN and the infinities.
@@ -42,19 +46,35 @@ _pack = msgspec.msgpack.Encoder().encode
 _decode_plain = msgspec.json.Decoder().decode
 
 
-AnyDecoder = msgspec.json.Decoder[Any] | AdaptedDecoder
+AnyDecoder = msgspec.json.Decoder[Any] | AdaptedDecoder | TaggedDecoder
 
 
 class Codec:
     """Typed JSON with limits: over `warn_bytes` it logs a warning, over `max_bytes` it refuses."""
 
-    def __init__(self, *, warn_bytes: int = WARN_BYTES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, warn_bytes: int = WARN_BYTES, max_bytes: int = MAX_BYTES, strict: bool = False) -> None:
         self._warn_bytes = warn_bytes
         self._max_bytes = max_bytes
         self._decoders: dict[Any, AnyDecoder] = {}
+        #: Classes of which no part can come back as something else without being longer or shorter.
+        self._flat: set[Any] = set()
+        self.strict = False
+        if strict:
+            self.be_strict()
 
-    def encode(self, value: object, what: str) -> str:
-        """The value as JSON; `what` says in errors whose it is. Raises `EncodeError` or `PayloadTooLarge`."""
+    def be_strict(self) -> None:
+        """From now on, every value has to come back as exactly what it was, even where its type declares something else."""
+        self.strict = True
+        # By the instance, so that the usual codec is not asked for every step.
+        setattr(self, "store_quickly", lambda value, declared: None)  # noqa: B010
+
+    def encode(self, value: object, what: str, declared: Any = Any) -> str:
+        """The value as JSON, `declared` to be of a type; `what` says in errors whose it is.
+
+        Raises `EncodeError` or `PayloadTooLarge`.
+        """
+        if declared is not Any:
+            value = self.tagged(value, declared, what)
         try:
             data = _encode(value)
         except Exception as error:
@@ -73,27 +93,74 @@ class Codec:
         try:
             data = _encode(value)
             decoded = self._decoders[declared].decode(data)
-            # The JSON of what came back is shorter when two keys of an object had become one.
-            if len(data) > _QUICK_BYTES or len(_encode(decoded)) != len(data):
+            kind = type(value)
+            if (kind is not declared or declared not in self._flat) and decoded != value:
+                return None
+            # Of a class that compares something else than its fields, what came back may be shorter.
+            if kind not in _SCALARS and (len(data) > _QUICK_BYTES or len(_encode(decoded)) != len(data)):
                 return None
         except Exception:
             return None
         text = data.decode()
-        if type(value) not in _SIMPLE and (
+        if len(data) > self._warn_bytes:
+            return None
+        if kind not in _SIMPLE and (
             # What `_is_suspicious` would look at.
             "\\u0000" in text or "null" in text or "NaN" in text or 'nan"' in text or 'Z"' in text or _CLOCK.search(text)
         ):  # fmt: skip
             return None
         return text, decoded
 
+    def store(self, value: object, declared: Any, what: str) -> tuple[str, Any]:
+        """The value as JSON, and what that decodes to. Raises `EncodeError` if that is not the value, and `DecodeError`."""
+        stored = self.store_quickly(value, declared)
+        if stored is not None:
+            return stored
+        payload = self.encode(value, what, declared)
+        decoded = self.decode(payload, declared, what)
+        self.compare(value, decoded, declared, what)
+        return payload, decoded
+
+    def compare(self, value: object, decoded: object, declared: Any, what: str) -> None:
+        """Raise `EncodeError` if a value came back as something else, as far as its declared type does not say so."""
+        found = find_difference(value, decoded, self.digest, exact=self.strict or is_open(declared))
+        if found is None:
+            return
+        path, problem = found
+        fix = (
+            "Annotate it with its class, or pass plain data: text, numbers, lists, and dicts with text as keys"
+            if is_open(declared)
+            else f"It is declared as {_name(declared)}: declare what it is, or a union"
+        )
+        raise EncodeError(_message(what, path, f"{problem}. {fix}"), path=path)
+
+    def needs_tags(self, declared: Any, what: str) -> bool:
+        """Whether values of a type are stored with the names of their classes."""
+        return isinstance(self._decoder(declared, what), TaggedDecoder)
+
+    def tagged(self, value: object, declared: Any, what: str) -> object:
+        """The value with the names of classes, where its type is a union of several."""
+        decoder = self._decoder(declared, what)
+        return decoder.to_plain(value) if isinstance(decoder, TaggedDecoder) else value
+
     def decode(self, payload: str | bytes, type: Any, what: str) -> Any:
         """The value of that type; `what` says in errors whose it is. Raises `DecodeError`."""
         decoder = self._decoder(type, what)
         try:
-            return decoder.decode(payload)
+            value = decoder.decode(payload)
         except Exception as error:
             # Whatever a class of the user's raises while it is built, it means that the payload does not fit it.
             raise DecodeError(f"Cannot read {what} as {_name(type)}: {error}") from error
+        if self.strict:
+            self._check_nothing_lost(payload, value, type, what)
+        return value
+
+    def _check_nothing_lost(self, payload: str | bytes, value: Any, type: Any, what: str) -> None:
+        before = _decode_plain(payload)
+        after = _decode_plain(_encode(self.tagged(value, type, what)))
+        lost = find_lost(before, after)
+        if lost is not None:
+            raise DecodeError(f"Cannot read {what} as {_name(type)}: {lost or 'it'} is lost (strict)")
 
     def check(self, type: Any, what: str) -> None:
         """Raise `DecodeError` if values of that type could never be decoded."""
@@ -125,6 +192,8 @@ class Codec:
             return _new_decoder(type, what)
         if known is None:
             known = self._decoders[type] = _new_decoder(type, what)
+            if is_flat(type):
+                self._flat.add(type)
         return known
 
     def _weigh(self, size: int, what: str) -> None:
@@ -144,8 +213,18 @@ def decoder_of(type: Any) -> AnyDecoder:
         return decoder_for(Any if type is inspect.Signature.empty else type, dec_hook=decode_model)
     except Exception:
         if not mentions_model(type):
-            raise
+            return _tagged_decoder(type)
     return AdaptedDecoder(type)
+
+
+def _tagged_decoder(type: Any) -> AnyDecoder:
+    """A decoder of a type that msgspec refuses. Raises what msgspec raises if it is not for a union of classes or an enum."""
+    try:
+        return TaggedDecoder(type)
+    except TypeError as error:
+        if "two classes" in str(error):
+            raise
+    return decoder_for(type, dec_hook=decode_model)
 
 
 def _new_decoder(type: Any, what: str) -> AnyDecoder:

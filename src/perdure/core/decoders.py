@@ -33,6 +33,12 @@ class _Learning(ForkAware):
 _learning = _Learning()
 
 
+def convert_to(type: Any, value: Any, *, dec_hook: Callable[[type, Any], Any]) -> Any:
+    """A value of a type from plain JSON values. Raises `msgspec.ValidationError`."""
+    with _learning.lock:
+        return msgspec.convert(value, type, str_keys=True, dec_hook=dec_hook)
+
+
 def decoder_for(type: type[T], *, dec_hook: Callable[[type, Any], Any] | None = None) -> msgspec.json.Decoder[T]:
     """A decoder of a type. Raises what msgspec raises about one that it cannot decode."""
     with _learning.lock:

@@ -42,7 +42,7 @@ def ordered(value: object, encode: Callable[[Any], bytes]) -> object:
         return [ordered(each, encode) for each in value]
     if isinstance(value, set | frozenset):
         return sorted((ordered(each, encode) for each in value), key=encode)
-    fields = _fields(value)
+    fields = fields_of(value)
     return value if fields is None else {name: ordered(each, encode) for name, each in fields}
 
 
@@ -77,10 +77,10 @@ def _flaw_of_model(model: object, depth: int) -> Flaw | None:
 def _parts(value: object) -> Iterable[tuple[str, object]] | None:
     """The parts of a compound value, each with its step of the path; None for a value without parts."""
     if isinstance(value, dict):
-        return ((_step(key), each) for key, each in value.items())
+        return ((path_step(key), each) for key, each in value.items())
     if isinstance(value, list | tuple | set | frozenset):
         return ((f"[{index}]", each) for index, each in enumerate(value))
-    fields = _fields(value)
+    fields = fields_of(value)
     return None if fields is None else ((f".{name}", each) for name, each in fields)
 
 
@@ -98,12 +98,13 @@ def has_set_of_sets(value: object) -> bool:
         elif isinstance(each, set | frozenset):
             if any(_parts(part) is not None for part in each):
                 return True
-        elif (fields := _fields(each)) is not None:
+        elif (fields := fields_of(each)) is not None:
             left.extend(part for _, part in fields)
     return False
 
 
-def _fields(value: object) -> Iterator[tuple[str, object]] | None:
+def fields_of(value: object) -> Iterator[tuple[str, object]] | None:
+    """The fields of a dataclass, a Struct or an attrs class; None for a value without any."""
     if isinstance(value, type):
         return None
     names: Iterable[str]
@@ -119,7 +120,8 @@ def _fields(value: object) -> Iterator[tuple[str, object]] | None:
     return ((name, each) for name, each in found if each is not msgspec.UNSET)
 
 
-def _step(key: object) -> str:
+def path_step(key: object) -> str:
+    """The step of a path to what is under a key."""
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_shown(key)}]"
 
 

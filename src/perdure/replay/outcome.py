@@ -77,13 +77,9 @@ def failed(error: BaseException, codec: Codec) -> Outcome:
 
 
 def _completed(result: Any, ending: Ending) -> Outcome:
-    stored = ending.codec.store_quickly(result, ending.returns)
-    if stored is not None:
-        return Outcome(Status.COMPLETED, stored[0])
     what = f"result of {ending.type} (run {ending.run_id!r})"
     try:
-        payload = ending.codec.encode(result, what)
-        ending.codec.decode(payload, ending.returns, what)
+        payload, _ = ending.codec.store(result, ending.returns, what)
     except DecodeError as error:
         wrong = BadArguments(f"{error}; the workflow's result is not of the type that it declares")
         return failed(wrong, ending.codec)

@@ -269,9 +269,9 @@ class Requests(ABC):
             self._resolve(operation, early)
         return operation
 
-    def encode(self, value: Any, what: str) -> str:
+    def encode(self, value: Any, what: str, declared: Any = Any) -> str:
         """See `Runtime`."""
-        return self._codec.encode(value, f"{what} of run {self.run_id!r}")
+        return self._codec.encode(value, f"{what} of run {self.run_id!r}", declared)
 
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """See `Runtime`. The attempt is left out of the key: what was sent is not sent again by another one."""

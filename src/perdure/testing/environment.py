@@ -20,6 +20,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions
+from perdure.core.checks import check_flag
 from perdure.core.duration import Duration, microseconds, seconds
 from perdure.core.errors import PerdureError, UsageError
 from perdure.core.model import Status
@@ -83,11 +84,13 @@ class Environment:
         start_time: datetime = START,
         seed: int = 0,
         patience: Duration = 1.0,
+        strict: bool = False,
         **worker: Unpack[WorkerSettings],
     ) -> None:
         """`seed` is what ids, jitter and the workflows' randomness grow from.
 
         `patience` is for how long, in real time, `settle` waits for steps. One that takes longer is taken to wait for the clock.
+        With `strict`, every value has to come back from the database as exactly what it was, or it is refused.
         """
         if start_time.tzinfo is None:
             raise UsageError("start_time needs a time zone, such as datetime.UTC")
@@ -101,6 +104,8 @@ class Environment:
         self._worker: Worker | None = None
         self._advancing = 0
         self._engine = _CandidEngine(workflows, errors, self._clock, self._store, self._rest, self._awaited)
+        if check_flag("strict", strict):
+            self._engine._codec.be_strict()
 
     async def __aenter__(self) -> Environment:
         self._worker = await self._engine.new_worker(self._options)

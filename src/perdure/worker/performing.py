@@ -192,14 +192,10 @@ class Performance(Kept):
 
     def _succeeded(self, result: Any) -> PerdureError | None:
         codec, returns = self._crew.codec, self._activity.signature.returns
-        stored = codec.store_quickly(result, returns)
-        if stored is None:
-            what = f"result of run {self.run.id!r} ({self.run.type})"
-            try:
-                payload = codec.encode(result, what)
-                stored = payload, codec.decode(payload, returns, what)
-            except PerdureError as error:
-                return error
+        try:
+            stored = codec.store(result, returns, f"result of run {self.run.id!r} ({self.run.type})")
+        except PerdureError as error:
+            return error
         self._after = Finish(Status.COMPLETED, stored[0])
         return None
 

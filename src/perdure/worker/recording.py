@@ -24,10 +24,8 @@ def record_result(
     returns = operation.request.spec.returns
     stored = crew.codec.store_quickly(result, returns)
     if stored is None:
-        what = f"result of step {operation.location!r} of run {run.id!r}"
         try:
-            payload = crew.codec.encode(result, what)
-            stored = payload, crew.codec.decode(payload, returns, what)
+            stored = crew.codec.store(result, returns, f"result of step {operation.location!r} of run {run.id!r}")
         except PerdureError as error:
             return error
     execution.step_succeeded(operation, *stored, moment.now, attempt.started_at, attempt.number, moment.around)

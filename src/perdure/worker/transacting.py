@@ -176,8 +176,7 @@ class TransactionAttempt(Attempt):
         """The turn to be written with the function's own writes, once everything before it is durable."""
         operation, codec = self.operation, self._crew.codec
         what = f"result of transaction {operation.location!r} of run {self.run_id!r}"
-        payload = codec.encode(result, what)
-        value = codec.decode(payload, operation.request.spec.returns, what)
+        payload, value = codec.store(result, operation.request.spec.returns, what)
         grant = self._ask_from_thread() if in_thread else await self._ask_here()
         if grant is None:
             raise _Unwanted

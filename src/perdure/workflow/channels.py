@@ -99,6 +99,6 @@ def question_name(name: str) -> str:
     return f"{name}~ask"
 
 
-def envelop(key: str, value: object, codec: Codec, what: str) -> str:
+def envelop(key: str, value: object, codec: Codec, what: str, declared: Any = Any) -> str:
     """The payload of a question's message. Raises `EncodeError`."""
-    return f'{{"key":{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what)}}}'
+    return f'{{"key":{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what, declared)}}}'

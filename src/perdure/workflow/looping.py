@@ -112,7 +112,7 @@ class _Loop(Generic[S, V]):
         return ended
 
     async def _reach(self, number: int, value: Any, type: Any, *, ended: bool) -> Any:
-        encoded = self._runtime.encode(value, f"state of loop {self._scope.location!r}")
+        encoded = self._runtime.encode(value, f"state of loop {self._scope.location!r}", type)
         over = self._runtime.finished_iterations(self._scope, number - self._keep)
         return await self._runtime.reach(self._scope, Mark(encoded, number, ended), type, over)
 

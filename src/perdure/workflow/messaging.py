@@ -121,13 +121,15 @@ class Messaging(Facet):
         self, question: Question[Any, Any] | str, type: Any = Any, *, timeout: Duration | None = None
     ) -> Asked[Any, Any]:
         """Take the next question of that name, asked with `handle.ask(...)`; answer it with its `reply(...)`."""
-        name, kind = (question.name, question.type) if isinstance(question, Question) else (question, type)
+        name, kind, declared = (
+            (question.name, question.type, question.answer) if isinstance(question, Question) else (question, type, Any)
+        )
         envelope: Any = Envelope
         wanted = Expected(question_name(check_name(name, "name of a question")), envelope[kind])
         letter: Envelope[Any] = await self._runtime.receive([wanted], self._due(timeout), named=False)
 
         def reply(answer: object) -> None:
-            payload = self._runtime.encode(answer, f"answer to {name!r}")
+            payload = self._runtime.encode(answer, f"answer to {name!r}", declared)
             output = NewOutput(kind=OutputKind.REPLY, name=letter.key, payload=payload, key=f"reply:{letter.key}")
             self._runtime.effect("reply", lambda _: output)
 
@@ -141,7 +143,7 @@ class Messaging(Facet):
         wanted = expected(channel)
         target = check_id(run, "run id")
         given = None if key is None else check_id(key, "message key")
-        payload = self._runtime.encode(value, f"message {wanted.name!r} to run {target!r}")
+        payload = self._runtime.encode(value, f"message {wanted.name!r} to run {target!r}", wanted.type)
 
         def message(own_key: str) -> NewMessage:
             return NewMessage(run_id=target, name=wanted.name, payload=payload, key=given or own_key)

@@ -150,8 +150,8 @@ class Runtime(Protocol):
     def removed(self, name: str, kind: Kind) -> asyncio.Future[None]:
         """Stand in for what the code no longer does here."""
 
-    def encode(self, value: Any, what: str) -> str:
-        """A value as JSON. Raises `EncodeError`."""
+    def encode(self, value: Any, what: str, declared: Any = Any) -> str:
+        """A value of a declared type as JSON. Raises `EncodeError`."""
 
     def describe(self, error: Exception) -> str:
         """An error as JSON."""

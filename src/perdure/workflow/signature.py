@@ -13,6 +13,9 @@ from perdure.core.codec import AnyDecoder, Codec, decoder_of
 from perdure.core.decoders import decoder_for
 from perdure.core.errors import BadArguments, DecodeError
 
+#: What comes back as what it is, whatever it is declared as.
+_SAFE = frozenset({type(None), bool, int, float, str})
+
 
 def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The function's annotations as types. Raises `BadArguments` when a name in them cannot be found."""
@@ -36,6 +39,13 @@ def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | No
         ) from error
     except TypeError:  # a callable without annotations of its own, such as a builtin
         return {}
+
+
+def _needs_tags(codec: Codec, declared: Any, what: str) -> bool:
+    try:
+        return codec.needs_tags(declared, what)
+    except DecodeError:
+        return False  # said when the value is decoded
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -70,6 +80,8 @@ class Signature:
         self._decoder: AnyDecoder | None = None
         #: JSON of the defaults that can be stored, by name of the parameter.
         self._stored_defaults: dict[str, str] | None = None
+        #: Parameters whose values are stored with the names of their classes.
+        self._tagged: list[str] | None = None
         self._local_names = dict(local_names or {})
         try:
             self._resolved: dict[str, Any] | None = type_hints(function, self._local_names)
@@ -108,13 +120,22 @@ class Signature:
 
     def encode(self, arguments: Mapping[str, Any], codec: Codec, what: str) -> str:
         """Arguments as a JSON object, defaults filled in, checked to come back as what they are declared to be."""
-        payload = self._filled(codec.encode(dict(arguments), what), arguments, codec)
+        hints, given = self._hints, dict(arguments)
+        if self._tagged is None:
+            self._tagged = [name for name, hint in hints.items() if name != "return" and _needs_tags(codec, hint, what)]
+        for name in self._tagged:
+            if name in given:
+                given[name] = codec.tagged(given[name], hints[name], what)
+        payload = self._filled(codec.encode(given, what), arguments, codec)
         try:
-            self.decode(payload, codec, what)
+            decoded = self.decode(payload, codec, what)
         except DecodeError as error:
             raise BadArguments(
                 f"{error}; the arguments do not fit the declared parameters {self._signature}"
             ) from error
+        for name, value in arguments.items():
+            if type(value) not in _SAFE:
+                codec.compare(value, decoded[name], hints.get(name, Any), f"argument {name!r} of the {what}")
         return payload
 
     def decode(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
@@ -169,7 +190,7 @@ class Signature:
     def _stored_default(self, parameter: inspect.Parameter, codec: Codec) -> str | None:
         declared, what = self._hints.get(parameter.name, Any), f"default of {parameter.name!r}"
         try:
-            payload = codec.encode(parameter.default, what)
+            payload = codec.encode(parameter.default, what, declared)
             value = codec.decode(payload, declared, what)
             return payload if declared is not Any or bool(value == parameter.default) else None
         except Exception:
