@@ -35,7 +35,7 @@ _LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
 #: Where a statement with parameters by position has the lease proved: it, and what token and nonce are called there.
 _PROOFS: tuple[tuple[ModuleType, str, str, str], ...] = (
     (states, "FINISH", "?", "?"),
-    (commit, "RECORD", "?3", "?15"),
+    (commit, "RECORD", "?", "?"),
     (commit, "RECORDS", "v.column3", "v.column15"),
 )
 
@@ -242,8 +242,8 @@ def commit_retried_under_another_number(patch: Patch) -> None:
         patch,
         commit,
         "RECORD",
-        "SELECT ?1, ?2, ?3,",
-        "SELECT ?1, MAX(?2, (SELECT COALESCE(MAX(seq) + 1, 0) FROM perdure_history WHERE run_id = ?1)), ?3,",
+        "SELECT id, ?, token,",
+        "SELECT id, MAX(?, (SELECT COALESCE(MAX(seq) + 1, 0) FROM perdure_history WHERE run_id = perdure_runs.id)), token,",
     )
 
 

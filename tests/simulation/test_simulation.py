@@ -34,7 +34,7 @@ FOUND_BEFORE = {
     "end_overtakes_items": 68,
     "lost_claims_forgotten": 23,
     "message_retried_under_another_key": 22,
-    "probes_counted_before_the_lock": 10,
+    "probes_counted_before_the_lock": 67,
     "renewed_without_looking": 138,
     "repeated_steps_pass_free": 8,
     "reports_counted_again": 23,
