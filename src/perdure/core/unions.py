@@ -104,7 +104,7 @@ def _field_types(declared: Any) -> dict[str, Any]:
         hints = typing.get_type_hints(kind, include_extras=True)
     except Exception:
         return {}
-    filled = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(declared), strict=False))
+    filled: dict[Any, Any] = dict(zip(getattr(kind, "__parameters__", ()), typing.get_args(declared), strict=False))
     return {
         name: filled.get(hint, hint) if isinstance(hint, typing.TypeVar) else hint
         for name, hint in hints.items()
@@ -255,9 +255,8 @@ def _object_from_plain(raw: Any, kind: Any, path: str) -> Any:
     values = {name: _from_plain(raw[name], hint, f"{path}.{name}") for name, hint in hints.items() if name in raw}
     if typing.is_typeddict(kind):
         return values
-    left_out = (
-        {each.name for each in dataclasses.fields(kind) if not each.init} if dataclasses.is_dataclass(kind) else ()
-    )
+    fields: Mapping[str, dataclasses.Field[Any]] = getattr(kind, "__dataclass_fields__", {})
+    left_out = [name for name, each in fields.items() if not each.init]
     made = kind(**{name: each for name, each in values.items() if name not in left_out})
     for name in left_out:
         if name in values:
