@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from math import ceil, log2
 from pathlib import Path
@@ -81,7 +81,7 @@ class Ward:
 
 
 @asynccontextmanager
-async def ward(processes: Family, homes: Homes, directory: Path) -> AsyncIterator[Ward]:
+async def ward(processes: Family, homes: Homes, directory: Path) -> AsyncGenerator[Ward]:
     async with homes.at(directory / "ward") as home, Engine(home.url, WORKFLOWS) as engine:
         yield Ward(processes, home, engine)
 
