@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -228,3 +229,31 @@ async def test_a_stored_error_cannot_hide_the_methods_of_its_class(stage: Stage)
         await run.result("60s")
     assert isinstance(failed.value.__cause__, ValueError)
     assert "n" in failed.value.__cause__.__notes__
+
+
+#: Text that no other database stores. A run that cannot be named, or of no known type or queue, is never claimed.
+NO_TEXT = "CAST(x'ff7b22fe' AS TEXT)"
+NEVER_CLAIMED = ("id", "type", "queue")
+
+
+@pytest.mark.parametrize("column", [*NEVER_CLAIMED, "input", "options", "home", "seed"])
+async def test_text_that_is_not_utf_8_concerns_its_run_alone(tmp_path: Path, column: str) -> None:
+    stage = Stage(tmp_path / "runs.db")
+    engine = stage.engine(*ALL)
+    victim = await engine.start(well(), id="victim")
+    async with engine.worker(grace=0.1):
+        assert await victim.result("60s") == 1
+    await damage(stage, "DELETE FROM perdure_history")
+    await damage(stage, f"UPDATE perdure_runs SET status = 'pending', finished_at = 0, {column} = {NO_TEXT}")
+    async with engine.worker() as worker:
+        await _neighbours_finish(engine)
+        if column not in NEVER_CLAIMED:
+            await eventually(lambda: _settled(stage), saying="the victim at rest")
+        assert worker.problem == ""
+    await stage.close()
+
+
+async def _settled(stage: Stage) -> bool:
+    return bool(
+        await stage.rows("SELECT 1 FROM perdure_runs WHERE id = 'victim' AND status IN ('blocked', 'completed')")
+    )

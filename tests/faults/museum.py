@@ -181,6 +181,8 @@ class Columns:
         await store.close()
 
 
+#: Bytes that are no text, which only SQLite stores as such.
+NO_TEXT = "CAST(x'ff7b22fe' AS TEXT)"
 NUMBERS = (-1, -(10**15), 0, 1, 3, 2**31, FAR - 1, FAR, FAR + 1, 2**62, 2**63 - 1, -(2**63))
 TEXTS = (
     "",
@@ -198,6 +200,7 @@ TEXTS = (
     "x" * 300,
     "NaN",
     "[[[",
+    NO_TEXT,
 )
 
 
@@ -229,19 +232,25 @@ class Vandal:
             return ""
         row = dict(zip(names, self._random.choice(living), strict=True))
         family = _family(row)
-        value = self._garbage(row[column])
+        value, literal = self._garbage(row[column]), ":damaged"
+        if value == NO_TEXT:
+            if not museum.stage.url.startswith("sqlite"):
+                return ""
+            value, literal = None, NO_TEXT
         where = " AND ".join(f"{key} = :{key}_" for key in keys)
         marks = {f"{key}_": row[key] for key in keys}
         try:
             changed = await museum.execute(
-                f"UPDATE perdure_{table} SET {column} = :damaged WHERE {where}", damaged=value, **marks
+                f"UPDATE perdure_{table} SET {column} = COALESCE(:damaged, {literal}) WHERE {where}",
+                damaged=value,
+                **marks,
             )
         except Exception:
             return ""
         if not changed:
             return ""
         museum.touched |= family
-        return f"{table}.{column} of {marks}: {row[column]!r} -> {value!r}"
+        return f"{table}.{column} of {marks}: {row[column]!r} -> {value if literal != NO_TEXT else NO_TEXT!r}"
 
     def _is_prey(self, table: str, row: dict[str, Any]) -> bool:
         if table in SHARED:

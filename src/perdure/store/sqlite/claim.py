@@ -216,10 +216,20 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
     last: tuple[object, ...] = (_SMALLEST, _SMALLEST, "")
     while True:
         rows = tx.fetch_now(sql, (queue, type, *(last[1:] if by_age else last), page))
-        yield from rows
+        # A run whose id is no text cannot be named, and so not be claimed.
+        yield from [row for row in rows if _is_text(row[2])] if tx.lenient else rows
         if len(rows) < page:
             return
-        last = rows[-1][:3]
+        priority, wake_at, run_id = rows[-1][:3]
+        last = priority, wake_at, run_id.encode(errors="replace").decode() if tx.lenient else run_id
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:

@@ -23,7 +23,7 @@ from perdure.core.system import System
 from perdure.store.corrupt import UNREADABLE, known
 from perdure.store.dialect import Dialect, Row, drive
 from perdure.store.noting import Noting
-from perdure.store.sqlite.errors import is_busy, translate
+from perdure.store.sqlite.errors import is_busy, is_not_text, translate
 from perdure.store.sqlite.files import (
     CheckpointLock,
     check_access,
@@ -92,6 +92,7 @@ class SqliteTransaction(Noting):
         *,
         listened: bool,
         clock_stands: bool = False,
+        lenient: bool = False,
     ) -> None:
         super().__init__(actor, audit, listened=listened)
         self._connection = connection
@@ -99,6 +100,8 @@ class SqliteTransaction(Noting):
         self._now = now
         #: Whether other transactions may have had the same time.
         self.clock_stands = clock_stands
+        #: Whether text that is not UTF-8 may be read. It has lone surrogates, and cannot be a parameter.
+        self.lenient = lenient
 
     @property
     def now(self) -> int:
@@ -167,6 +170,8 @@ class SqliteConnection:
         self._transactions = 0
         self._wary = 0
         self._hurry = False
+        #: Whether a cell was met that is not UTF-8, so that bytes which are no text are read as lone surrogates.
+        self._lenient = False
         #: Closed for the time of a fork, and opened again by the next use.
         self._suspended = False
         self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
@@ -282,7 +287,16 @@ class SqliteConnection:
         raw.execute(self._begin)
         try:
             now, clock = self._clock.now(), self._clock
-            tx = SqliteTransaction(raw, self._render, now, actor, audit, listened=listened, clock_stands=clock.stands)
+            tx = SqliteTransaction(
+                raw,
+                self._render,
+                now,
+                actor,
+                audit,
+                listened=listened,
+                clock_stands=clock.stands,
+                lenient=self._lenient,
+            )
             self._system.crash_point(f"{verb}.begun")
             answer = drive(body(tx))
             tx.write_notes()
@@ -324,6 +338,9 @@ class SqliteConnection:
             try:
                 return work()
             except sqlite3.Error as error:
+                if is_not_text(error) and not self._lenient:
+                    self._read_leniently(error)
+                    continue
                 if not is_busy(error) or waited >= self._url.busy_seconds or self._hurry:
                     raise translate(error, self.where) from error
             self._wary = _WARY
@@ -331,11 +348,23 @@ class SqliteConnection:
             waited += pause
             self._pause.wait(pause)
 
+    def _read_leniently(self, error: sqlite3.Error) -> None:
+        """Go on with a cell that is not UTF-8: what it belongs to is recognised as unreadable where it is decoded, alone.
+
+        Not from the start, because a function in Python is called for every cell of text then.
+        """
+        _log.error("%s has text that is not UTF-8: %s. What it belongs to is set aside.", self.where, error)
+        self._lenient = True
+        if self._raw is not None:
+            self._raw.text_factory = _with_surrogates
+
     def _connect(self, *, checked: bool) -> sqlite3.Connection:
         path = self._url.path
         raw = sqlite3.connect(
             path or ":memory:", isolation_level=None, timeout=0, check_same_thread=False, cached_statements=256
         )
+        if self._lenient:
+            raw.text_factory = _with_surrogates
         try:
             for setting in self._settings():
                 raw.execute(setting)
@@ -388,3 +417,7 @@ class SqliteConnection:
         if statement is None:
             statement = self._rendered[sql] = prepare(SQLITE.render(sql, self._url.prefix))
         return statement
+
+
+def _with_surrogates(text: bytes) -> str:
+    return text.decode(errors="surrogateescape")

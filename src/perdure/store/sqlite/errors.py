@@ -16,6 +16,11 @@ def is_busy(error: sqlite3.Error) -> bool:
     return _primary(error) in _BUSY
 
 
+def is_not_text(error: sqlite3.Error) -> bool:
+    """Whether a cell of text is not UTF-8. Only the module that reads it raises an error without a result code."""
+    return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+
+
 def translate(error: sqlite3.Error, where: str) -> StoreError:
     """The error that the contract knows; `where` names the database."""
     code = _primary(error)
