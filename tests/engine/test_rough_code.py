@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -142,38 +140,3 @@ def test_one_engine_lives_through_several_event_loops(tmp_path: Path) -> None:
 
     asyncio.run(begin())
     assert asyncio.run(end()) == "across loops"
-
-
-FORKED = """
-import asyncio, os, sys
-from perdure import Context, Engine, EngineClosed, workflow
-
-@workflow("forked.v1")
-async def nothing(ctx: Context) -> None:
-    return None
-
-engine = Engine(sys.argv[1], [nothing])
-asyncio.run(engine.open())
-child = os.fork()
-if child == 0:
-    try:
-        asyncio.run(engine.start(nothing()))
-    except EngineClosed as error:
-        print(error, flush=True)
-        os._exit(7)
-    os._exit(1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_process_is_told_to_make_an_engine_of_its_own(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKED, f"sqlite:///{tmp_path / 'runs.db'}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 7, ran.stderr
-    assert "forked from" in ran.stdout
