@@ -81,6 +81,7 @@ from perdure.core.failure import Failure
 from perdure.core.fleet import WorkerInfo
 from perdure.core.gates import Bounds, Fair, Gate, Hold, Limit
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
+from perdure.core.interruption import Interruption
 from perdure.core.listing import Page
 from perdure.core.locks import LockInfo
 from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
@@ -187,6 +188,7 @@ __all__ = [
     "Gate",
     "Handle",
     "Hold",
+    "Interruption",
     "InvalidCursor",
     "InvalidDuration",
     "InvalidId",

@@ -6,8 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from perdure import Engine, Retry, Status, activity
+from perdure import Engine, Interruption, Retry, Status, activity
 from perdure.cli.params import ENVIRONMENT
+from perdure.core.interruption import output_of
 from tests.cli.conftest import URL, Perdure, work
 from tests.engine.stage import until
 
@@ -257,3 +258,23 @@ def test_workers_are_listed_with_the_errors_of_their_loops(perdure: Perdure) -> 
         "w2 alive on here (8), 3 slots\n"
     )
     assert [one["errors"] for one in perdure("workers", URL, "--json").json] == [2, 0]
+
+
+def test_interruptions_are_shown(perdure: Perdure) -> None:
+    assert perdure("start", "shop:engine", "approval", "--id", "a-1").code == 0
+    assert "Interruptions" not in perdure("show", URL, "a-1").out
+    lost = Interruption(worker="w-1", reason="lost", generation=1, attempt=1, last=-1)
+    stopped = Interruption(worker="w-2", reason="stopped", generation=1, attempt=1, last=3, steps=("charge",))
+    with sqlite3.connect("shop.db") as database:
+        for position, one in enumerate((lost, stopped)):
+            database.execute(
+                "INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key) VALUES (?, ?, '', ?, ?, 0, 1, ?)",
+                ("a-1", "takeover", position, output_of(one, position).payload, f"k{position}"),
+            )
+    database.close()
+    shown = perdure("show", URL, "a-1").out
+    assert "worker w-1 lost" in shown
+    assert "whatever was under way" in shown
+    assert "worker w-2 stopped" in shown
+    [_, told] = perdure("show", URL, "a-1", "--json").json["interruptions"]
+    assert (told["worker"], told["last"], told["steps"]) == ("w-2", 3, ["charge"])

@@ -14,7 +14,7 @@ class Odd(BaseException):
 ERRORS: dict[str, type[BaseException]] = {
     "generator": GeneratorExit,
     "exit": SystemExit,
-    "interrupt": KeyboardInterrupt,
+    "takeover": KeyboardInterrupt,
     "cancelled": asyncio.CancelledError,
     "odd": Odd,
 }

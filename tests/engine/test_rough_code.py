@@ -38,14 +38,14 @@ async def odd() -> None:
 
 @workflow("rough.step.v1")
 async def rough_step(ctx: Context, name: str) -> None:
-    steps = {"quit_async": quit_async, "interrupt": interrupt, "cancel_itself": cancel_itself, "odd": odd}
+    steps = {"quit_async": quit_async, "takeover": interrupt, "cancel_itself": cancel_itself, "odd": odd}
     await (ctx.step(quit_sync) if name == "quit_sync" else ctx.step(steps[name]))
 
 
 @workflow("rough.body.v1")
 async def rough_body(ctx: Context, name: str) -> None:
     await ctx.sleep("1ms")
-    raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "odd": Odd()}[name]
+    raise {"exit": SystemExit(3), "takeover": KeyboardInterrupt(), "odd": Odd()}[name]
 
 
 @workflow("rough.good.v1")
@@ -53,7 +53,7 @@ async def good(ctx: Context) -> str:
     return await ctx.receive("word", str)
 
 
-@pytest.mark.parametrize("name", ["quit_async", "quit_sync", "interrupt", "cancel_itself", "odd"])
+@pytest.mark.parametrize("name", ["quit_async", "quit_sync", "takeover", "cancel_itself", "odd"])
 async def test_a_step_that_raises_what_is_no_exception_fails_alone(stage: Stage, name: str) -> None:
     engine = stage.engine(rough_step, good)
     async with engine.worker():
@@ -67,7 +67,7 @@ async def test_a_step_that_raises_what_is_no_exception_fails_alone(stage: Stage,
     assert (record.failed, record.attempts) == (True, 1)
 
 
-@pytest.mark.parametrize("name", ["exit", "interrupt", "odd"])
+@pytest.mark.parametrize("name", ["exit", "takeover", "odd"])
 async def test_a_workflow_that_raises_what_is_no_exception_fails_alone(stage: Stage, name: str) -> None:
     engine = stage.engine(rough_body, good)
     async with engine.worker():

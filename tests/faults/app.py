@@ -53,6 +53,11 @@ def read(ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ledger.read_bytes().splitlines()] if ledger.exists() else []
 
 
+#: What every execution of a step emits, and how many.
+STREAM = "steps"
+ITEMS = 2
+
+
 def begin(ledger: str, what: str) -> str:
     """Write down that a step is being executed; the value that this execution shall return."""
     info = step_info()
@@ -63,14 +68,21 @@ def begin(ledger: str, what: str) -> str:
     return value
 
 
+def show(value: str) -> str:
+    """Emit the items of an execution, right before it ends; the value that it returns."""
+    for number in range(ITEMS):
+        step_info().emit(STREAM, [value, number])
+    return value
+
+
 def effect(ledger: str, what: str) -> str:
-    return begin(ledger, what)
+    return show(begin(ledger, what))
 
 
 async def effect_async(ledger: str, what: str) -> str:
     value = begin(ledger, what)
     await asyncio.sleep(0.005)
-    return value
+    return show(value)
 
 
 async def effect_in_a_transaction(connection: Any, ledger: str, what: str) -> str:
@@ -84,7 +96,7 @@ async def effect_in_a_transaction(connection: Any, ledger: str, what: str) -> st
         # There it would commit what came before; the table is made with the database.
         await execute(connection, f"CREATE TABLE IF NOT EXISTS {table} (run TEXT, value TEXT)")
     await execute(connection, f"INSERT INTO {table} VALUES ('{step_info().run_id}', '{value}')")
-    return value
+    return show(value)
 
 
 @step(retry=Retry(attempts=4, delay=lambda attempt, _: (0.02, 0.15, 0.02)[attempt - 1]))

@@ -7,13 +7,15 @@ ones, no step in it may have been executed again, and what was finished must be 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from perdure.testing.invariants import Known, scan_store
 from tests.faults import app
+from tests.faults.app import ITEMS, STREAM
 from tests.faults.homes import Home, Look
 
 Row = tuple[Any, ...]
@@ -93,6 +95,7 @@ async def judge(home: Home, crashes: list[Snapshot]) -> list[str]:
     ]
     wrong += await _check_rows(home, end)
     wrong += await _check_outputs(home, end)
+    wrong += await _check_items(home, end, ledger)
     wrong += [
         f"child {id!r} is {run['status']}"
         for id, run in end.runs.items()
@@ -116,10 +119,38 @@ async def _check_rows(home: Home, end: Snapshot) -> list[str]:
     return [] if sorted(rows) == recorded else [f"a transaction has written {rows} and recorded {recorded}"]
 
 
+async def _check_items(home: Home, end: Snapshot, ledger: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Items of an execution are there in order and once: all of them if its end is recorded, else the first ones."""
+    async with home.looking("items") as look:
+        sql = f"SELECT run_id, payload FROM perdure_outputs WHERE kind = 'stream' AND name = '{STREAM}' ORDER BY run_id, position"
+        rows = [] if look is None else [(row["run_id"], *json.loads(row["payload"])) for row in await look(sql)]
+    runs = {line["value"]: line["run"] for line in ledger if line["did"] == "step"}
+    recorded = {
+        json.loads(record["payload"])
+        for records in end.history.values()
+        for record in records
+        if record["kind"] == "step" and "effect" in record["location"] and not record["failed"]
+    }
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for run_id, value, number in rows:
+        if runs.get(value) != run_id:
+            return [f"an item of {value} is in the stream of run {run_id!r}"]
+        found[value].append(number)
+    wrong = [f"{value} emitted {items}" for value, items in found.items() if items != [*range(len(items))]]
+    return wrong + [
+        f"{value} of run {run_id!r} is recorded with {len(found[value])} of {ITEMS} items"
+        for value, run_id in runs.items()
+        if look is not None and value in recorded and run_id in end.runs and len(found[value]) != ITEMS
+    ]
+
+
 async def _check_outputs(home: Home, end: Snapshot) -> list[str]:
     """What a run has shown is what it came to, each thing once: nothing that a crash undid was ever to be seen."""
     async with home.looking("outputs") as look:
-        sql = "SELECT kind, payload FROM perdure_outputs WHERE run_id = 'main' ORDER BY kind, name, position"
+        sql = (
+            "SELECT kind, payload FROM perdure_outputs "
+            f"WHERE run_id = 'main' AND kind IN ('state', 'stream') AND name <> '{STREAM}' ORDER BY kind, name, position"
+        )
         shown = [] if look is None else [(row["kind"], json.loads(row["payload"])) for row in await look(sql)]
     seen = json.loads(end.runs.get("main", {}).get("output") or "[]")
     third = [value for value in seen if value.startswith("third")]

@@ -13,6 +13,7 @@ import msgspec
 
 from perdure.core.errors import DecodeError
 from perdure.core.failure import Failure
+from perdure.core.interruption import Interruption
 from perdure.core.model import FAR, Event, Message, Record, Run
 from perdure.core.schedule import Schedule
 
@@ -103,6 +104,19 @@ def record_document(record: Record) -> Document:
         "attempts": record.attempts,
         "retry_at": moment(record.retry_at),
         "run_attempt": record.run_attempt,
+    }
+
+
+def interruption_document(interruption: Interruption) -> Document:
+    """A worker that did not finish what it had begun."""
+    return {
+        "at": moment(interruption.at),
+        "worker": interruption.worker,
+        "reason": interruption.reason,
+        "generation": interruption.generation,
+        "attempt": interruption.attempt,
+        "last": interruption.last,
+        "steps": None if interruption.steps is None else list(interruption.steps),
     }
 
 

@@ -9,11 +9,20 @@ from msgspec import Struct
 
 from perdure.cli import describe
 from perdure.cli.describe import short, span, status, status_style, when
-from perdure.cli.document import Document, event_document, failure, message_document, record_document, run_document
+from perdure.cli.document import (
+    Document,
+    event_document,
+    failure,
+    interruption_document,
+    message_document,
+    record_document,
+    run_document,
+)
 from perdure.cli.output import Output, harmless_lines
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.core.account import originals
+from perdure.core.interruption import Interruption
 from perdure.core.listing import Page
 from perdure.core.model import Event, Message, Record, Run
 
@@ -27,6 +36,7 @@ class Everything(Struct, frozen=True, kw_only=True):
     run: Run
     why: str
     history: list[Record]
+    interruptions: tuple[Interruption, ...]
     inbox: list[Message]
     events: list[Event]
     children: Page
@@ -44,6 +54,7 @@ def command(target: str, run: str, output: Output) -> None:
         return
     _show_run(output, known)
     _show_history(output, known)
+    _show_interruptions(output, known)
     _show_inbox(output, known)
     _show_children(output, known)
     _show_events(output, known)
@@ -56,6 +67,7 @@ async def _look(target: str, run_id: str) -> Everything:
             run=await handle.run(),
             why=await handle.why(),
             history=await handle.history(),
+            interruptions=await handle.interruptions(),
             inbox=await handle.inbox(),
             events=await handle.events(),
             children=await engine.list(parent=run_id, limit=_CHILDREN),
@@ -67,6 +79,7 @@ def _document(known: Everything) -> Document:
         "run": run_document(known.run),
         "why": known.why,
         "history": [record_document(record) for record in known.history],
+        "interruptions": [interruption_document(one) for one in known.interruptions],
         "inbox": [message_document(message) for message in known.inbox],
         "children": [run_document(child) for child in known.children.runs],
         "events": [event_document(event) for event in known.events],
@@ -141,6 +154,21 @@ def _show_history(output: Output, known: Everything) -> None:
     ]
     failed = {str(record.seq) for record in known.history if record.failed}
     output.table(("seq", "at", "kind", "location", "took", "outcome"), rows, lambda row: "red" * (row[0] in failed))
+
+
+def _show_interruptions(output: Output, known: Everything) -> None:
+    if known.interruptions:
+        output.heading("Interruptions")
+        rows = [
+            (
+                when(one.at),
+                f"worker {one.worker} {one.reason}",
+                f"after record {one.last}" if one.last >= 0 else "before the first record",
+                "whatever was under way" if one.steps is None else ", ".join(one.steps),
+            )
+            for one in known.interruptions
+        ]
+        output.table(("at", "why", "when", "interrupted"), rows)
 
 
 def _show_inbox(output: Output, known: Everything) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from perdure.core.control import Pause
     from perdure.core.dead import DeadLetter, DeadPage
     from perdure.core.duration import Duration
+    from perdure.core.interruption import Interruption
     from perdure.core.listing import Page
     from perdure.core.model import Event, Record, Run, Status
     from perdure.core.report import Report
@@ -328,6 +329,10 @@ class BlockingHandle(Generic[R_co]):
     def report(self) -> RunReport:
         """See `Handle.report`."""
         return self._wait(self._handle.report())
+
+    def interruptions(self) -> tuple[Interruption, ...]:
+        """See `Handle.interruptions`."""
+        return self._wait(self._handle.interruptions())
 
     def why(self) -> str:
         """See `Handle.why`."""

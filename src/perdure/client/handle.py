@@ -11,8 +11,10 @@ from perdure.client.asking import ask
 from perdure.client.outputs import StreamItem
 from perdure.client.reporting import report
 from perdure.core.account import RunReport
+from perdure.core.interruption import Interruption
 from perdure.core.model import Event, Message, Record, Run, Status
 from perdure.core.snapshot import snapshot
+from perdure.store.interruptions import interruptions
 from perdure.workflow.channels import Channel, Question
 
 if TYPE_CHECKING:
@@ -67,7 +69,11 @@ class Handle(Generic[R_co]):
     async def report(self) -> RunReport:
         """Its attempts, steps, durations, and everything that went wrong and when."""
         run = await self.run()
-        return report(run, await self.history(), await self.events())
+        return report(run, await self.history(), await self.events(), await self.interruptions())
+
+    async def interruptions(self) -> tuple[Interruption, ...]:
+        """Workers that did not finish what they had begun of it: lost, or stopped; in order."""
+        return await interruptions(await self._engine._opened(), self.id)
 
     async def why(self) -> str:
         """Why it is where it is, in a sentence."""

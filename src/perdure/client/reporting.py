@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.core.account import Mishap, RunReport, StepReport, originals
 from perdure.core.failure import Failure
+from perdure.core.interruption import Interruption
 from perdure.core.model import Event, Kind, Record, Run, Status
 
 _OPERATIONS = (Kind.STEP, Kind.ATTEMPT, Kind.CHILD, Kind.TIMER)
@@ -19,10 +20,12 @@ _OPERATIONS = (Kind.STEP, Kind.ATTEMPT, Kind.CHILD, Kind.TIMER)
 _FAILURES = ("retried", "failed", "cancelled", "expired", "blocked")
 
 
-def report(run: Run, records: Sequence[Record], events: Sequence[Event]) -> RunReport:
+def report(
+    run: Run, records: Sequence[Record], events: Sequence[Event], interruptions: Sequence[Interruption] = ()
+) -> RunReport:
     """What a person asks of a run."""
     started = [event.at for event in events if event.kind == "started"]
-    steps = _steps(records)
+    steps = _steps(records, interruptions)
     errors = [error for step in steps for error in step.errors]
     errors += _of_run(run, events)
     return RunReport(
@@ -33,19 +36,22 @@ def report(run: Run, records: Sequence[Record], events: Sequence[Event]) -> RunR
         finished_at=run.finished_at,
         steps=tuple(steps),
         errors=tuple(sorted(errors, key=lambda error: error.at)),
+        interruptions=tuple(interruptions),
     )
 
 
-def _steps(records: Sequence[Record]) -> list[StepReport]:
+def _steps(records: Sequence[Record], interruptions: Sequence[Interruption]) -> list[StepReport]:
     by_place: dict[str, list[Record]] = {}
     for record in records:
         if record.kind in _OPERATIONS:
             by_place.setdefault(record.location, []).append(record)
     kept = originals(records)
-    return [_step(location, found, kept) for location, found in by_place.items()]
+    return [_step(location, found, kept, interruptions) for location, found in by_place.items()]
 
 
-def _step(location: str, records: Sequence[Record], kept: Mapping[int, Record]) -> StepReport:
+def _step(
+    location: str, records: Sequence[Record], kept: Mapping[int, Record], interruptions: Sequence[Interruption]
+) -> StepReport:
     last = kept.get(records[-1].seq, records[-1])
     kind = Kind.STEP if last.kind is Kind.ATTEMPT else last.kind
     return StepReport(
@@ -56,7 +62,26 @@ def _step(location: str, records: Sequence[Record], kept: Mapping[int, Record]) 
         started_at=last.started_at,
         finished_at=last.at,
         errors=tuple(_mishap(record) for record in records if record.failed),
+        interruptions=_interruptions_of(last, records, interruptions),
     )
+
+
+def _interruptions_of(
+    last: Record, records: Sequence[Record], interruptions: Sequence[Interruption]
+) -> tuple[Interruption, ...]:
+    """What interrupted the attempts that are counted in the record of a step and did not fail."""
+    if last.kind is not Kind.STEP:
+        return ()
+    failures = [one.attempts for one in records if one.kind is Kind.ATTEMPT and one.run_attempt == last.run_attempt]
+    number = last.attempts - 1 - (failures[-1] if failures else 0)
+    possible = [
+        one
+        for one in interruptions
+        if one.attempt == last.run_attempt
+        and one.at <= last.started_at
+        and (one.steps is None or last.location in one.steps)
+    ]
+    return tuple(possible[-number:]) if number > 0 else ()
 
 
 def _mishap(record: Record) -> Mishap:

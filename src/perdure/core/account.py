@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from perdure.core.interruption import Interruption
 from perdure.core.model import Record, Run
 
 
@@ -57,6 +58,8 @@ class StepReport(Struct, frozen=True, kw_only=True):
     started_at: int
     finished_at: int
     errors: tuple[Mishap, ...]
+    #: What interrupted attempts at it, as far as that is known. They count as attempts, but not towards the limit of its retries.
+    interruptions: tuple[Interruption, ...] = ()
 
     @property
     def duration(self) -> float:
@@ -83,6 +86,8 @@ class RunReport(Struct, frozen=True, kw_only=True):
     steps: tuple[StepReport, ...]
     #: Everything that went wrong, in the steps and with the run, in order.
     errors: tuple[Mishap, ...]
+    #: Workers that did not finish what they had begun of it, in order.
+    interruptions: tuple[Interruption, ...] = ()
 
     @property
     def duration(self) -> float:

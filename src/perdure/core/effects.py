@@ -22,10 +22,12 @@ class OutputKind(StrEnum):
     HEARTBEAT = "beat"
     #: How a run ended before it was given another chance; one for each time, by position.
     REQUEUE = "requeue"
+    #: A worker that did not finish what it had begun; one for each time, by position.
+    INTERRUPTION = "takeover"
 
 
 #: Of these there are many of a name, by position.
-NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE})
+NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION})
 
 #: Of these there is one of a name, and a later one takes its place.
 REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})

@@ -93,6 +93,8 @@ class Execution(Versioning):
         self._results = Results(origin.run_id, codec, errors)
         #: Whether an error, at a time, is the end of the run.
         self._gives_up = gives_up
+        #: By location, the record that led to an operation which was open when the history had been replayed.
+        self.asked: dict[str, int] = {}
 
     # the worker's side: running
 
@@ -118,10 +120,13 @@ class Execution(Versioning):
                 record = history[self._applied - 1]
                 if self._applied == len(history) and self._is_alone(record):
                     self.know_all()
+                known = len(self.fresh)
                 if record.kind is _MESSAGE and record.digest:
                     self._replay_batch(record)
                 elif self.outcome is None:
                     self._apply(record)
+                for operation in self.fresh[known:]:
+                    self.asked[operation.location] = record.seq
                 if self._applied % 32 == 0 and not budget():
                     return False
         if self._arguments is not None:
@@ -129,6 +134,7 @@ class Execution(Versioning):
         if self.replaying:
             self.know_all()
         self.replayed = len(history)
+        self.asked = {location: seq for location, seq in self.asked.items() if location in self._open}
         self._history, self.recorded = (), NOTHING_RECORDED
         if not history and (self.outcome is None or self.outcome.renewed is not None):
             self.record_messages([(each.location, each.payload, 0) for each in self._memo.messages], self.time)

@@ -16,11 +16,13 @@ from msgspec import Struct
 
 from perdure.core.errors import Expired, NotStarted
 from perdure.core.fleet import Swept, WorkerInfo
+from perdure.core.interruption import LOST, Interruption, output_of
 from perdure.core.model import FAR, Lease, Status
 from perdure.store.dialect import Row, Transaction
 from perdure.store.gates import in_chunks
 from perdure.store.messages import deliver
 from perdure.store.outcome import finish
+from perdure.store.outputs import write_outputs
 from perdure.store.poison import claims_after, home_after, is_poison, set_aside
 from perdure.store.protocol import Change
 from perdure.store.rows import WORKER, failure, to_json, to_worker, values
@@ -141,7 +143,7 @@ LIMIT :limit
 #: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over. A run that is locked
 #: is given back by another sweep, or by the next one.
 _LOST = """
-SELECT id, token, nonce, claims, progress, lease_until
+SELECT id, token, nonce, claims, progress, lease_until, generation, attempt
 FROM perdure_runs
 WHERE status = 'running' AND worker = :worker AND lease_until <= :now
 ORDER BY worker, nonce, id
@@ -182,6 +184,8 @@ class _Orphan(Struct, frozen=True):
     #: Claims without progress.
     claims: int = 0
     poison: bool = False
+    #: What the run's report says of it; None: its holder gave it back in order.
+    interruption: Interruption | None = None
 
 
 async def register(tx: Transaction, worker: WorkerInfo) -> None:
@@ -228,6 +232,9 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
     await _forget(tx, limit)
     found, more = await _orphans(tx, dead, limit)
+    kept = [(one.lease, one.interruption) for one in found if one.interruption is not None]
+    if kept:
+        await write_outputs(tx, [(lease.run_id, output_of(lost, lease.token)) for lease, lost in kept])
     orphans = [one for one in found if not one.poison]
     await _give_back(tx, orphans, "reclaimed")
     for one in found:
@@ -304,15 +311,19 @@ async def _judged(tx: Transaction, holder: str, lost: Sequence[Row], *, alone: b
     """What becomes of runs that one holder has lost."""
     last: dict[str, int] = dict(await in_chunks(tx, LAST, [row[0] for row in lost]))
     orphans: list[_Orphan] = []
-    for run_id, token, nonce, claims, progress, lease_until in lost:
+    for run_id, token, nonce, claims, progress, lease_until, generation, attempt in lost:
         foreign = lease_until > 0
-        progressed = last.get(run_id, -1) > progress
+        recorded = last.get(run_id, -1)
+        progressed = recorded > progress
         orphans.append(
             _Orphan(
                 Lease(run_id, token, nonce),
                 home=holder if foreign else home_after(holder, claims, alone=alone),
                 claims=claims if foreign else claims_after(claims, alone=alone, progressed=progressed),
                 poison=foreign and is_poison(claims, POISON_AFTER),
+                interruption=Interruption(
+                    worker=holder, reason=LOST, generation=generation, attempt=attempt, last=recorded
+                ),
             )
         )
     return orphans

@@ -36,6 +36,8 @@ class Attempt:
     _task: asyncio.Task[None] | None = None
     _begun = False
     _over = False
+    #: How many attempts before it were interrupted. They count, but the retry policy does not know of them.
+    interrupted = 0
     _timed_out: StepTimeout | None = None
 
     def __init__(
@@ -70,7 +72,7 @@ class Attempt:
 
     def _info(self, due: int) -> StepInfo:
         """What the function can ask about itself."""
-        return StepInfo(self.run_id, self.operation.location, self.number, due, self)
+        return StepInfo(self.run_id, self.operation.location, self.number + self.interrupted, due, self)
 
     def _start_process(self, threads: StepThreads, info: StepInfo, timeout: float | UnsetType) -> None:
         self._threads = threads

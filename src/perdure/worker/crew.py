@@ -50,6 +50,9 @@ class Owner(Protocol):
     def unread(self, held: Kept) -> None:
         """The run's inbox has entries that it has not been given."""
 
+    def recall_interruptions(self, held: Held) -> None:
+        """The run wants to know which of its steps an earlier holder did not finish."""
+
     def recall(self, performance: Performance) -> None:
         """The activity wants to know what its last heartbeat said."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perdure.core.effects import Renew
+from perdure.core.interruption import Interruption
 from perdure.core.model import (
     FAR,
     Again,
@@ -33,6 +34,7 @@ from perdure.worker.collecting import collect
 from perdure.worker.guard import guarded
 from perdure.worker.holding import Holding
 from perdure.worker.intake import take_in
+from perdure.worker.interruptions import EARLIEST_TOKEN, count_interruptions
 from perdure.worker.moment import Moment
 from perdure.worker.passing import Passing, has_to_pass
 from perdure.worker.policy import end_with, next_wake, reason_to_wait
@@ -69,6 +71,10 @@ class Held(Holding):
             self._expire()
             return
         records, self._records = self._records, ()
+        if self.run.token >= EARLIEST_TOKEN:
+            self._failures = tuple(
+                one for one in records if one.kind is Kind.ATTEMPT and one.run_attempt == self.run.attempt
+            )
         execution = self._execution = make_execution(self.run, self._workflow, records, self._crew)
         execution.begin(moment.around)
         if records:
@@ -104,11 +110,29 @@ class Held(Holding):
         self._replayed(self._crew.moment())
 
     def _replayed(self, moment: Moment) -> None:
+        if self.run.token >= EARLIEST_TOKEN and self._interrupted is None and self._open_steps():
+            # An earlier holder may have begun these, and not parked.
+            self._crew.owner.recall_interruptions(self)
+            return
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
         self._collect(moment.now)
         if not self._take_backlog():
             self.settle(moment)
+
+    def _open_steps(self) -> list[StepOperation]:
+        assert self._execution is not None
+        return [one for one in self._execution.fresh if isinstance(one, StepOperation) and one.open]
+
+    @guarded
+    def recalled(self, found: Sequence[Interruption]) -> None:
+        """Take the interruptions of the run. From a plain callback of the loop."""
+        if self.stage is not Stage.REPLAYING or self._execution is None:
+            return
+        asked, failures = self._execution.asked, self._failures
+        self._interrupted = count_interruptions(found, self._open_steps(), asked, failures, self.run)
+        self._failures = ()
+        self._replayed(self._crew.moment())
 
     @guarded
     def resume(self, claimed: ClaimedRun) -> None:
@@ -267,6 +291,8 @@ class Held(Holding):
                 attempt = self._seal.attempt(operation, moment.now)
             else:
                 attempt = Attempt(operation, self.run.id, moment.now, crew.system, crew.arrivals, self)
+            if self._interrupted:
+                attempt.interrupted = self._interrupted.get(operation.location, 0)
             self._attempts[operation.location] = attempt
             attempt.start(crew.threads, self.run.deadline)
         self._ready = waiting

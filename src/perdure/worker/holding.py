@@ -38,6 +38,10 @@ class Holding(Kept):
         self._passing: Passing | None = None
         #: Whether items of its steps are pending that have to leave soon.
         self._has_emitted = False
+        #: By location, how many attempts at steps earlier holders did not finish; None: not asked for.
+        self._interrupted: dict[str, int] | None = None
+        #: Of this attempt at the run, what failed and was to be tried again, until that is known.
+        self._failures: tuple[Record, ...] = ()
 
     @property
     def last(self) -> int:
@@ -53,8 +57,10 @@ class Holding(Kept):
         """Give the run back unfinished, as it is."""
         if self.stage is Stage.SEALED and self._seal is not None:
             self._seal.release_later()
-        else:
-            super().release()
+            return
+        if self._attempts and self._execution is not None:
+            self._draft.show([self._stopped(self._execution.next_seq - 1, tuple(self._attempts))])
+        super().release()
 
     def drop(self) -> None:
         """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""

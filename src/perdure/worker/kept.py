@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from perdure.core.effects import NewOutput
 from perdure.core.errors import PerdureError
+from perdure.core.interruption import STOPPED, Interruption, output_of
 from perdure.core.model import ClaimedRun, Message, Next, Release, Turn, Verdict
 from perdure.worker.alarm import Wakeup
 from perdure.worker.crew import Crew
@@ -90,6 +92,15 @@ class Kept(ABC):
     def credentials(self) -> Mapping[str, Any]:
         """See `Recipient`."""
         return self._crew.credentials(self.run.id)
+
+    def _stopped(self, last: int, steps: tuple[str, ...]) -> NewOutput:
+        """Say that the worker stops before these have ended; `last` is the number of the run's last record."""
+        run = self.run
+        interruption = Interruption(
+            worker=self._crew.actor(), reason=STOPPED, generation=run.generation, attempt=run.attempt, last=last,
+            steps=steps,
+        )  # fmt: skip
+        return output_of(interruption, self.lease.token)
 
     def release(self) -> None:
         """Give the run back unfinished, as it is."""

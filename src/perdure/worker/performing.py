@@ -86,6 +86,7 @@ class Performance(Kept):
         #: The details of the last heartbeat since the last turn.
         self._details: str | None = None
         self._known_details: str | None = None
+        self._interruption: NewOutput | None = None
         self._may_write_details_at = 0.0
         self._beat = Wakeup(crew.system)
         self._silence = Wakeup(crew.system)
@@ -228,6 +229,12 @@ class Performance(Kept):
         policy = self._settings.retry or self._crew.options.retry
         return replace(policy, attempts=self.run.max_attempts) if self.run.max_attempts else policy
 
+    def release(self) -> None:
+        """See `Kept`."""
+        if self._attempt is not None:
+            self._interruption = self._stopped(self._seq - 1, (self.run.type,))
+        super().release()
+
     # signs of life
 
     def emit(self, attempt: ActivityAttempt, stream: str, value: object) -> None:
@@ -349,6 +356,8 @@ class Performance(Kept):
             outputs.append(NewOutput(kind=OutputKind.HEARTBEAT, name="", payload=self._details, key=key))
             self._details = None
             self._may_write_details_at = self._crew.system.monotonic() + BEAT_APART
+        if self._interruption is not None and isinstance(state, Release):
+            outputs.append(self._interruption)
         record, self._record = self._record, None
         if state is None and record is None and not outputs:
             return None

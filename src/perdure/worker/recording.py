@@ -28,7 +28,9 @@ def record_result(
             stored = crew.codec.store(result, returns, f"result of step {operation.location!r} of run {run.id!r}")
         except PerdureError as error:
             return error
-    execution.step_succeeded(operation, *stored, moment.now, attempt.started_at, attempt.number, moment.around)
+    execution.step_succeeded(
+        operation, *stored, moment.now, attempt.started_at, attempt.number + attempt.interrupted, moment.around
+    )
     return None
 
 
@@ -44,7 +46,7 @@ def record_failure(
         failure = replace(failure, given_up=why_given_up(operation, attempt.number, error, crew))
         execution.record(
             Kind.STEP, operation.location, failure.to_json(), now, failed=True,
-            started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
+            started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number + attempt.interrupted,
         )  # fmt: skip
         return False
     execution.record(

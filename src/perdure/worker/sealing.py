@@ -124,7 +124,7 @@ class Seal:
         assert execution is not None
         assert record.payload is not None
         execution.step_succeeded(
-            attempt.operation, record.payload, committed.value, record.at, attempt.started_at, attempt.number,
+            attempt.operation, record.payload, committed.value, record.at, attempt.started_at, record.attempts,
             moment.around,
         )  # fmt: skip
         turn = Turn(lease=held.lease, records=(record,))

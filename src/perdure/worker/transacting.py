@@ -133,7 +133,7 @@ class TransactionAttempt(Attempt):
         due = self._deadline
         if timeout is not UNSET:
             due = min(due, self.started_at + int(timeout * 1e6))
-        info = StepInfo(self.run_id, self.operation.location, self.number, due, self)
+        info = self._info(due)
         using = request.options.using
         blocks = self._crew.store.blocks if using is UNSET else not request.spec.is_async
         if blocks:
@@ -183,7 +183,7 @@ class TransactionAttempt(Attempt):
         record = Record(
             seq=grant.seq, kind=Kind.STEP, location=operation.location, payload=payload,
             at=max(grant.time, self._crew.moment().now), started_at=self.started_at, digest=operation.digest,
-            attempts=self.number, run_attempt=grant.run_attempt,
+            attempts=self.number + self.interrupted, run_attempt=grant.run_attempt,
         )  # fmt: skip
         # On a server they are durable by now: the commit lock is only granted then.
         items = self._crew.emitting.peek(self.recipient) if self._crew.store.exclusive else []

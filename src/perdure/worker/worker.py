@@ -32,6 +32,7 @@ from perdure.worker.heart import Heart
 from perdure.worker.held import Held
 from perdure.worker.hooking import Hooking
 from perdure.worker.inboxes import Inboxes
+from perdure.worker.interruptions import recall_interruptions
 from perdure.worker.journal import Journal
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
@@ -442,6 +443,12 @@ class Worker:
     def unread(self, held: Kept) -> None:
         """See `Owner`."""
         self._inboxes.read(held)
+
+    def recall_interruptions(self, held: Held) -> None:
+        """See `Owner`."""
+        self._read(
+            lambda: recall_interruptions(held, self._store, self._system), f"perdure interruptions {held.run.id}", held
+        )
 
     def recall(self, performance: Performance) -> None:
         """See `Owner`."""

@@ -14,7 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.audit import Audit
+from perdure.core.effects import OutputKind
 from perdure.core.fleet import Swept
+from perdure.core.interruption import LOST
 from perdure.core.model import FAR
 from perdure.store.clock import ServerClock
 from perdure.store.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON
@@ -83,8 +85,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
   FROM (SELECT worker, worker IN (SELECT id FROM late) AS buried FROM holder WHERE worker IS NOT NULL) one
   WHERE buried OR NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = one.worker AND w.status = 'alive')
 ), lost AS MATERIALIZED (
-  SELECT one.*, gone.worker, one.lease_until > 0 AS foreign_lease,
-    COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = one.id), -1) > one.progress AS progressed,
+  SELECT one.*, gone.worker, one.lease_until > 0 AS foreign_lease, one.last > one.progress AS progressed,
     gone.buried AND 1 = (
       SELECT COUNT(*) FROM (
         SELECT 1 FROM perdure_runs r
@@ -94,7 +95,8 @@ WITH RECURSIVE clock AS MATERIALIZED (
     ) AS alone
   FROM gone
   CROSS JOIN LATERAL (
-    SELECT r.id, r.claims, r.progress, r.lease_until
+    SELECT r.id, r.token, r.generation, r.attempt, r.claims, r.progress, r.lease_until,
+      COALESCE((SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = r.id), -1) AS last
     FROM perdure_runs r
     WHERE r.status = 'running' AND r.worker = gone.worker AND r.lease_until <= (SELECT now FROM clock)
     ORDER BY r.worker, r.nonce, r.id
@@ -105,6 +107,22 @@ WITH RECURSIVE clock AS MATERIALIZED (
 ), judged AS MATERIALIZED (
   SELECT id, {IS_POISON.format(poison_after=POISON_AFTER)} AS poison, {CLAIMS_AFTER} AS claims, {HOME_AFTER} AS home
   FROM lost
+), interrupted AS (
+  INSERT INTO perdure_outputs (run_id, kind, name, position, payload, at, output_key)
+  SELECT lost.id, '{OutputKind.INTERRUPTION}', '',
+    COALESCE(
+      (
+        SELECT MAX(o.position) + 1 FROM perdure_outputs o
+        WHERE o.run_id = lost.id AND o.kind = '{OutputKind.INTERRUPTION}' AND o.name = ''
+      ),
+      0
+    ),
+    json_build_object(
+      'worker', lost.worker, 'reason', '{LOST}', 'generation', lost.generation, 'attempt', lost.attempt, 'last', lost.last
+    )::text,
+    (SELECT now FROM clock), '{LOST}:' || lost.token
+  FROM lost
+  JOIN judged ON judged.id = lost.id AND NOT judged.poison
 ), given AS (
   UPDATE perdure_runs r
   SET status = 'pending', reason = NULL, worker = NULL, home = judged.home, token = r.token + 1,
