@@ -57,6 +57,8 @@ class Execution(Versioning):
     _arguments: Arguments | None = None
     _main: RunTask[Any] | None = None
     _undoing: Undoing | None = None
+    #: By location, the record that led to an operation which was open when the history had been replayed.
+    asked: dict[str, int] | None = None
 
     def __init__(
         self,
@@ -93,8 +95,6 @@ class Execution(Versioning):
         self._results = Results(origin.run_id, codec, errors)
         #: Whether an error, at a time, is the end of the run.
         self._gives_up = gives_up
-        #: By location, the record that led to an operation which was open when the history had been replayed.
-        self.asked: dict[str, int] = {}
 
     # the worker's side: running
 
@@ -111,6 +111,7 @@ class Execution(Versioning):
     def replay(self, budget: Callable[[], bool]) -> bool:
         """Apply recorded completions until all are applied (True) or `budget()` says to pause (False). Raises `Diverged`."""
         history = self._history
+        asked = self.asked = {} if self.asked is None else self.asked
         # Entered once for all of them: each drain would otherwise do it anew.
         with self.loop.inside():
             while self._applied < len(history):
@@ -126,7 +127,7 @@ class Execution(Versioning):
                 elif self.outcome is None:
                     self._apply(record)
                 for operation in self.fresh[known:]:
-                    self.asked[operation.location] = record.seq
+                    asked[operation.location] = record.seq
                 if self._applied % 32 == 0 and not budget():
                     return False
         if self._arguments is not None:
@@ -134,7 +135,7 @@ class Execution(Versioning):
         if self.replaying:
             self.know_all()
         self.replayed = len(history)
-        self.asked = {location: seq for location, seq in self.asked.items() if location in self._open}
+        self.asked = {location: seq for location, seq in asked.items() if location in self._open}
         self._history, self.recorded = (), NOTHING_RECORDED
         if not history and (self.outcome is None or self.outcome.renewed is not None):
             self.record_messages([(each.location, each.payload, 0) for each in self._memo.messages], self.time)

@@ -36,7 +36,7 @@ class Attempt:
     _task: asyncio.Task[None] | None = None
     _begun = False
     _over = False
-    #: How many attempts before it were interrupted. They count, but the retry policy does not know of them.
+    #: How many attempts before it were interrupted. They are part of its number, but the retry policy does not know of them.
     interrupted = 0
     _timed_out: StepTimeout | None = None
 
@@ -72,7 +72,7 @@ class Attempt:
 
     def _info(self, due: int) -> StepInfo:
         """What the function can ask about itself."""
-        return StepInfo(self.run_id, self.operation.location, self.number + self.interrupted, due, self)
+        return StepInfo(self.run_id, self.operation.location, self.number, due, self)
 
     def _start_process(self, threads: StepThreads, info: StepInfo, timeout: float | UnsetType) -> None:
         self._threads = threads

@@ -129,7 +129,7 @@ class Held(Holding):
         """Take the interruptions of the run. From a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING or self._execution is None:
             return
-        asked, failures = self._execution.asked, self._failures
+        asked, failures = self._execution.asked or {}, self._failures
         self._interrupted = count_interruptions(found, self._open_steps(), asked, failures, self.run)
         self._failures = ()
         self._replayed(self._crew.moment())
@@ -293,6 +293,7 @@ class Held(Holding):
                 attempt = Attempt(operation, self.run.id, moment.now, crew.system, crew.arrivals, self)
             if self._interrupted:
                 attempt.interrupted = self._interrupted.get(operation.location, 0)
+                attempt.number += attempt.interrupted
             self._attempts[operation.location] = attempt
             attempt.start(crew.threads, self.run.deadline)
         self._ready = waiting

@@ -26,6 +26,14 @@ AnyWorkflow = Workflow[Any, Any]
 class Holding(Kept):
     """See the module."""
 
+    # What most runs never set is theirs by the class.
+    #: Whether items of its steps are pending that have to leave soon.
+    _has_emitted = False
+    #: By location, how many attempts at steps earlier holders did not finish; None: not asked for.
+    _interrupted: dict[str, int] | None = None
+    #: Of this attempt at the run, what failed and was to be tried again, until that is known.
+    _failures: tuple[Record, ...] = ()
+
     def __init__(self, claimed: ClaimedRun, workflow: AnyWorkflow, records: tuple[Record, ...], crew: Crew) -> None:
         super().__init__(claimed, crew)
         self._workflow = workflow
@@ -36,12 +44,6 @@ class Holding(Kept):
         self._draft = Draft(crew.codec)
         self._seal: Seal | None = None
         self._passing: Passing | None = None
-        #: Whether items of its steps are pending that have to leave soon.
-        self._has_emitted = False
-        #: By location, how many attempts at steps earlier holders did not finish; None: not asked for.
-        self._interrupted: dict[str, int] | None = None
-        #: Of this attempt at the run, what failed and was to be tried again, until that is known.
-        self._failures: tuple[Record, ...] = ()
 
     @property
     def last(self) -> int:

@@ -28,9 +28,7 @@ def record_result(
             stored = crew.codec.store(result, returns, f"result of step {operation.location!r} of run {run.id!r}")
         except PerdureError as error:
             return error
-    execution.step_succeeded(
-        operation, *stored, moment.now, attempt.started_at, attempt.number + attempt.interrupted, moment.around
-    )
+    execution.step_succeeded(operation, *stored, moment.now, attempt.started_at, attempt.number, moment.around)
     return None
 
 
@@ -41,12 +39,13 @@ def record_failure(
     operation = attempt.operation
     now = moment.now
     failure = Failure.of(error, crew.codec)
-    another = after_failed_attempt(operation, attempt.number, error, crew, run.deadline, now)
+    number = attempt.number - attempt.interrupted
+    another = after_failed_attempt(operation, number, error, crew, run.deadline, now)
     if another is None:
-        failure = replace(failure, given_up=why_given_up(operation, attempt.number, error, crew))
+        failure = replace(failure, given_up=why_given_up(operation, number, error, crew))
         execution.record(
             Kind.STEP, operation.location, failure.to_json(), now, failed=True,
-            started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number + attempt.interrupted,
+            started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
         )  # fmt: skip
         return False
     execution.record(

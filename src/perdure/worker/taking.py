@@ -23,7 +23,7 @@ def _was_taken_up(run: Run) -> bool:
     """
     if run.claims != 1:
         return False
-    return run.token > 1 if run.attempt == run.generation == 1 else run.wake_at > run.started_at
+    return run.attempt == run.generation == 1 or run.wake_at > run.started_at
 
 
 def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew) -> Execution:
@@ -49,7 +49,7 @@ def execution_of(
         seed=run.seed,
         generation=run.generation,
         attempt=run.attempt,
-        taken_up_before=_was_taken_up(run),
+        taken_up_before=run.token > 1 and _was_taken_up(run),
     )
 
     def gives_up(error: BaseException, now: int) -> bool:

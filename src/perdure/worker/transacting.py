@@ -183,7 +183,7 @@ class TransactionAttempt(Attempt):
         record = Record(
             seq=grant.seq, kind=Kind.STEP, location=operation.location, payload=payload,
             at=max(grant.time, self._crew.moment().now), started_at=self.started_at, digest=operation.digest,
-            attempts=self.number + self.interrupted, run_attempt=grant.run_attempt,
+            attempts=self.number, run_attempt=grant.run_attempt,
         )  # fmt: skip
         # On a server they are durable by now: the commit lock is only granted then.
         items = self._crew.emitting.peek(self.recipient) if self._crew.store.exclusive else []
