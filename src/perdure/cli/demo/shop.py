@@ -32,11 +32,14 @@ class Order:
     cents: int
 
 
+_ACTIVITY = "activity.jsonl"
+
+
 @step(retry=Retry(attempts=5, initial="300ms", factor=1, jitter=0))
 def charge(order: Order) -> str:
-    """Fails twice, so that there is something to retry."""
+    """Fail twice, so that there is something to retry."""
     with _work(0.4) as info:
-        if info.attempt <= 2:
+        if _failures(info) < 2:
             raise ConnectionError("the card network is down")
     return f"receipt-{order.id}"
 
@@ -96,9 +99,15 @@ def _work(seconds: float) -> Generator[StepInfo, None, None]:
     _trace(info, "is done")
 
 
+def _failures(info: StepInfo) -> int:
+    """Attempts at a step that have failed. The number of an attempt also counts those that a kill interrupted."""
+    lines = map(json.loads, Path(_ACTIVITY).read_text().splitlines())
+    return sum(line["step"] == info.location and line["what"].startswith("fails") for line in lines)
+
+
 def _trace(info: StepInfo, what: str) -> None:
     line = {"step": info.location, "attempt": info.attempt, "pid": os.getpid(), "what": what}
-    _append("activity.jsonl", json.dumps(line))
+    _append(_ACTIVITY, json.dumps(line))
 
 
 def _append(name: str, line: str) -> None:
