@@ -219,3 +219,19 @@ async def test_a_database_that_stays_locked_is_unavailable_after_the_bound(tmp_p
     [answer] = await store.create([a_run("r1")], ACTOR)
     assert answer.created
     await store.close()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("kept", ["in memory", "on disk"])
+async def test_a_store_that_is_opened_again_keeps_its_connections_and_its_data(
+    tmp_path: Path, kept: str, *, inline: bool
+) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/shop.db" if kept == "on disk" else "sqlite://", Host(), inline=inline)
+    await store.open()
+    await store.create([a_run("r1")], ACTOR)
+    assert isinstance(store, SqliteStore)
+    before = [connection._raw for connection, _ in store._connections]
+    await store.open()
+    assert [connection._raw for connection, _ in store._connections] == before
+    assert await claim_ids(store) == ["r1"]
+    await store.close()

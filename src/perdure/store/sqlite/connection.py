@@ -177,8 +177,11 @@ class SqliteConnection:
         self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
 
     def open(self) -> None:
-        """Connect. Raises what `transact` raises."""
+        """Connect, unless it is connected. Raises what `transact` raises."""
         self._hurry = False
+        if self._raw is not None:
+            # Another connection to a database in memory would be another database.
+            return
         check_version()
         if self._url.path is not None:
             check_inheritance(self._url.path)
