@@ -161,6 +161,8 @@ class Client:
         # As whoever finds a dead worker does.
         await (await self._engine._opened()).stir_gates("client")
         await (await self._engine._opened()).forget_gates(10, "client")
+        # As the heartbeat of a worker does whose loops have met an error.
+        await (await self._engine._opened()).report_health("client", 1, "claimer: ValueError: x")
 
     async def keep_time(self) -> None:
         async def has_fired() -> bool:
