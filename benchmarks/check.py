@@ -216,7 +216,9 @@ def _write(figures: Figures) -> None:
 
 @click.command()
 @click.option("--base", metavar="REVISION", help="Count this revision, too, and compare with it.")
-@click.option("--write", is_flag=True, help="Make what is counted the committed figure of this build.")
+@click.option(
+    "--write", is_flag=True, help="Make the count, that of --base if it is given, the committed figure of this build."
+)
 def main(base: str | None, *, write: bool) -> None:
     """Count what a step and a run cost; fail if that is more than 3 % more than before."""
     source = ROOT / "src"
@@ -224,7 +226,8 @@ def main(base: str | None, *, write: bool) -> None:
     if write:
         if not counting:
             raise click.ClickException("committed figures are instructions, which valgrind counts; it is not installed")
-        _write(counted(source))
+        with tempfile.TemporaryDirectory(prefix="perdure-base-") as folder:
+            _write(counted(_source_of(base, folder) if base else source))
         print(f"written to {FIGURES.name}, for {build()}")
         return
     figures = _committed().get(build()) if counting and not base else None

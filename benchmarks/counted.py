@@ -2,7 +2,7 @@
 
     python -m benchmarks.counted FOLDER [--opcodes]
 
-The clock stands still, randomness grows from a seed and the database works on the thread of the caller, so that the same code does
+The clock moves by a microsecond a look, randomness grows from a seed and the database works on the thread of the caller, so that the same code does
 the same work each time. Before and after each part the process calls `getsid`, which nothing else here does: callgrind writes its
 counts down there. What is printed is a JSON object: CPU seconds by part or, with `--opcodes`, executed bytecodes by function.
 """
@@ -36,9 +36,18 @@ PARTS = {"short": 1, "long": 11}
 WARM_UP = 20
 
 
+class Ticking(VirtualClock):
+    """A clock that moves by a microsecond whenever it is looked at: one that stands makes a store look twice."""
+
+    def now(self) -> int:
+        """Virtual microseconds since the epoch."""
+        self._now += 1
+        return self._now
+
+
 async def work(folder: Path, part: Callable[[str], Any]) -> None:
     """Do the work; `part(name)` is entered around each part."""
-    system = VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    system = Ticking(datetime(2026, 1, 1, tzinfo=UTC))
     store = open_store(f"sqlite:///{folder / 'counted.db'}", system, inline=True)
     async with Engine("sqlite://", [steps], system=system, store=Retrying(store, system)) as engine:
         for count in PARTS.values():
