@@ -48,7 +48,10 @@ class Overdue:
 
         def explain() -> None:
             if self._explaining < AT_ONCE:
-                explaining.append(self._system.spawn(self._explain(run_id, too_late), f"perdure why {run_id}"))
+                self._explaining += 1
+                task = self._system.spawn(self._explain(run_id, too_late), f"perdure why {run_id}")
+                task.add_done_callback(self._explained)
+                explaining.append(task)
 
         timer = self._system.call_later(SLOW, explain)
         try:
@@ -60,15 +63,16 @@ class Overdue:
             for task in explaining:
                 task.cancel()
 
+    def _explained(self, _: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it begins ends, too.
+        self._explaining -= 1
+
     async def _explain(self, run_id: str, what: str) -> None:
-        self._explaining += 1
         try:
             run, why = await self._look(run_id)
         except PerdureError as error:
             logger.warning("%s within %g s, and the database does not say why: %s", what, SLOW, error)
             return
-        finally:
-            self._explaining -= 1
         if not run.status.finished:
             logger.log(_level(run), "%s within %g s: %s", what, SLOW, why)
 
