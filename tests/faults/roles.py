@@ -16,7 +16,6 @@ import msgspec
 from perdure import (
     Call,
     Engine,
-    EngineClosed,
     Every,
     Handle,
     LockLost,
@@ -373,12 +372,9 @@ async def fork(directory: Path, world: World) -> None:
 
 def _in_the_child(engine: Engine) -> int:
     async def use() -> int:
-        try:
-            await engine.list()
-        except EngineClosed as error:
-            await engine.close()
-            return 0 if "fork" in str(error) else 3
-        return 4
+        await engine.list()
+        await engine.close()
+        return 0
 
     # The parent's event loop is running, and was copied as such; this process needs one of its own.
     asyncio._set_running_loop(None)

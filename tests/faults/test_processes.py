@@ -252,7 +252,7 @@ async def test_a_worker_full_of_abandoned_threads_says_so_and_claims_nothing_unt
     assert {record.failed for record in await abandoning.history()} == {True}
 
 
-async def test_an_engine_knows_that_its_process_was_forked(site: Site) -> None:
+async def test_an_engine_is_used_and_closed_in_a_forked_process_and_its_parent_goes_on(site: Site) -> None:
     process = await site.role("fork")
     assert await process.ended() == 0, process.noise()
     assert await (await site.engine.get("after the fork")).status() is Status.PENDING
