@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    """Whether it is for `make test` and not for `make quick`, by what it uses, so that nobody has to keep a list."""
+    """Whether it is for `make test` and not for `make quick`, by what it uses, so that there is no list to keep."""
     module = getattr(item, "module", None)
     return (
         item.get_closest_marker("timeout") is not None

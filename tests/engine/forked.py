@@ -170,7 +170,7 @@ def outlived(url: str) -> None:
         os.close(writing)
         second = os.fork()
         if not second:
-            # Reads what the other child says, after both are nobody's children any more.
+            # Reads what the other child says, after both have lost their parent.
             while os.getppid() == parent:
                 time.sleep(0.01)
             said = os.read(reading, 2).decode()

@@ -167,7 +167,7 @@ async def test_a_worker_that_cannot_claim_drains_says_so_and_comes_back(
         await eventually(signed_off, saying="the empty worker signing off")
         at = next(one.heartbeat_at for one in await engine.workers() if one.id == first)
         made = calls()
-        # Somebody mends what was wrong.
+        # A person mends what was wrong.
         del engine._store.claim
         assert await other.result("60s") == 7
         assert worker.id != first

@@ -72,7 +72,7 @@ async def test_a_place_in_line_that_cannot_be_read_is_asked_for_anew(stage: Stag
     assert stage.store is not None
     runs = [await engine.start(limited(number)) for number in range(4)]
     async with engine.worker(slots=1, grace=0.1):
-        await eventually(lambda: stage.rows("SELECT 1 FROM perdure_lines"), saying="somebody standing in line")
+        await eventually(lambda: stage.rows("SELECT 1 FROM perdure_lines"), saying="a run standing in line")
     await damage(stage, "UPDATE perdure_lines SET gating = '{'")
     async with engine.worker():
         await _neighbours_finish(engine)
@@ -125,7 +125,7 @@ async def test_a_gate_whose_row_is_gone_is_made_again(stage: Stage, monkeypatch:
     engine = stage.engine(*ALL)
     runs = [await engine.start(limited(number)) for number in range(4)]
     async with engine.worker(slots=1, grace=0.1):
-        await eventually(lambda: stage.rows("SELECT 1 FROM perdure_lines"), saying="somebody standing in line")
+        await eventually(lambda: stage.rows("SELECT 1 FROM perdure_lines"), saying="a run standing in line")
     await damage(stage, "DELETE FROM perdure_gates WHERE name = 'narrow'")
     async with engine.worker(lease=2.0):
         assert [await run.result("60s") for run in runs] == list(range(4))

@@ -26,7 +26,7 @@ _STATEMENT = re.compile(r"\b(SELECT|UPDATE|INSERT INTO|DELETE FROM|WHERE)\b")
 _EQUIVALENT = re.compile(r"#.*\bequivalent: ([\w ]+): \S")
 #: Folders that tests without a server do not reach.
 SERVERS = frozenset({"postgres", "mysql"})
-#: Functions whose faults nobody promises anything about.
+#: Functions whose faults break no promise.
 _UNPROMISED = frozenset({"__repr__"})
 #: Calls whose words are for people.
 _FOR_PEOPLE = ("logger.", "_log.", "logging.")

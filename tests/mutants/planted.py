@@ -1,4 +1,4 @@
-"""Faults that were thought of by hand, each a promise that somebody once broke or might: the text, and what it becomes."""
+"""Faults that were thought of by hand, each of which breaks a promise: the text, and what it becomes."""
 
 from __future__ import annotations
 

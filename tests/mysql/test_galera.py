@@ -1,4 +1,4 @@
-"""Two servers that both take writes: whoever has lost a run on one writes nothing of it on the other."""
+"""Two servers that both take writes: a worker that has lost a run on one writes nothing of it on the other."""
 
 from __future__ import annotations
 

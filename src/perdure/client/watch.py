@@ -149,7 +149,7 @@ class Watch:
         return found
 
     async def _get(self, run_ids: list[str]) -> tuple[list[Run], set[str]]:
-        """The runs that are there, and which could not be read: whoever waits for one of those is told so."""
+        """The runs that are there, and which could not be read, so that a wait for one of those is told so."""
         try:
             return await self._store.get_many(run_ids), set()
         except StoreCorrupt as error:

@@ -188,7 +188,7 @@ class ErrorTypes:
         if error is None:
             return None
         state = _read(failure.state, dict) or {}
-        # Whoever wrote it must not hide a method of the error behind a value.
+        # A stored value must not hide a method of the error.
         vars(error).update(
             {
                 name: value

@@ -55,7 +55,7 @@ class Mailbox(Struct):
         self._messages.setdefault(name, deque()).append((seq, payload))
 
     def put(self, name: str, seq: int, payload: str) -> None:
-        """Keep a message of a batch until it is offered. Whoever asks meanwhile whether one is there is told of it."""
+        """Keep a message of a batch until it is offered. A question meanwhile whether one is there finds it."""
         self._messages.setdefault(name, deque()).append((seq, payload))
 
     def offer(self, name: str, seq: int) -> bool:

@@ -208,7 +208,7 @@ async def forget_gates(tx: Transaction, limit: int) -> int:
 
 
 async def mend_gates(tx: Transaction, limit: int) -> None:
-    """Have gates looked at in whose lines somebody stands, although their rows are gone or say that nobody does."""
+    """Have gates looked at in whose lines runs stand, although their rows are gone or say that none does."""
     # Leaps from gate to gate along the index of lines.
     names: list[str] = []
     while len(names) < limit:

@@ -41,7 +41,7 @@ class GateState:
         self.declared = Bounds(concurrency, pace, burst)
         self.breaker: BreakerState | None = None
         self.override: Bounds | None = None
-        #: By column, what cannot be read. Nothing passes until somebody says anew what holds.
+        #: By column, what cannot be read. Nothing passes until a person sets anew what holds.
         self.problems: dict[str, str] = {}
         self._breaker_text: str = breaker
         self._attempt("concurrency, pace, burst", lambda: check_bounds(self.declared))
@@ -86,7 +86,7 @@ class GateState:
         return self.breaker
 
     def mend(self, column: str) -> None:
-        """Somebody has said what holds from now on; what could not be read there does not matter any more."""
+        """Forget that a column could not be read: a person has set anew what holds."""
         self.problems.pop(column, None)
 
     @property
@@ -130,7 +130,7 @@ class GateState:
         due = FAR
         if waited_at and self.problem:
             _log.error("the gate %s is set aside and lets nothing pass: %s", self.name, self.problem)
-            # Somebody may mend the row itself.
+            # The row itself may be mended.
             due = now + BACKSTOP
         elif waited_at:
             due = {"": now, "room": now + BACKSTOP, "open": self._until}.get(lacks, self.bounds.ready_at(self.arrival))

@@ -173,7 +173,7 @@ async def fire(tx: Transaction, limit: int) -> Fired:
             continue
         try:
             wanted = to_schedule(rows[0][1:])
-            # Somebody else may have been here while the lock was waited for.
+            # Another process may have been here while the lock was waited for.
             if wanted.due_at <= tx.now:
                 runs += await _fire(tx, wanted)
         except (StoreCorrupt, *UNREADABLE) as error:
@@ -182,7 +182,7 @@ async def fire(tx: Transaction, limit: int) -> Fired:
 
 
 async def _set_aside(tx: Transaction, schedule_id: str, error: Exception) -> None:
-    """Leave a schedule alone that cannot be read, for a while: somebody may mend it. Others fire."""
+    """Leave a schedule alone that cannot be read, for a while, in which a person may mend it. Others fire."""
     tx.note(trail_of(schedule_id), "schedule_failed", to_json({"error": str(error)}))
     await tx.execute(_SET_ASIDE, {"id": schedule_id, "due_at": tx.now + _LEFT_ALONE, "error": str(error)})
 

@@ -87,7 +87,7 @@ WHERE type > :after
 
 
 async def watermarks(tx: Transaction) -> list[Watermark]:
-    """Every one that is set. One that cannot be read holds nobody back, and is in the log."""
+    """Every one that is set. One that cannot be read holds no start back, and is in the log."""
     found: list[Watermark] = []
     for row in await tx.fetch(_ALL, {}):
         try:

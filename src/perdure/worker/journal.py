@@ -151,7 +151,7 @@ class Journal:
     async def _write(self, batch: list[tuple[Author, Turn]], actor: str) -> None:
         verdicts = await self._commit([turn for _, turn in batch], actor)
         if actor != self._actor():
-            # What is busy is tried again by nobody: a lease ends with the life in which it was got.
+            # What is busy is not tried again: a lease ends with the life in which it was got.
             verdicts = [Verdict.LOST if verdict is _BUSY else verdict for verdict in verdicts]
         asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
 

@@ -238,7 +238,7 @@ class Worker:
             self._draining = self._system.spawn(self._drain(seconds), "perdure draining")
 
     async def _drain(self, seconds: float) -> None:
-        """Let go of every run, sign off, and begin a new life after a while: somebody may have mended what was wrong."""
+        """Let go of every run, sign off, and begin a new life after a while, when what was wrong may be mended."""
         self.stopping = True
         self.health.problem = f"draining: no claim has succeeded for {seconds:.0f} s; {self.health.latest}"
         logger.critical("worker %s is %s", self.id, self.health.problem)

@@ -59,7 +59,7 @@ async def perform(
 ) -> Verdict:
     """Do it: APPLIED, or LOST with everything rolled back.
 
-    `limit` has a server end what nobody goes on with. `fence` says what proves the lease.
+    `limit` has a server end what is not continued. `fence` says what proves the lease.
     """
     mark("transact.enter")
     stack = opened(deed.using or lend)

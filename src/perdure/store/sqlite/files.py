@@ -88,7 +88,7 @@ def note_inherited(path: str, *, closed: bool) -> None:
     """In a child, right after the fork: remember a file to which connections of the parent are still open.
 
     SQLite keeps one record of its locks for each process and file. A child inherits the record and not the locks, so that a connection
-    of its own would count on locks that nobody holds. `closed` tells whether the parent closed its connections, where the system
+    of its own would count on locks that no process holds. `closed` tells whether the parent closed its connections, where the system
     cannot.
     """
     try:
