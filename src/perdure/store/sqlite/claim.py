@@ -19,7 +19,7 @@ from perdure.store.gates import limited
 from perdure.store.pauses import unpaused
 from perdure.store.poison import Suspect, group, is_poison, set_aside
 from perdure.store.rows import RUN, to_json, to_run
-from perdure.store.sqlite.connection import SqliteTransaction
+from perdure.store.sqlite.connection import NOT_TEXT, SqliteTransaction
 
 #: How many due runs one claim makes ready, and how many it passes over for the sake of affinity, at most.
 _DUE = 512
@@ -217,19 +217,10 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
     while True:
         rows = tx.fetch_now(sql, (queue, type, *(last[1:] if by_age else last), page))
         # A run whose id is no text cannot be named, and so not be claimed.
-        yield from [row for row in rows if _is_text(row[2])] if tx.lenient else rows
+        yield from [row for row in rows if not row[2].startswith(NOT_TEXT)] if tx.lenient else rows
         if len(rows) < page:
             return
-        priority, wake_at, run_id = rows[-1][:3]
-        last = priority, wake_at, run_id.encode(errors="replace").decode() if tx.lenient else run_id
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        last = rows[-1][:3]
 
 
 async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:

@@ -58,6 +58,9 @@ _WARY = 64
 #: How often to look whether another one is about, in transactions.
 _LOOK = 16
 
+#: Before the bytes, spelled out, of a cell of text that is not UTF-8. It is no character, so such a text is neither JSON nor a name.
+NOT_TEXT = "\ufdd0"
+
 _NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -100,7 +103,7 @@ class SqliteTransaction(Noting):
         self._now = now
         #: Whether other transactions may have had the same time.
         self.clock_stands = clock_stands
-        #: Whether text that is not UTF-8 may be read. It has lone surrogates, and cannot be a parameter.
+        #: Whether text that is not UTF-8 may be read, with `NOT_TEXT` before it.
         self.lenient = lenient
 
     @property
@@ -170,7 +173,7 @@ class SqliteConnection:
         self._transactions = 0
         self._wary = 0
         self._hurry = False
-        #: Whether a cell was met that is not UTF-8, so that bytes which are no text are read as lone surrogates.
+        #: Whether a cell was met that is not UTF-8, so that such cells are read with `NOT_TEXT` before them.
         self._lenient = False
         #: Closed for the time of a fork, and opened again by the next use.
         self._suspended = False
@@ -359,7 +362,7 @@ class SqliteConnection:
         _log.error("%s has text that is not UTF-8: %s. What it belongs to is set aside.", self.where, error)
         self._lenient = True
         if self._raw is not None:
-            self._raw.text_factory = _with_surrogates
+            self._raw.text_factory = _read_text
 
     def _connect(self, *, checked: bool) -> sqlite3.Connection:
         path = self._url.path
@@ -367,7 +370,7 @@ class SqliteConnection:
             path or ":memory:", isolation_level=None, timeout=0, check_same_thread=False, cached_statements=256
         )
         if self._lenient:
-            raw.text_factory = _with_surrogates
+            raw.text_factory = _read_text
         try:
             for setting in self._settings():
                 raw.execute(setting)
@@ -422,5 +425,8 @@ class SqliteConnection:
         return statement
 
 
-def _with_surrogates(text: bytes) -> str:
-    return text.decode(errors="surrogateescape")
+def _read_text(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return NOT_TEXT + text.decode(errors="backslashreplace")
