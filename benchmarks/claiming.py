@@ -10,8 +10,8 @@ from msgspec import structs
 from benchmarks import filling
 from benchmarks.bench import Bench, Result, median, percentile
 from benchmarks.programs import foreign, sleeper, steps
-from perdure.core.fleet import WorkerInfo
-from perdure.core.model import ClaimRequest, Finish, NewRun, Status, Turn
+from perdure.core.model.run import ClaimRequest, Finish, NewRun, Status, Turn
+from perdure.core.model.worker_info import WorkerInfo
 from perdure.host import Host
 from perdure.store import Store, open_store
 from perdure.store.url import MysqlUrl, PostgresUrl

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.bench import Bench, Result, median, probing
 from benchmarks.programs import ALL, resumed
 from perdure import Engine
-from perdure.core.model import Claimed, ClaimRequest
+from perdure.core.model.run import Claimed, ClaimRequest
 from perdure.host import Host
 from perdure.store import Store, open_store
 

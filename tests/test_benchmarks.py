@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.bench import KEYS
 from benchmarks.programs import PAYLOAD, pay
-from perdure.core.codec import Codec
+from perdure.core.codec.codec import Codec
 from tests.servers.databases import MYSQL
 from tests.servers.places import dsn_of
 from tests.servers.schemas import POSTGRES

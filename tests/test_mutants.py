@@ -13,7 +13,7 @@ from tests.mutants.trying import SOURCE, plant
 #: Each starts tests of its own.
 pytestmark = pytest.mark.timeout(300)
 
-DURATION = "perdure/core/duration.py"
+DURATION = "perdure/core/time/duration.py"
 TESTS = ["tests/core/test_duration.py"]
 
 

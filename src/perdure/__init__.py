@@ -17,14 +17,31 @@ from perdure.client.outputs import StreamItem
 from perdure.client.pushing import Pusher
 from perdure.client.schedules import Schedules
 from perdure.client.working import EngineWorker
-from perdure.core.account import Mishap, RunReport, StepReport
 from perdure.core.audit import Audit, EventPage
-from perdure.core.breakers import Breaker, BreakerRule, BreakerView, Circuit
-from perdure.core.classify import Category, Classified, classify
-from perdure.core.control import Pause, PauseKind
-from perdure.core.dead import DeadLetter, DeadPage, DeadReason, Fault
-from perdure.core.duration import Duration
-from perdure.core.errors import (
+from perdure.core.codec.failure import Failure
+from perdure.core.hooks import DeadLetterNotice, ErrorNotice
+from perdure.core.limits.breaker import Breaker, BreakerRule, BreakerView, Circuit
+from perdure.core.limits.limit import Bounds, Fair, Gate, Hold, Limit
+from perdure.core.model.claim_by_id import Executed, Standing
+from perdure.core.model.dead_letter import DeadLetter, DeadPage, DeadReason, Fault
+from perdure.core.model.deploy_report import Finding, Problem, Report
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.listing import Page
+from perdure.core.model.lock import LockInfo
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run import Event, Kind, Message, Reason, Record, Run, Status
+from perdure.core.model.run_report import Mishap, RunReport, StepReport
+from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.policy.classify import Category, Classified, classify
+from perdure.core.policy.retention import Retention
+from perdure.core.policy.retry import Retry
+from perdure.core.policy.singleton import Debounce, Singleton
+from perdure.core.policy.watermark import Watermark
+from perdure.core.routing import TypeInfo
+from perdure.core.time.cron import At, Cron, Every
+from perdure.core.time.duration import Duration
+from perdure.core.time.schedule import Misfire, Overlap, Schedule, slot_of
+from perdure.errors import (
     ActivityTimeout,
     BadArguments,
     BreakerOpen,
@@ -77,23 +94,6 @@ from perdure.core.errors import (
     UsageError,
     WorkflowError,
 )
-from perdure.core.failure import Failure
-from perdure.core.fleet import WorkerInfo
-from perdure.core.gates import Bounds, Fair, Gate, Hold, Limit
-from perdure.core.hooks import DeadLetterNotice, ErrorNotice
-from perdure.core.interruption import Interruption
-from perdure.core.listing import Page
-from perdure.core.locks import LockInfo
-from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
-from perdure.core.push import Executed, Standing
-from perdure.core.report import Finding, Problem, Report
-from perdure.core.retention import Retention
-from perdure.core.retry import Retry
-from perdure.core.routing import TypeInfo
-from perdure.core.schedule import Misfire, Overlap, Schedule, slot_of
-from perdure.core.singleton import Debounce, Singleton
-from perdure.core.timing import At, Cron, Every
-from perdure.core.watermark import Watermark
 from perdure.push.announcing import Announcer
 from perdure.push.handler import QueueHandler
 from perdure.push.http import PushApp

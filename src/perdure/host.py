@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from perdure.core.forking import ForkAware, watch_forks
+from perdure.core.process_fork import ForkAware, watch_forks
 from perdure.core.system import Background, Cancellable, System
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Engine, Interruption, Retry, Status, activity
 from perdure.cli.params import ENVIRONMENT
-from perdure.core.interruption import output_of
+from perdure.core.model.interruption import output_of
 from tests.cli.conftest import URL, Perdure, work
 from tests.engine.stage import until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.cli.stress.outcome import percentile
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.host import Host
 from perdure.store import open_store
 from tests.engine.stage import set_up

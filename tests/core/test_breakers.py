@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.breakers import BUCKETS, BreakerRule, BreakerState, Circuit, Report, aggregate
+from perdure.core.limits.breaker import BUCKETS, BreakerRule, BreakerState, Circuit, Report, aggregate
 
 SECOND = 1_000_000
 RULE = BreakerRule(failures=3, window=10 * SECOND, successes=2, reset=5 * SECOND, probes=1)

@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.codec import Codec
-from perdure.core.errors import DecodeError, EncodeError, PayloadTooLarge, UsageError
+from perdure.core.codec.codec import Codec
+from perdure.errors import DecodeError, EncodeError, PayloadTooLarge, UsageError
 from tests.core.values import Colour, Line, Node, Order, Point, typed
 
 codec = Codec()
@@ -379,7 +379,7 @@ def test_the_digest_of_a_set_does_not_depend_on_how_it_was_built(elements: list[
 DIGESTS = """
 import sys
 from decimal import Decimal
-from perdure.core.codec import Codec
+from perdure.core.codec.codec import Codec
 from tests.core.values import *
 codec = Codec()
 words = {"alpha", "beta", "gamma", "delta", "epsilon", None, 1, 2.5, (1, "x"), frozenset({"a", "b", "c"}), frozenset({"d", "e"})}

@@ -14,7 +14,7 @@ MAKER = SOURCE / "core" / "decoders.py"
 #: Classes that nobody has decoded yet, as long as their number lasts.
 SHAPES = """
 import sys, threading, types
-from perdure.core.codec import Codec
+from perdure.core.codec.codec import Codec
 
 DEFINITIONS = '''
 from __future__ import annotations

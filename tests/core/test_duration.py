@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.duration import instant, microseconds, seconds
-from perdure.core.errors import InvalidDuration, UsageError
-from perdure.core.model import FAR
+from perdure.core.model.run import FAR
+from perdure.core.time.duration import instant, microseconds, seconds
+from perdure.errors import InvalidDuration, UsageError
 
 NOW = 1_700_000_000_000_000
 

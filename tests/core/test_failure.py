@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core import errors
-from perdure.core.codec import Codec
-from perdure.core.errors import DecodeError, Fatal, PerdureError, RetryAfter, RunFailed, StepFailed, StepTimeout
-from perdure.core.failure import ErrorTypes, Failure
+from perdure import errors
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.errors import DecodeError, Fatal, PerdureError, RetryAfter, RunFailed, StepFailed, StepTimeout
 from tests.core import declared
 from tests.core.declared import Batch, Declined, Keyword, Odd, Shop, Stop, Stubborn
 
@@ -281,7 +281,7 @@ def test_any_message_is_stored_and_free_of_what_databases_refuse(text: str) -> N
         "SystemExit",
         "KeyboardInterrupt",
         "BaseException",
-        "perdure.core.errors.Evicted",
+        "perdure.errors.Evicted",
         f"{HERE}.detonate",
         f"{HERE}.Trap",
         f"{HERE}.os.system",
@@ -312,7 +312,7 @@ def test_state_in_data_cannot_reach_what_python_reserves() -> None:
 def test_modules_are_never_imported_to_find_a_class() -> None:
     script = (
         "import sys\n"
-        "from perdure.core.failure import ErrorTypes, Failure\n"
+        "from perdure.core.codec.failure import ErrorTypes, Failure\n"
         "types = ErrorTypes(modules=['wave', 'no.such.module'])\n"
         "error = types.restore(Failure(type='wave.Error', message='x'))\n"
         "assert type(error).__name__ == 'StepFailed' and 'wave' not in sys.modules\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perdure.core.errors import InvalidId, InvalidName
 from perdure.core.ids import check_id, check_name, child_id, short_key, uuid7
+from perdure.errors import InvalidId, InvalidName
 
 NOW = 1_700_000_000_123_456
 

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from perdure.core.errors import EngineClosed, StoreUnavailable
-from perdure.core.loops import FIRST_PAUSE, LONGEST_PAUSE, Guard, Health
+from perdure.core.background_loops import FIRST_PAUSE, LONGEST_PAUSE, Guard, Health
+from perdure.errors import EngineClosed, StoreUnavailable
 from perdure.host import Host
 
 logger = logging.getLogger("perdure.test")

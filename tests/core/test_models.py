@@ -16,7 +16,7 @@ import pytest
 from pydantic import AnyUrl, BaseModel, Field, PrivateAttr, RootModel
 
 from perdure import DecodeError, EncodeError
-from perdure.core.codec import Codec
+from perdure.core.codec.codec import Codec
 
 codec = Codec()
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_a_model_is_named_by_its_field(payload: str, declared:
 def test_models_have_the_same_digest_in_every_process() -> None:
     code = (
         "from pydantic import BaseModel\n"
-        "from perdure.core.codec import Codec\n"
+        "from perdure.core.codec.codec import Codec\n"
         "class Tags(BaseModel):\n    tags: set[str]\n    more: list[frozenset[str]]\n"
         "letters = set('abcdefghij')\n"
         "print(Codec().digest(((Tags(tags=letters, more=[frozenset(letters)]),), {}), 'step'))\n"

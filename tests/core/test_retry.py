@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
-from perdure.core.retry import Retry
+from perdure.core.policy.retry import Retry
+from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, UsageError
 
 chance = st.floats(0, 1, exclude_max=True)
 MIDDLE = 0.5

@@ -14,8 +14,8 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure.core.codec import Codec
-from perdure.core.errors import DecodeError, EncodeError
+from perdure.core.codec.codec import Codec
+from perdure.errors import DecodeError, EncodeError
 
 T = TypeVar("T")
 

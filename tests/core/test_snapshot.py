@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure.core.snapshot import snapshot, snapshot_all
+from perdure.core.codec.snapshot import snapshot, snapshot_all
 
 
 class Colour(Enum):

@@ -31,8 +31,8 @@ from perdure import (
     step_info,
     workflow,
 )
-from perdure.core.failure import Failure
-from perdure.core.model import FAR
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import FAR
 from tests.engine.crunching import slow_square
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually

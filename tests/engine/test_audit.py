@@ -52,7 +52,7 @@ async def test_an_activity_that_is_too_slow_leaves_a_trail_of_what_was_tried(sta
     data = [json.loads(event.data) for event in trail]
     assert data[0] == {"type": "audit.late.v1", "parent": run.id}
     assert data[2] == {"timeout": "start_to_close"}
-    assert (data[3]["attempt"], data[3]["error"]) == (2, "perdure.core.errors.ActivityTimeout")
+    assert (data[3]["attempt"], data[3]["error"]) == (2, "perdure.errors.ActivityTimeout")
     assert (data[4]["attempt"], trail[4].actor) == (2, trail[1].actor)
     assert data[6]["message"].startswith("activity")
     assert kinds(await run.events()) == ["created", "started", "failed"]

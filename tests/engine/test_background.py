@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, Every, Retention, activity, workflow
-from perdure.core.fleet import WorkerStatus
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.worker import aging
 from tests.engine.stage import Stage
 from tests.helpers import eventually

@@ -17,8 +17,8 @@ import perdure.push
 from perdure import Context, Engine, Every, NotInWorkflow, RunFailed, Watermark, workflow
 from perdure.client.blocking import BlockingHandle
 from perdure.client.blocking_locks import BlockingLock
-from perdure.core.codec import Codec
-from perdure.core.failure import Failure
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
 from perdure.push.handler import QueueHandler
 from tests.engine.stage import Stage
 

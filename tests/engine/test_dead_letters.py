@@ -23,7 +23,7 @@ from perdure import (
     activity_info,
     workflow,
 )
-from perdure.core.dead import DeadFilter
+from perdure.core.model.dead_letter import DeadFilter
 from perdure.core.system import System
 from perdure.host import Host
 from perdure.store import Retrying, open_store

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from perdure import Context, Retry, RunFailed, Status, step, workflow
-from perdure.core.model import Turn, Verdict
+from perdure.core.model.run import Turn, Verdict
 from perdure.testing import Environment
 
 

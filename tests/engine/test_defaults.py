@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from perdure import Call, Context, Cron, Limit, RunExists, Singleton, Status, activity, workflow
-from perdure.core.codec import Codec
+from perdure.core.codec.codec import Codec
 from perdure.testing import Environment
 from tests.engine.stage import Stage, until
 

@@ -23,7 +23,7 @@ from perdure import (
     step_info,
     workflow,
 )
-from perdure.core.effects import Output, OutputKind
+from perdure.core.model.outputs import Output, OutputKind
 from perdure.worker import emitting
 from tests.engine.stage import Stage
 from tests.helpers import eventually

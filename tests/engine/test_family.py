@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from perdure import Context, Reason, RunCancelled, Status, workflow
-from perdure.core.model import Block, ClaimRequest, Turn, Verdict
+from perdure.core.model.run import Block, ClaimRequest, Turn, Verdict
 from perdure.store import Store
 from perdure.testing.conformance.harness import a_worker
 from tests.engine.stage import Stage, until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Kind, RunCancelled, Status, workflow
-from perdure.core.model import Loaded, Message, NewMessage
+from perdure.core.model.run import Loaded, Message, NewMessage
 from perdure.store import SqlStore
 from tests.engine.stage import Stage, until
 

@@ -30,7 +30,7 @@ from perdure import (
     step_info,
     workflow,
 )
-from perdure.core.model import Turn, Verdict
+from perdure.core.model.run import Turn, Verdict
 from perdure.worker.journal import Journal
 from perdure.workflow.machine import Definable
 from tests.engine.crunching import tells_and_fails

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Context, InvalidId, Locked, LockLost, UsageError, step, workflow
 from perdure.client import locks
-from perdure.core.errors import InvalidDuration
+from perdure.errors import InvalidDuration
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 

@@ -22,7 +22,7 @@ from perdure import (
     workflow,
 )
 from perdure.client.options import StartOptions, new_run
-from perdure.core.errors import InvalidDuration
+from perdure.errors import InvalidDuration
 from perdure.host import Host
 from perdure.worker.options import WorkerOptions
 from tests.engine.stage import Stage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Call, Context, Engine, RunExists, Status, UsageError, workflow
-from perdure.core.model import Created, NewRun
+from perdure.core.model.run import Created, NewRun
 from perdure.host import Host
 from perdure.store import Retrying, Store, open_store
 from tests.engine.stage import Stage

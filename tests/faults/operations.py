@@ -12,13 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.admission import StepLeft, StepVerdict
-from perdure.core.breakers import Circuit
-from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.dead import Requeue
-from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
-from perdure.core.gates import Bounds
-from perdure.core.model import (
+from perdure.core.limits.admission import StepLeft, StepVerdict
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Bounds
+from perdure.core.model.dead_letter import Requeue
+from perdure.core.model.orders import Order, Pause, PauseKind
+from perdure.core.model.outputs import NewOutput, OutputKind, Renew, Trim
+from perdure.core.model.run import (
     FAR,
     Again,
     Block,
@@ -32,10 +32,10 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
-from perdure.core.retention import Prune
-from perdure.core.schedule import Overlap
-from perdure.core.singleton import Policy
-from perdure.core.watermark import Watermark
+from perdure.core.policy.retention import Prune
+from perdure.core.policy.singleton import Policy
+from perdure.core.policy.watermark import Watermark
+from perdure.core.time.schedule import Overlap
 from perdure.store import Store
 from perdure.testing.conformance.breakers import API, PLACE, a_report, a_request, a_step, opened
 from perdure.testing.conformance.gates import GATE, a_gating, asks, ready

@@ -29,7 +29,7 @@ from perdure import (
     UsageError,
     Watermark,
 )
-from perdure.core.fleet import WorkerStatus
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.store import Retrying, open_store
 from perdure.testing.crash import CrashingHost, Trap
 from tests.faults import app, errands, labour, siege, storm

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Engine, Handle, Reason, Status
-from perdure.core.failure import Failure
+from perdure.core.codec.failure import Failure
 from tests.faults import app, errands, labour
 from tests.faults.family import Child, Family
 from tests.faults.homes import Home, Homes

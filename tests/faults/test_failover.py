@@ -18,8 +18,8 @@ import asyncpg
 import pytest
 
 from perdure import Engine
-from perdure.core.listing import RunFilter
-from perdure.core.model import Status
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.run import Status
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.invariants import Known, scan_store

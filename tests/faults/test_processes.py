@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, Handle, Status
-from perdure.core.fleet import WorkerStatus
+from perdure.core.model.worker_info import WorkerStatus
 from tests.faults import app, labour
 from tests.faults.evidence import scan_for_wrongs
 from tests.faults.family import ROOT, Child, Family

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, Every, Status
-from perdure.core.schedule import run_id_of
+from perdure.core.time.schedule import run_id_of
 from tests.faults import labour
 from tests.faults.evidence import scan_for_wrongs
 from tests.faults.family import Family

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, Handle
-from perdure.core.fleet import WorkerStatus
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.invariants import scan_store

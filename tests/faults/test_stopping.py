@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from perdure import Engine, Status
-from perdure.core.model import NewMessage, Park, Release, Turn, Verdict
+from perdure.core.model.run import NewMessage, Park, Release, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.crash import Trap

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, Status
-from perdure.core.fleet import WorkerStatus
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.testing.invariants import scan_store
 from tests.faults import storm
 from tests.faults.app import note

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perdure.core.model import Claimed, Turn
+from perdure.core.model.run import Claimed, Turn
 from perdure.store import MUTATING_VERBS
 from perdure.store.protocol import Store
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from perdure.core.model import Release, Turn, Verdict
+from perdure.core.model.run import Release, Turn, Verdict
 from perdure.store import Retrying
 from perdure.store.protocol import Store
 

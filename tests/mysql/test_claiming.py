@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure.core.control import Pause, PauseKind
-from perdure.core.model import FAR, ClaimRequest, Release, Turn, Verdict
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run import FAR, ClaimRequest, Release, Turn, Verdict
 from perdure.store import picking, watermarks
 from perdure.store.mysql import claim as claiming
 from perdure.store.mysql import looking

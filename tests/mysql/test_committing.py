@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model import Finish, Release, Status, Turn, Verdict
+from perdure.core.model.run import Finish, Release, Status, Turn, Verdict
 from perdure.store.mysql.store import MysqlStore
 from perdure.testing.conformance.harness import ACTOR, a_child, a_park, a_record, claim, commit, held
 from tests.servers.claimers import create_many

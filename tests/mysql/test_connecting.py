@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from perdure.core.errors import SchemaMismatch, StoreError, StoreReadOnly, StoreUnavailable
+from perdure.errors import SchemaMismatch, StoreError, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
 from perdure.store.migrations import known

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from perdure.core.errors import StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.conformance.harness import a_record, commit, held

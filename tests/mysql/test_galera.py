@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.core.model import ClaimRequest, Finish, Lease, Park, Reason, Status, Turn, Verdict
+from perdure.core.model.run import ClaimRequest, Finish, Lease, Park, Reason, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.borrowed.deed import Deed

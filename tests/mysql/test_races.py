@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from perdure.core.errors import StoreUnavailable
-from perdure.core.model import Release, Turn, Verdict
+from perdure.core.model.run import Release, Turn, Verdict
+from perdure.errors import StoreUnavailable
 from perdure.store.mysql.driver import Answer, Connection, DriverError
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.patience import Patience

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
-from perdure.core.model import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
+from perdure.core.model.run import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.plain import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker

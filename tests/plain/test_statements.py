@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.effects import OutputKind
-from perdure.core.model import Finish, Kind, Park, Reason, Status, Turn, Verdict
+from perdure.core.model.orders import Order, Pause, PauseKind
+from perdure.core.model.outputs import OutputKind
+from perdure.core.model.run import Finish, Kind, Park, Reason, Status, Turn, Verdict
 from perdure.core.routing import TypeInfo
 from perdure.store.plain import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_run, a_worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from perdure.core.control import Pause, PauseKind
+from perdure.core.model.orders import Pause, PauseKind
 from perdure.testing.conformance.harness import ACTOR, a_worker
 from tests.plain.places import SECOND, Plain
 

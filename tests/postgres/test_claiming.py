@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
+from perdure.core.model.run import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.store.postgres import claim as claiming
 from perdure.store.postgres import ready
 from perdure.store.postgres.store import PostgresStore

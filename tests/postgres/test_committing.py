@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model import ClaimRequest, Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
+from perdure.core.model.run import ClaimRequest, Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres import simple

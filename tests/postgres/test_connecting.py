@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, workflow
-from perdure.core.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
+from perdure.errors import SchemaMismatch, StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import migration_status, open_store
 from perdure.store.clock import ServerClock

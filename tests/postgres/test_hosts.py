@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from perdure import Context, Engine, Handle, Status, workflow
-from perdure.core.errors import StoreReadOnly
+from perdure.errors import StoreReadOnly
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.testing.conformance.harness import ACTOR, a_run

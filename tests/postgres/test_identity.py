@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from perdure.core.model import ClaimRequest, Finish, Lease, Status, Turn, Verdict
+from perdure.core.model.run import ClaimRequest, Finish, Lease, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.identity import Who

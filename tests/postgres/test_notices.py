@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from perdure import Context, Engine, Workflow, workflow
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.host import Host
 from perdure.store import Retrying
 from perdure.store.postgres.store import PostgresStore

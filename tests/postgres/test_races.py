@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from perdure.core.errors import StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.store.patience import Patience
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, Status, workflow
-from perdure.core.model import Block, Reason
+from perdure.core.model.run import Block, Reason
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.patience import Patience

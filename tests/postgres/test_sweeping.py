@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from perdure.core.model import Status
+from perdure.core.model.run import Status
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.patience import Patience

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from perdure import Context, Engine, Handle, RunCancelled, RunFinished, Singleton, Status, workflow
-from perdure.core.model import Kind
+from perdure.core.model.run import Kind
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 from tests.races.arena import Arena, Moment

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from perdure.core.codec import Codec
-from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.model import Kind, Record, Status
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.model.run import Kind, Record, Status
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.origin import Origin

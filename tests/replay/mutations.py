@@ -7,7 +7,7 @@ from itertools import combinations
 
 import msgspec
 
-from perdure.core.model import Kind, Record
+from perdure.core.model.run import Kind, Record
 from tests.replay.generation import Author, Tape
 from tests.replay.nodes import Node, given_as_it_is, walk
 from tests.replay.recording import Play, recorded_locations

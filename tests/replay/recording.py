@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.model import Kind, Record
+from perdure.core.model.run import Kind, Record
 from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.replay.scoping import is_left, to_mark
 from perdure.workflow.channels import question_name

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure import Context, workflow
-from perdure.core.model import Kind, Record
-from perdure.core.second import kept
+from perdure.core.model.reopen import kept
+from perdure.core.model.run import Kind, Record
 from perdure.replay.operations import ChildOperation
 from tests.replay.driver import START, Driver, Function, named
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import Context, workflow
-from perdure.core.codec import Codec
-from perdure.core.errors import BadArguments, DecodeError, EncodeError, InvalidName
+from perdure.core.codec.codec import Codec
+from perdure.errors import BadArguments, DecodeError, EncodeError, InvalidName
 from perdure.workflow.definition import Call, Workflow
 from tests.replay.driver import Driver
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perdure import Branch, Context, JoinError, RaceError, workflow
-from perdure.core.errors import BadArguments, InvalidName
+from perdure.errors import BadArguments, InvalidName
 from perdure.workflow.definition import Call
 from perdure.workflow.scopes import Scope, current_scope, inside
 from tests.replay.driver import Driver, named, work

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from perdure import Context, workflow
-from perdure.core.errors import BadArguments, StepFailed
-from perdure.core.model import Kind
+from perdure.core.model.run import Kind
+from perdure.errors import BadArguments, StepFailed
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.definition import Call
 from tests.replay.driver import BEGINNING, SECOND, START, Driver, named

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import WorkflowError
+from perdure.errors import WorkflowError
 from tests.replay.driver import Driver, named
 
 

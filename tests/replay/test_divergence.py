@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Context, workflow
-from perdure.core.errors import Diverged
-from perdure.core.model import Record
+from perdure.core.model.run import Record
+from perdure.errors import Diverged
 from tests.replay.driver import Driver, named
 
 Flow = Callable[[Context], Any]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import Evicted
+from perdure.errors import Evicted
 from perdure.workflow import shielding
 from tests.replay.driver import Driver, named
 

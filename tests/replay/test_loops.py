@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import Break, Context, Continue, workflow
-from perdure.core.errors import BadArguments, WorkflowError
+from perdure.errors import BadArguments, WorkflowError
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perdure import Channel, Context, Question
-from perdure.core.effects import NewOutput, OutputKind
-from perdure.core.errors import BadArguments, EncodeError, InvalidId
-from perdure.core.model import NewMessage
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.run import NewMessage
+from perdure.errors import BadArguments, EncodeError, InvalidId
 from perdure.workflow.runtime import Listening
 from tests.replay.driver import Driver, named
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import Context
-from perdure.core.errors import DecodeError, InvalidName
-from perdure.core.model import Kind
+from perdure.core.model.run import Kind
+from perdure.errors import DecodeError, InvalidName
 from tests.replay.driver import Driver, named
 
 

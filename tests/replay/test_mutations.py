@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.core.errors import Diverged
+from perdure.errors import Diverged
 from tests.replay.generation import Tape, programs, tapes
 from tests.replay.mutations import (
     BRANCHED,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import BadArguments, EncodeError, Fatal, NeverAwaited, StepFailed
-from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.model import Kind, Status
+from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.model.run import Kind, Status
+from perdure.errors import BadArguments, EncodeError, Fatal, NeverAwaited, StepFailed
 from perdure.replay.operations import StepOperation
 from tests.replay.driver import Driver, named
 

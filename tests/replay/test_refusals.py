@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
-from perdure.core.model import Status
+from perdure.core.model.run import Status
+from perdure.errors import LoopStuck, NotInWorkflow, WorkflowError
 from perdure.replay import loop as loop_module
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named

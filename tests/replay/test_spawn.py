@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from perdure import Context, workflow
-from perdure.core.model import Status
+from perdure.core.model.run import Status
 from perdure.replay.operations import ChildOperation
 from tests.replay.driver import Driver, named
 

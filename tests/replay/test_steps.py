@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Retry, step
-from perdure.core.errors import DuplicateName, EncodeError, InvalidName
+from perdure.errors import DuplicateName, EncodeError, InvalidName
 from perdure.replay.operations import StepOperation
 from perdure.workflow.steps import StepOptions
 from tests.replay.driver import Driver, named

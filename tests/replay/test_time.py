@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.errors import Diverged, InvalidDuration
-from perdure.core.model import FAR, Kind
+from perdure.core.model.run import FAR, Kind
+from perdure.errors import Diverged, InvalidDuration
 from perdure.replay.operations import TimerOperation
 from tests.replay.driver import BEGINNING, SECOND, START, Driver, named
 

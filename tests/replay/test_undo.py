@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from perdure import Break, Context, Continue, Rollback, WorkflowError, workflow
-from perdure.core.failure import Failure
-from perdure.core.model import Status
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Status
 from tests.replay.driver import Driver, named, work
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Break, Context, Continue, Diverged, UsageError, workflow
-from perdure.core.model import Kind, Record
+from perdure.core.model.run import Kind, Record
 from tests.replay.driver import Driver, Function, deed, named
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from perdure import Call, Engine, Every, PerdureError, Schedule
-from perdure.core.model import Event
-from perdure.core.schedule import run_id_of
+from perdure.core.model.run import Event
+from perdure.core.time.schedule import run_id_of
 from perdure.store import open_store
 from perdure.testing.invariants import scan_store
 from perdure.testing.simulation import _undisturbed

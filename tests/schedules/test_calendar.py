@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from perdure import Cron
-from perdure.core.timing import next_slot, slots
+from perdure.core.time.cron import next_slot, slots
 from tests.schedules.oracle import DAY, Calendar, has_changes
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))

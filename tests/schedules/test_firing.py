@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perdure import Every, InvalidSchedule, Misfire, Overlap, Schedule
-from perdure.core.firing import BATCH, Plan, plan, when_due
-from perdure.core.model import FAR
-from perdure.core.schedule import LONGEST_QUEUE, run_id_of, slot_of
-from perdure.core.timing import Cron, moment_of, next_slot, slots, to_stored
+from perdure.core.model.run import FAR
+from perdure.core.time.cron import Cron, moment_of, next_slot, slots, to_stored
+from perdure.core.time.firing import BATCH, Plan, plan, when_due
+from perdure.core.time.schedule import LONGEST_QUEUE, run_id_of, slot_of
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND

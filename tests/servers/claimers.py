@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 from perdure import Context, Cron, Engine, workflow
-from perdure.core.model import FAR, ClaimRequest, Finish, Status, Turn, Verdict
+from perdure.core.model.run import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import Store, open_store
 from perdure.store.server import ServerStore

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model import Finish, Lease, NewMessage, Park, Turn, Verdict
+from perdure.core.model.run import Finish, Lease, NewMessage, Park, Turn, Verdict
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.store import extras, messages, reads, sql, topics, workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from perdure.core.breakers import BreakerState, Circuit, Report
+from perdure.core.limits.breaker import BreakerState, Circuit, Report
 from perdure.store import admission, gates, passage
 from perdure.store.dialect import Transaction
 from perdure.store.gatestate import GateState

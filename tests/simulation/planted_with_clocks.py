@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model import Claimed
+from perdure.core.model.run import Claimed
 from perdure.store.clock import ServerClock
 from perdure.worker.claimer import Claimer
 

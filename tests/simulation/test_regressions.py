@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure import Breaker, Context, Engine, Limit, StoreUnavailable, workflow
-from perdure.core.admission import AdmitRequest, Admitted, StepVerdict
-from perdure.core.model import Loaded, Turn, Verdict
+from perdure.core.limits.admission import AdmitRequest, Admitted, StepVerdict
+from perdure.core.model.run import Loaded, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock

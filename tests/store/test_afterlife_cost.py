@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perdure.core.dead import DeadFilter
-from perdure.core.model import FAR
+from perdure.core.model.dead_letter import DeadFilter
+from perdure.core.model.run import FAR
 from perdure.store import SqlStore, dead, pruning
 from perdure.store.dialect import Transaction
 from perdure.testing.conformance.harness import START, Harness

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from perdure.core.gates import Bounds
+from perdure.core.limits.limit import Bounds
 from perdure.store import SqlStore
 from perdure.store.dialect import Transaction
 from perdure.store.gates import lock_gates

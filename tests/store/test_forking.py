@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from perdure.core.model import Created, NewRun
+from perdure.core.model.run import Created, NewRun
 from perdure.host import Host
 from perdure.store import open_store, second
 from perdure.store.dialect import Transaction

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.core.model import FAR
+from perdure.core.model.run import FAR
 from perdure.store import SqlStore, due, lines
 from perdure.store.dialect import Transaction
 from perdure.testing.conformance.harness import START

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from perdure.core.model import Finish, Kind, Reason, SendOutcome, Status, Turn, Verdict
+from perdure.core.model.run import Finish, Kind, Reason, SendOutcome, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import Retrying, SqlStore, Store, open_store
 from perdure.testing.conformance.harness import (

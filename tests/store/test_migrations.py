@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import perdure.store.migrations
-from perdure.core.errors import SchemaMismatch, UsageError
+from perdure.errors import SchemaMismatch, UsageError
 from perdure.host import Host
 from perdure.store import migration_script, migration_status, open_store
 from perdure.store.migrations import known

@@ -10,7 +10,7 @@ import sqlite3
 import struct
 from pathlib import Path
 
-from perdure.core.model import FAR, Again, Finish, Kind, Lease, Park, Reason, Release, Status, Turn
+from perdure.core.model.run import FAR, Again, Finish, Kind, Lease, Park, Reason, Release, Status, Turn
 from perdure.store import SqlStore, open_store
 from perdure.testing.conformance.harness import (
     ACTOR,

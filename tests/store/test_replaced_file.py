@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.errors import StoreUnavailable
-from perdure.core.model import Turn, Verdict
+from perdure.core.model.run import Turn, Verdict
+from perdure.errors import StoreUnavailable
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.borrowed.deed import Deed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.core.fleet import WorkerStatus
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from perdure.store.clock import OLD, SET_BACK, ServerClock

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.errors import (
+from perdure.errors import (
     EngineClosed,
     StoreCorrupt,
     StoreFull,
@@ -89,7 +89,7 @@ async def open_and_close(url: str) -> None:
 
 READ_ONLY = """
 import asyncio, os, sys
-from perdure.core.errors import StoreReadOnly, StoreUnavailable
+from perdure.errors import StoreReadOnly, StoreUnavailable
 from perdure.host import Host
 from perdure.store import open_store
 store = open_store(sys.argv[1], Host(), inline=True)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from perdure.core.listing import RunFilter
-from perdure.core.model import Finish, Lease, Status, Turn, Verdict
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.run import Finish, Lease, Status, Turn, Verdict
 from perdure.store import migration_script, open_store, reads, runs, schedules, workers
 from perdure.store.dialect import DEFAULT_PREFIX
 from perdure.store.sqlite import claim as claiming

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.url import parse, shown
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import Kind, Lease, Release, Turn, Verdict
+from perdure.core.model.run import Kind, Lease, Release, Turn, Verdict
+from perdure.errors import StoreCorrupt
 from perdure.store import SqlStore
 from perdure.store.borrowed.deed import Deed
 from perdure.store.borrowed.errors import Interrupted

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Context, Engine, workflow
-from perdure.core.model import Claimed, ClaimRequest
+from perdure.core.model.run import Claimed, ClaimRequest
 from perdure.host import Host
 from perdure.store import Store, open_store
 from tests.helpers import eventually

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 from perdure import Context
-from perdure.core.codec import Codec
-from perdure.core.effects import Renew
-from perdure.core.model import Kind, Lease, Message, Park, Reason
+from perdure.core.codec.codec import Codec
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import Kind, Lease, Message, Park, Reason
 from perdure.worker.draft import Draft
 from perdure.worker.intake import take_in
 from perdure.workflow.definition import Call

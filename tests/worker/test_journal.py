@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure import Context, Engine, StoreUnavailable, workflow
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import Turn, Verdict
+from perdure.core.model.run import Turn, Verdict
+from perdure.errors import StoreCorrupt
 from perdure.host import Host
 from perdure.store import open_store
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure import Context, Engine, workflow
-from perdure.core.model import Finish, Turn, Verdict
+from perdure.core.model.run import Finish, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
 from tests.helpers import eventually

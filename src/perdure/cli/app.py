@@ -19,7 +19,7 @@ import click
 
 from perdure.cli.logs import configure
 from perdure.cli.output import dump, harmless
-from perdure.core.errors import PerdureError
+from perdure.errors import PerdureError
 
 #: Where each command is defined; the attribute is called `command`.
 COMMANDS = MappingProxyType(

@@ -14,7 +14,7 @@ from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.client.engine import Engine
-from perdure.core.breakers import BreakerView, Circuit
+from perdure.core.limits.breaker import BreakerView, Circuit
 
 T = TypeVar("T")
 

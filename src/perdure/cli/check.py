@@ -9,7 +9,7 @@ import click
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import find_engine, is_url
-from perdure.core.report import Finding, Report
+from perdure.core.model.deploy_report import Finding, Report
 
 FAILED = 1
 

@@ -16,9 +16,9 @@ from perdure.cli.output import Output
 from perdure.cli.params import Json, Moment, chosen_or_one, with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.client.afterlife import DeadOptions, Decided, Deleted, RequeueOptions
-from perdure.core.dead import DeadLetter, DeadPage, DeadReason, Fault
-from perdure.core.failure import Failure
-from perdure.core.retry import Retry
+from perdure.core.codec.failure import Failure
+from perdure.core.model.dead_letter import DeadLetter, DeadPage, DeadReason, Fault
+from perdure.core.policy.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
 

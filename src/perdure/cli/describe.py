@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from perdure.cli.document import Document, failure, moment
-from perdure.core.model import Message, Record, Run, Status
+from perdure.core.model.run import Message, Record, Run, Status
 
 _STYLES = {
     Status.RUNNING: "cyan",

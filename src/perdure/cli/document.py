@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.errors import DecodeError
-from perdure.core.failure import Failure
-from perdure.core.interruption import Interruption
-from perdure.core.model import FAR, Event, Message, Record, Run
-from perdure.core.schedule import Schedule
+from perdure.core.codec.failure import Failure
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.run import FAR, Event, Message, Record, Run
+from perdure.core.time.schedule import Schedule
+from perdure.errors import DecodeError
 
 Document = dict[str, Any]
 

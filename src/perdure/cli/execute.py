@@ -10,7 +10,7 @@ import msgspec
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at, is_url
-from perdure.core.push import Executed
+from perdure.core.model.claim_by_id import Executed
 
 
 @click.command("execute")

@@ -12,7 +12,7 @@ from perdure.cli.document import Document, moment
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.gates import Gate, make_bounds
+from perdure.core.limits.limit import Gate, make_bounds
 
 
 @click.group("limits")

@@ -11,7 +11,7 @@ from perdure.cli.describe import when
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.locks import LockInfo
+from perdure.core.model.lock import LockInfo
 
 
 @click.group("locks")

@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from perdure.cli.output import Output
-from perdure.core.duration import microseconds
-from perdure.core.errors import InvalidDuration
+from perdure.core.time.duration import microseconds
+from perdure.errors import InvalidDuration
 
 F = TypeVar("F", bound=Callable[..., Any])
 Which = TypeVar("Which")

@@ -10,7 +10,7 @@ import msgspec
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.control import Pause
+from perdure.core.model.orders import Pause
 
 
 @click.command("paused")

@@ -10,7 +10,7 @@ from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.client.afterlife import Deleted
-from perdure.core.model import FINISHED
+from perdure.core.model.run import FINISHED
 
 
 @click.command("prune")

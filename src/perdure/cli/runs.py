@@ -13,8 +13,8 @@ from perdure.cli.document import run_document
 from perdure.cli.output import Output
 from perdure.cli.params import Moment, with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.listing import Page
-from perdure.core.model import Status
+from perdure.core.model.listing import Page
+from perdure.core.model.run import Status
 
 
 @click.command("runs")

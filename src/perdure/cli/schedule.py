@@ -16,9 +16,9 @@ from perdure.cli.params import F, Json, Moment, with_output, with_target
 from perdure.cli.start import make_call, pairs
 from perdure.cli.target import engine_at
 from perdure.client.engine import Engine
-from perdure.core.errors import InvalidSchedule
-from perdure.core.schedule import Overlap, Schedule
-from perdure.core.timing import At, Cron, Every, Timing
+from perdure.core.time.cron import At, Cron, Every, Timing
+from perdure.core.time.schedule import Overlap, Schedule
+from perdure.errors import InvalidSchedule
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from perdure.cli.document import (
 from perdure.cli.output import Output, harmless_lines
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.account import originals
-from perdure.core.interruption import Interruption
-from perdure.core.listing import Page
-from perdure.core.model import Event, Message, Record, Run
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.listing import Page
+from perdure.core.model.run import Event, Message, Record, Run
+from perdure.core.model.run_report import originals
 
 #: Children shown; `perdure runs --parent` lists them all.
 _CHILDREN = 100

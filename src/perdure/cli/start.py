@@ -17,9 +17,9 @@ from perdure.cli.params import Json, Moment, with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.client.engine import Engine
 from perdure.client.options import StartOptions
-from perdure.core.errors import RunCancelled, RunFailed, UnknownWorkflow
-from perdure.core.model import Run
-from perdure.core.singleton import POLICIES, Debounce, Singleton
+from perdure.core.model.run import Run
+from perdure.core.policy.singleton import POLICIES, Debounce, Singleton
+from perdure.errors import RunCancelled, RunFailed, UnknownWorkflow
 from perdure.workflow.definition import Call, Definition
 
 Outcome = RunFailed | RunCancelled | None

@@ -15,7 +15,7 @@ import click
 
 from perdure.cli.params import DATABASE_TIMEOUT
 from perdure.client.engine import Engine
-from perdure.core.errors import StoreUnavailable, UsageError
+from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.url import SqliteUrl, parse
 
 

@@ -9,7 +9,7 @@ import click
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.model import Status
+from perdure.core.model.run import Status
 
 
 @click.command("why")

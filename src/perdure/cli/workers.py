@@ -10,7 +10,7 @@ import msgspec
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.fleet import WorkerInfo
+from perdure.core.model.worker_info import WorkerInfo
 
 
 @click.command("workers")

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from perdure.client.control import Control
 from perdure.client.options import Moment
-from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, DeadReason, Deletion, Requeue, Requeued
-from perdure.core.duration import Duration, instant, microseconds
-from perdure.core.errors import RunFinished, RunNotFound, UsageError
 from perdure.core.ids import check_id, check_name
-from perdure.core.model import FAR, FINISHED, Run, Status
-from perdure.core.retention import Prune
-from perdure.core.retry import Retry
+from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, DeadReason, Deletion, Requeue, Requeued
+from perdure.core.model.run import FAR, FINISHED, Run, Status
+from perdure.core.policy.retention import Prune
+from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
+from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Call, Definition, Workflow
 from perdure.workflow.placing import NO_SETTINGS, Settings, make_settings, place

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perdure.client.waiting import News
-from perdure.core.duration import Duration, seconds
-from perdure.core.effects import Output, OutputKind
-from perdure.core.errors import RunFinished, RunNotFound
-from perdure.core.failure import Failure
+from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id, check_name
-from perdure.core.model import NewMessage, SendOutcome, Status
+from perdure.core.model.outputs import Output, OutputKind
+from perdure.core.model.run import NewMessage, SendOutcome, Status
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import RunFinished, RunNotFound
 from perdure.workflow.channels import Question, envelop, question_name
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TypedDict, Unpack
 
 from perdure.core.audit import Audit, EventFilter, EventPage
-from perdure.core.duration import Duration, instant, microseconds
-from perdure.core.errors import UsageError
 from perdure.core.ids import check_id
-from perdure.core.model import Event
+from perdure.core.model.run import Event
 from perdure.core.system import System
+from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.errors import UsageError
 from perdure.store.protocol import Store
 from perdure.worker import forget_events
 

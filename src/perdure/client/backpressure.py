@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from perdure.core.errors import Overloaded, UsageError
 from perdure.core.ids import check_name
-from perdure.core.model import NewRun
+from perdure.core.model.run import NewRun
+from perdure.core.policy.watermark import WAIT, Watermark
 from perdure.core.system import System
-from perdure.core.watermark import WAIT, Watermark
+from perdure.errors import Overloaded, UsageError
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Store
 from perdure.store.watermarks import depth, watermarks

@@ -18,8 +18,8 @@ from perdure.client.blocking_flow import BlockingFlow
 from perdure.client.blocking_pushing import BlockingPushing
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.refusing import refuse_in_workflow
-from perdure.core.errors import EngineClosed, UsageError
-from perdure.core.forking import ForkAware, keep_for_ever, silence_loop, watch_forks
+from perdure.core.process_fork import ForkAware, keep_for_ever, silence_loop, watch_forks
+from perdure.errors import EngineClosed, UsageError
 from perdure.store.borrowed.recognition import wire_of
 from perdure.store.dialect import drive
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from perdure.client.options import Moment, StartOptions
     from perdure.client.outputs import StreamItem
     from perdure.client.second import ForkOptions
-    from perdure.core.account import RunReport
     from perdure.core.audit import EventPage
-    from perdure.core.control import Pause
-    from perdure.core.dead import DeadLetter, DeadPage
-    from perdure.core.duration import Duration
-    from perdure.core.interruption import Interruption
-    from perdure.core.listing import Page
-    from perdure.core.model import Event, Record, Run, Status
-    from perdure.core.report import Report
+    from perdure.core.model.dead_letter import DeadLetter, DeadPage
+    from perdure.core.model.deploy_report import Report
+    from perdure.core.model.interruption import Interruption
+    from perdure.core.model.listing import Page
+    from perdure.core.model.orders import Pause
+    from perdure.core.model.run import Event, Record, Run, Status
+    from perdure.core.model.run_report import RunReport
     from perdure.core.routing import TypeInfo
+    from perdure.core.time.duration import Duration
     from perdure.workflow.channels import Channel, Question
     from perdure.workflow.definition import Call, Definition
 

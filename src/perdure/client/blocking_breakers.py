@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from perdure.core.breakers import BreakerView
+from perdure.core.limits.breaker import BreakerView
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking

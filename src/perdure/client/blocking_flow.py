@@ -11,7 +11,7 @@ from perdure.client.blocking_watermarks import BlockingWatermarks
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
-    from perdure.core.duration import Duration
+    from perdure.core.time.duration import Duration
 
 
 class BlockingFlow:

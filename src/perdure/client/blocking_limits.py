@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
-    from perdure.core.gates import Gate
+    from perdure.core.limits.limit import Gate
 
 
 class BlockingLimits:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from perdure.client.locks import renew
-from perdure.core.errors import LockLost
+from perdure.errors import LockLost
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
     from perdure.client.locks import Lock
-    from perdure.core.duration import Duration
-    from perdure.core.locks import LockInfo
+    from perdure.core.model.lock import LockInfo
+    from perdure.core.time.duration import Duration
 
 
 class BlockingLock:

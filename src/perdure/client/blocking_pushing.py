@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.core.model import DEFAULT_QUEUE
+from perdure.core.model.run import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
-    from perdure.core.duration import Duration
-    from perdure.core.push import Executed
+    from perdure.core.model.claim_by_id import Executed
+    from perdure.core.time.duration import Duration
 
 R = TypeVar("R")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
-    from perdure.core.watermark import Watermark
+    from perdure.core.policy.watermark import Watermark
 
 
 class BlockingWatermarks:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from perdure.core.breakers import PREFIX, BreakerView, Circuit
-from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
+from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from perdure.client.control import Control
 from perdure.client.why import is_unserved, served_elsewhere
-from perdure.core.errors import UsageError
-from perdure.core.failure import ErrorTypes
-from perdure.core.listing import RunFilter
-from perdure.core.model import FINISHED, Kind, Loaded, Reason, Run, Status
-from perdure.core.report import Finding, Problem, Report
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.model.deploy_report import Finding, Problem, Report
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.run import FINISHED, Kind, Loaded, Reason, Run, Status
+from perdure.errors import UsageError
 from perdure.store import open_store
 from perdure.store.protocol import Store
 from perdure.worker import Checkup

@@ -6,14 +6,14 @@ import builtins
 from abc import ABC, abstractmethod
 
 from perdure.client.options import Moment
-from perdure.core.codec import Codec
-from perdure.core.control import Obeyed, Order, Pause, PauseKind
-from perdure.core.duration import instant
-from perdure.core.errors import RunFinished, RunNotFound, UsageError
+from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name
-from perdure.core.model import Kind, Reason, Run, SendOutcome
+from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
+from perdure.core.model.run import Kind, Reason, Run, SendOutcome
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
+from perdure.core.time.duration import instant
+from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.protocol import Store
 
 

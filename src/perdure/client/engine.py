@@ -31,26 +31,26 @@ from perdure.client.telling import Telling
 from perdure.client.watch import Watch
 from perdure.client.working import EngineWorker
 from perdure.client.writing import create_all, create_on
-from perdure.core.checks import check_flag, check_time, check_whole
-from perdure.core.codec import Codec
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import (
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
+from perdure.core.model.run import Event, NewRun, Run, Status
+from perdure.core.option_checks import check_flag, check_time, check_whole
+from perdure.core.policy.retention import Retention
+from perdure.core.policy.retry import Retry
+from perdure.core.policy.singleton import Singleton
+from perdure.core.policy.watermark import Watermark
+from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
+from perdure.core.routing import chosen
+from perdure.core.system import System
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import (
     EngineClosed,
     RunCancelled,
     RunFailed,
     UnknownWorkflow,
     UsageError,
 )
-from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
-from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
-from perdure.core.model import Event, NewRun, Run, Status
-from perdure.core.retention import Retention
-from perdure.core.retry import Retry
-from perdure.core.routing import chosen
-from perdure.core.singleton import Singleton
-from perdure.core.system import System
-from perdure.core.watermark import Watermark
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store

@@ -10,10 +10,10 @@ from perdure.client import outputs, second
 from perdure.client.asking import ask
 from perdure.client.outputs import StreamItem
 from perdure.client.reporting import report
-from perdure.core.account import RunReport
-from perdure.core.interruption import Interruption
-from perdure.core.model import Event, Message, Record, Run, Status
-from perdure.core.snapshot import snapshot
+from perdure.core.codec.snapshot import snapshot
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.run import Event, Message, Record, Run, Status
+from perdure.core.model.run_report import RunReport
 from perdure.store.interruptions import interruptions
 from perdure.workflow.channels import Channel, Question
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perdure.client.engine import Engine
     from perdure.client.options import Moment
     from perdure.client.second import ForkOptions
-    from perdure.core.duration import Duration
+    from perdure.core.time.duration import Duration
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")

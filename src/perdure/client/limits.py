@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from perdure.core.errors import UsageError
-from perdure.core.gates import KEYED, Bounds, Gate, check_gate, make_bounds
 from perdure.core.ids import check_id
+from perdure.core.limits.limit import KEYED, Bounds, Gate, check_gate, make_bounds
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
 from perdure.client.waiting import within
-from perdure.core.duration import Duration, microseconds, seconds
-from perdure.core.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
+from perdure.core.background_loops import Guard, Health
 from perdure.core.ids import check_key
-from perdure.core.locks import LockInfo
-from perdure.core.loops import Guard, Health
-from perdure.core.timing import moment_of
+from perdure.core.model.lock import LockInfo
+from perdure.core.time.cron import moment_of
+from perdure.core.time.duration import Duration, microseconds, seconds
+from perdure.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
 from perdure.store.protocol import Change
 
 if TYPE_CHECKING:

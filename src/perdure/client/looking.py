@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from perdure.client.why import explain
-from perdure.core.duration import instant
-from perdure.core.errors import RunNotFound, UsageError
-from perdure.core.fleet import WorkerInfo
 from perdure.core.ids import check_id
-from perdure.core.listing import Page, RunFilter
-from perdure.core.model import Event, Message, Record, Run, Status
+from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.run import Event, Message, Record, Run, Status
+from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.time.duration import instant
+from perdure.errors import RunNotFound, UsageError
 from perdure.store.protocol import Store
 from perdure.store.url import shown
 

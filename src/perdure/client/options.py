@@ -6,13 +6,13 @@ import datetime
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from perdure.core.checks import check_priority
-from perdure.core.duration import Duration, instant
-from perdure.core.errors import BadArguments, UsageError
 from perdure.core.ids import check_id, check_name, uuid7
-from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun
-from perdure.core.singleton import Debounce, Singleton
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, NewRun
+from perdure.core.option_checks import check_priority
+from perdure.core.policy.singleton import Debounce, Singleton
 from perdure.core.system import System
+from perdure.core.time.duration import Duration, instant
+from perdure.errors import BadArguments, UsageError
 from perdure.workflow.definition import Call
 from perdure.workflow.placing import Settings
 

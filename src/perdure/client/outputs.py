@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 
 from perdure.client.waiting import News
-from perdure.core.effects import Output, OutputKind
-from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
+from perdure.core.model.outputs import Output, OutputKind
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from perdure.client.waiting import within
-from perdure.core.duration import Duration
-from perdure.core.errors import PerdureError
-from perdure.core.model import Reason, Run, Status
+from perdure.core.model.run import Reason, Run, Status
 from perdure.core.system import System
+from perdure.core.time.duration import Duration
+from perdure.errors import PerdureError
 
 T = TypeVar("T")
 

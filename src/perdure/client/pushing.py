@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from perdure.client.refusing import refuse_in_workflow
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import RunNotFound, UnknownWorkflow, UsageError
-from perdure.core.failure import Failure
-from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
+from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id, check_name
-from perdure.core.model import DEFAULT_QUEUE, Run
-from perdure.core.push import Executed
-from perdure.core.retention import Retention
-from perdure.core.retry import Retry
+from perdure.core.model.claim_by_id import Executed
+from perdure.core.model.run import DEFAULT_QUEUE, Run
+from perdure.core.policy.retention import Retention
+from perdure.core.policy.retry import Retry
+from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.protocol import Store
 from perdure.store.url import shown
 from perdure.worker import Foreign, Unknown, Worker, WorkerOptions

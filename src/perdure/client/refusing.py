@@ -5,7 +5,7 @@ The loop of a run cannot wait for a database, and replay would repeat the call. 
 
 from __future__ import annotations
 
-from perdure.core.errors import NotInWorkflow
+from perdure.errors import NotInWorkflow
 from perdure.worker import in_workflow
 
 

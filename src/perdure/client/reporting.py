@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from perdure.core.account import Mishap, RunReport, StepReport, originals
-from perdure.core.failure import Failure
-from perdure.core.interruption import Interruption
-from perdure.core.model import Event, Kind, Record, Run, Status
+from perdure.core.codec.failure import Failure
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.run import Event, Kind, Record, Run, Status
+from perdure.core.model.run_report import Mishap, RunReport, StepReport, originals
 
 _OPERATIONS = (Kind.STEP, Kind.ATTEMPT, Kind.CHILD, Kind.TIMER)
 #: Ends that are errors.

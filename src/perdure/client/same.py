@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perdure.core.codec import Codec
-from perdure.core.errors import DecodeError, RunExists
-from perdure.core.model import Created, NewRun, Run
-from perdure.core.second import life
+from perdure.core.codec.codec import Codec
+from perdure.core.model.reopen import life
+from perdure.core.model.run import Created, NewRun, Run
+from perdure.errors import DecodeError, RunExists
 from perdure.workflow.definition import Call, Definition
 
 

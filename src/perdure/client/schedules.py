@@ -17,14 +17,14 @@ from msgspec import structs
 
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions, new_run
-from perdure.core.checks import check_time
-from perdure.core.duration import Duration, instant, microseconds
-from perdure.core.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
-from perdure.core.firing import when_due
 from perdure.core.ids import check_name
-from perdure.core.model import FAR, Event
-from perdure.core.schedule import Misfire, Overlap, Saved, Schedule, trail_of
-from perdure.core.timing import At, Cron, Every, Timing, moment_of, next_slot, slots, to_stored
+from perdure.core.model.run import FAR, Event
+from perdure.core.option_checks import check_time
+from perdure.core.time.cron import At, Cron, Every, Timing, moment_of, next_slot, slots, to_stored
+from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.core.time.firing import when_due
+from perdure.core.time.schedule import Misfire, Overlap, Saved, Schedule, trail_of
+from perdure.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
 from perdure.workflow.definition import Call
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from perdure.client.checking import aside
 from perdure.client.options import Moment, StartOptions, new_run
-from perdure.core.duration import instant
-from perdure.core.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
-from perdure.core.model import Kind, NewRun, Record, Run, Status
-from perdure.core.second import Fork, Reopened, kept
-from perdure.core.singleton import with_single
+from perdure.core.model.reopen import Fork, Reopened, kept
+from perdure.core.model.run import Kind, NewRun, Record, Run, Status
+from perdure.core.policy.singleton import with_single
+from perdure.core.time.duration import instant
+from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.worker import Checkup
 from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.placing import Settings

@@ -7,12 +7,12 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar, overload
 
 from perdure.client.writing import send_on
-from perdure.core.codec import Codec
-from perdure.core.errors import RunFinished, RunNotFound, UsageError
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import ID_BYTES, check_id
-from perdure.core.model import NewMessage, SendOutcome
-from perdure.core.snapshot import snapshot
+from perdure.core.model.run import NewMessage, SendOutcome
 from perdure.core.system import System
+from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.protocol import Store
 from perdure.workflow.channels import Channel, expected, topic
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import StoreError
 from perdure.core.system import System
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import StoreError
 from perdure.store.protocol import Change, Store
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from perdure.core.errors import EngineClosed, PerdureError, RunNotFound, StoreCorrupt, StoreError
-from perdure.core.loops import Guard, Health
-from perdure.core.model import Run
+from perdure.core.background_loops import Guard, Health
+from perdure.core.model.run import Run
 from perdure.core.system import System
+from perdure.errors import EngineClosed, PerdureError, RunNotFound, StoreCorrupt, StoreError
 from perdure.store.protocol import Change, Store
 
 logger = logging.getLogger("perdure.client")

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.breakers import PREFIX, BreakerView, Circuit
-from perdure.core.control import Pause, PauseKind
-from perdure.core.effects import Output, OutputKind
-from perdure.core.failure import Failure
-from perdure.core.fleet import WorkerInfo, WorkerStatus
-from perdure.core.gates import Position
-from perdure.core.listing import RunFilter
-from perdure.core.model import FAR, Kind, Message, Reason, Record, Run, Status
+from perdure.core.codec.failure import Failure
+from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit
+from perdure.core.limits.limit import Position
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.outputs import Output, OutputKind
+from perdure.core.model.run import FAR, Kind, Message, Reason, Record, Run, Status
+from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
+from perdure.core.policy.singleton import single_of
 from perdure.core.routing import PYTHON, TypeInfo
-from perdure.core.singleton import single_of
 from perdure.store.control import pausing_of
 from perdure.store.protocol import Store
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import StoreUnavailable, UsageError
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import StoreUnavailable, UsageError
 from perdure.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:

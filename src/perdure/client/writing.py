@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure.client.same import Sameness
-from perdure.core.errors import StoreUnavailable
-from perdure.core.model import Created, NewMessage, NewRun, SendOutcome
+from perdure.core.model.run import Created, NewMessage, NewRun, SendOutcome
+from perdure.errors import StoreUnavailable
 from perdure.store.borrowed.errors import is_duplicate
 from perdure.store.messages import send
 from perdure.store.protocol import Store

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.errors import UsageError
-from perdure.core.model import Event
+from perdure.core.model.run import Event
+from perdure.errors import UsageError
 
 #: What repeats for one run without changing what a person would ask about.
 REPEATED = frozenset({"claimed", "parked", "heartbeat", "lock_extended"})

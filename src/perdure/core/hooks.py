@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.errors import UsageError
-from perdure.core.model import Event, Run
+from perdure.core.model.run import Event, Run
+from perdure.errors import UsageError
 
 
 class ErrorNotice(Struct, frozen=True, kw_only=True):

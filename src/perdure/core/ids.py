@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 
-from perdure.core.errors import InvalidId, InvalidName, UsageError
+from perdure.errors import InvalidId, InvalidName, UsageError
 
 ID_BYTES = 255
 NAME_BYTES = 200

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from perdure.core.errors import InvalidName, UsageError
 from perdure.core.ids import check_name
+from perdure.errors import InvalidName, UsageError
 
 T = TypeVar("T")
 

@@ -17,9 +17,13 @@ from msgspec.structs import replace
 from perdure.client.engine import Engine
 from perdure.client.pushing import Pusher
 from perdure.client.refusing import refuse_in_workflow
-from perdure.core.codec import Codec
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import (
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.core.model.claim_by_id import Executed, Standing
+from perdure.core.model.run import DEFAULT_QUEUE, Run, Status
+from perdure.core.policy.retry import Retry
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import (
     DecodeError,
     EngineClosed,
     Expired,
@@ -29,10 +33,6 @@ from perdure.core.errors import (
     UnknownWorkflow,
     UsageError,
 )
-from perdure.core.failure import Failure
-from perdure.core.model import DEFAULT_QUEUE, Run, Status
-from perdure.core.push import Executed, Standing
-from perdure.core.retry import Retry
 from perdure.push.announcing import Announcer
 from perdure.push.message import Answer, Delivery, Fate, QueueMessage
 

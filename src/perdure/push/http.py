@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.errors import StoreError, UsageError
+from perdure.errors import StoreError, UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import Answer, Fate
 

@@ -12,10 +12,10 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from perdure.core.decoders import decoder_for
-from perdure.core.errors import DecodeError, UsageError
+from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
-from perdure.core.model import Status
+from perdure.core.model.run import Status
+from perdure.errors import DecodeError, UsageError
 
 #: Longer messages are refused before they are looked at, in bytes.
 LONGEST = 64 * 1024

@@ -13,9 +13,9 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Protocol
 
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import UsageError
-from perdure.core.loops import Guard, Health
+from perdure.core.background_loops import Guard, Health
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import UsageError
 from perdure.push.handler import QueueHandler
 from perdure.push.message import Answer, Fate, QueueMessage
 

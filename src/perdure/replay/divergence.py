@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from perdure.core.errors import Diverged
-from perdure.core.model import Kind, Record
+from perdure.core.model.run import Kind, Record
+from perdure.errors import Diverged
 from perdure.replay.operations import Operation
 from perdure.replay.outcome import Outcome
 

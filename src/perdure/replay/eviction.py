@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextvars import copy_context
 from typing import Any
 
-from perdure.core.errors import Evicted
+from perdure.errors import Evicted
 from perdure.replay.futures import RunTask
 from perdure.replay.loop import RunLoop
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.codec import Codec
-from perdure.core.errors import LoopStuck, WorkflowError
-from perdure.core.failure import ErrorTypes
-from perdure.core.family import OnClose
-from perdure.core.model import Kind, Message, NewMessage, NewRun, Record, Status
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.model.on_close import OnClose
+from perdure.core.model.run import Kind, Message, NewMessage, NewRun, Record, Status
+from perdure.errors import LoopStuck, WorkflowError
 from perdure.replay.around import Around
 from perdure.replay.divergence import Arguments
 from perdure.replay.eviction import end_tasks

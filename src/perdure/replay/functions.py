@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import DuplicateName
+from perdure.errors import DuplicateName
 from perdure.replay.origin import Origin
 from perdure.workflow.scopes import Scope
 

@@ -21,7 +21,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from perdure.core.errors import LoopStuck, NotInWorkflow, WorkflowError
+from perdure.errors import LoopStuck, NotInWorkflow, WorkflowError
 from perdure.replay.around import Around
 from perdure.replay.futures import RunFuture, RunTask
 from perdure.workflow.scopes import Scope, current_scope

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.codec import Codec
-from perdure.core.errors import DecodeError
+from perdure.core.codec.codec import Codec
+from perdure.errors import DecodeError
 from perdure.replay.futures import Watched
 from perdure.workflow.runtime import Expected, Received
 from perdure.workflow.scopes import Scope

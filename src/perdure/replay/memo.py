@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import Kind, Record
+from perdure.core.model.run import Kind, Record
 from perdure.replay.operations import Operation, StepOperation
 from perdure.workflow.saga import UNDO
 

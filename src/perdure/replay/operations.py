@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from perdure.core.family import OnClose
-from perdure.core.model import FAR, Kind
+from perdure.core.model.on_close import OnClose
+from perdure.core.model.run import FAR, Kind
 from perdure.replay.futures import Watched
 
 if TYPE_CHECKING:

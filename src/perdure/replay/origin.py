@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.second import life, randomness
+from perdure.core.model.reopen import life, randomness
 
 
 class Origin(Struct, frozen=True, kw_only=True):

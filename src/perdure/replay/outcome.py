@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.codec import Codec
-from perdure.core.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
-from perdure.core.failure import Failure
-from perdure.core.model import Status
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Status
+from perdure.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
 from perdure.workflow.definition import Call
 from perdure.workflow.renewal import ContinuedAsNew
 

@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure.core.codec import Codec
-from perdure.core.errors import WorkflowError
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
-from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
-from perdure.core.snapshot import FIXED
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
+from perdure.errors import WorkflowError
 from perdure.replay.functions import check_function
 from perdure.replay.futures import Watched, watch
 from perdure.replay.loop import RunLoop, RunTimerHandle

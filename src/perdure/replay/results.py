@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.codec import Codec
-from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.model import Record
-from perdure.core.trial import Trial, remember
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.model.run import Record
+from perdure.core.model.step_attempts import Trial, remember
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
 
 

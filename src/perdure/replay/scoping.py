@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from perdure.core.decoders import decoder_for
-from perdure.core.model import Kind, Record
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.run import Kind, Record
 from perdure.workflow.runtime import Mark
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.codec import Codec
-from perdure.core.failure import Failure
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
 from perdure.replay.futures import RunTask
 from perdure.replay.loop import RunLoop
 from perdure.replay.outcome import Outcome

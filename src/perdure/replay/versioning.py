@@ -10,8 +10,8 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from perdure.core.errors import Diverged
-from perdure.core.model import Kind, Record
+from perdure.core.model.run import Kind, Record
+from perdure.errors import Diverged
 from perdure.replay.divergence import diverged, position
 from perdure.replay.futures import watch
 from perdure.replay.operations import Operation, RemovedOperation

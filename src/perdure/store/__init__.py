@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, overload
 
 from perdure.core.audit import Audit
-from perdure.core.errors import UsageError
 from perdure.core.system import System
+from perdure.errors import UsageError
 from perdure.store.migrations import MigrationStatus, script
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.postgres.dialect import POSTGRES

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from perdure.core.admission import AdmitRequest, Admitted
-from perdure.core.breakers import Circuit
-from perdure.core.gates import Bounds, Hold, Pass
-from perdure.core.model import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
+from perdure.core.limits.admission import AdmitRequest, Admitted
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Bounds, Hold, Pass
+from perdure.core.model.run import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
 from perdure.store.breakers import barred
 from perdure.store.dialect import Transaction
 from perdure.store.due import due_gates, next_due, waited_at

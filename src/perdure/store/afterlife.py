@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
-from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
-from perdure.core.retention import Prune, Pruned
+from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
+from perdure.core.policy.retention import Prune, Pruned
 from perdure.store import dead
 from perdure.store.dialect import Body
 from perdure.store.pruning import prune

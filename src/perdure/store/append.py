@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import Status, Turn, Verdict
+from perdure.core.model.run import Status, Turn, Verdict
+from perdure.errors import StoreCorrupt
 from perdure.store.dialect import Transaction
 from perdure.store.outputs import write_outputs
 from perdure.store.turns import record_row

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from perdure.core.admission import Arrival, StepArrival
-from perdure.core.breakers import BreakerState, Circuit, Report
-from perdure.core.gates import Bounds
-from perdure.core.given import given_by
-from perdure.core.model import Run
+from perdure.core.limits.admission import Arrival, StepArrival
+from perdure.core.limits.breaker import BreakerState, Circuit, Report
+from perdure.core.limits.call_limits import given_by
+from perdure.core.limits.limit import Bounds
+from perdure.core.model.run import Run
 from perdure.store.corrupt import UNREADABLE
 from perdure.store.dialect import Transaction
 from perdure.store.gates import in_chunks, lock_gates, save_gates

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.errors import ChildLimit, RunExists
-from perdure.core.model import FINISHED, Kind, NewMessage, NewRun, Status
+from perdure.core.model.run import FINISHED, Kind, NewMessage, NewRun, Status
+from perdure.errors import ChildLimit, RunExists
 from perdure.store.dialect import Transaction
 from perdure.store.messages import deliver
 from perdure.store.protocol import Change

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.control import Obeyed, Order
-from perdure.core.decoders import decoder_for
-from perdure.core.model import FINISHED, Kind, Reason, Status
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.orders import Obeyed, Order
+from perdure.core.model.run import FINISHED, Kind, Reason, Status
 from perdure.store.dialect import Transaction
 from perdure.store.messages import INSERT, KNOWN
 from perdure.store.protocol import Change

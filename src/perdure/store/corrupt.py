@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from perdure.core.errors import PerdureError, StoreCorrupt
+from perdure.errors import PerdureError, StoreCorrupt
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from perdure.core.dead import (
+from perdure.core.model.dead_letter import (
     DeadFilter,
     DeadLetter,
     DeadPage,
@@ -24,10 +24,10 @@ from perdure.core.dead import (
     readable,
     reason_of,
 )
-from perdure.core.errors import InvalidCursor
-from perdure.core.model import Run, Status
+from perdure.core.model.reopen import kept
+from perdure.core.model.run import Run, Status
 from perdure.core.routing import ANY
-from perdure.core.second import kept
+from perdure.errors import InvalidCursor
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.messages import cancel
 from perdure.store.protocol import Change

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.core.model import Created, NewRun, Reason, Run, Status
-from perdure.core.singleton import Single
+from perdure.core.model.run import Created, NewRun, Reason, Run, Status
+from perdure.core.policy.singleton import Single
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Change
 from perdure.store.rows import RUN, to_run

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.errors import StoreError
+from perdure.errors import StoreError
 from perdure.store.protocol import Change, Line
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from perdure.core.model import FAR
+from perdure.core.model.run import FAR
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.runs import CHUNK
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import Turn
+from perdure.core.model.run import Turn
 from perdure.store.dialect import Transaction
 from perdure.store.outputs import write_outputs
 from perdure.store.topics import subscribe

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from perdure.core.breakers import PREFIX, BreakerView, Circuit, view
-from perdure.core.gates import KEYED, Bounds, Gate, base_of, of_queue, of_type
-from perdure.core.model import FAR
+from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit, view
+from perdure.core.limits.limit import KEYED, Bounds, Gate, base_of, of_queue, of_type
+from perdure.core.model.run import FAR
 from perdure.store.corrupt import UNREADABLE, unreadable
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.due import waited_at

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from perdure.core.breakers import BreakerRule, BreakerState, Circuit
-from perdure.core.decoders import decoder_for
-from perdure.core.gates import Bounds
-from perdure.core.model import FAR
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.limits.breaker import BreakerRule, BreakerState, Circuit
+from perdure.core.limits.limit import Bounds
+from perdure.core.model.run import FAR
 from perdure.store.corrupt import UNREADABLE, unreadable
 from perdure.store.dialect import Row
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from perdure.core.admission import AdmitRequest, Arrival, StepLeft
-from perdure.core.gates import Bounds
+from perdure.core.limits.admission import AdmitRequest, Arrival, StepLeft
+from perdure.core.limits.limit import Bounds
 from perdure.store.breakers import attend, half_open
 from perdure.store.dialect import Transaction
 from perdure.store.gates import lock_gates, missing_gates

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from perdure.core.admission import AdmitRequest, Admitted, Look
-from perdure.core.breakers import Circuit
-from perdure.core.gates import Bounds, Gate, Position
+from perdure.core.limits.admission import AdmitRequest, Admitted, Look
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Bounds, Gate, Position
 from perdure.core.system import System
 from perdure.store import breakers, due, gates, lines
 from perdure.store.admission import admit

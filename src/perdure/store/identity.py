@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from perdure.core.errors import StoreError
+from perdure.errors import StoreError
 
 _log = logging.getLogger("perdure.store")
 

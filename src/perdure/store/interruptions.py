@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.core.effects import OutputKind
-from perdure.core.interruption import Interruption, to_interruption
+from perdure.core.model.interruption import Interruption, to_interruption
+from perdure.core.model.outputs import OutputKind
 from perdure.store.protocol import Store
 
 _PAGE = 500

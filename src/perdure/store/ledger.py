@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perdure.core.effects import Renew
-from perdure.core.errors import RunCancelled
-from perdure.core.model import (
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import (
     FINISHED,
     Again,
     Block,
@@ -28,6 +27,7 @@ from perdure.core.model import (
     SendOutcome,
     Status,
 )
+from perdure.errors import RunCancelled
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change

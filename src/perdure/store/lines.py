@@ -12,12 +12,12 @@ from collections.abc import Container, Mapping, Sequence
 
 from msgspec import Struct
 
-from perdure.core.admission import AdmitRequest, Look, Waiting
 from perdure.core.audit import NEXT
-from perdure.core.errors import StoreCorrupt
-from perdure.core.gates import STRIDE, Gating, Position
-from perdure.core.given import given_by
-from perdure.core.model import FAR, Run
+from perdure.core.limits.admission import AdmitRequest, Look, Waiting
+from perdure.core.limits.call_limits import given_by
+from perdure.core.limits.limit import STRIDE, Gating, Position
+from perdure.core.model.run import FAR, Run
+from perdure.errors import StoreCorrupt
 from perdure.store.corrupt import UNREADABLE, readable
 from perdure.store.dialect import Params, Row, Transaction, placeholders
 from perdure.store.due import next_due

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from perdure.core.locks import Grant, LockInfo
-from perdure.core.watermark import Watermark
+from perdure.core.model.lock import Grant, LockInfo
+from perdure.core.policy.watermark import Watermark
 from perdure.store import locks, singletons, watermarks
 from perdure.store.dialect import Transaction
 

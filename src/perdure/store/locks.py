@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.core.errors import StoreUnavailable
-from perdure.core.locks import TRAIL, Grant, LockInfo
+from perdure.core.model.lock import TRAIL, Grant, LockInfo
+from perdure.errors import StoreUnavailable
 from perdure.store.dialect import Row, Transaction
 from perdure.store.rows import to_json, values
 

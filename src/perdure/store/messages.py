@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.core.errors import RunCancelled
-from perdure.core.family import ABANDONED
-from perdure.core.model import FINISHED, Kind, NewMessage, Reason, SendOutcome, Status
+from perdure.core.model.on_close import ABANDONED
+from perdure.core.model.run import FINISHED, Kind, NewMessage, Reason, SendOutcome, Status
+from perdure.errors import RunCancelled
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outcome import finish
 from perdure.store.protocol import Change

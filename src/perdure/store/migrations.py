@@ -15,7 +15,7 @@ from importlib import resources
 
 from msgspec import Struct
 
-from perdure.core.errors import SchemaMismatch
+from perdure.errors import SchemaMismatch
 from perdure.store.dialect import Dialect, Transaction
 
 #: The number of a row that is no migration, but says that one is under way; where DDL cannot be part of a transaction.

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 
 from perdure.core.audit import NEXT, REPEATED, Audit
-from perdure.core.model import Run
+from perdure.core.model.run import Run
 from perdure.store.clock import ServerClock
 from perdure.store.protocol import Change, Line
 from perdure.store.said import of_claim

@@ -6,8 +6,8 @@ transaction, so that no parent ever waits for a child that is done.
 
 from __future__ import annotations
 
-from perdure.core.errors import StoreError
-from perdure.core.model import Kind, NewMessage, Status
+from perdure.core.model.run import Kind, NewMessage, Status
+from perdure.errors import StoreError
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Change
 from perdure.store.rows import to_json

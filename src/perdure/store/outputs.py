@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from perdure.core.effects import NUMBERED, REPLACED, NewOutput, Output, OutputKind
+from perdure.core.model.outputs import NUMBERED, REPLACED, NewOutput, Output, OutputKind
 from perdure.store.dialect import Params, Transaction
 from perdure.store.protocol import Change
 from perdure.store.rows import OUTPUT, to_output, values

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perdure.core.admission import StepArrival, StepLeft, StepVerdict
 from perdure.core.audit import NEXT
-from perdure.core.breakers import Circuit
-from perdure.core.gates import Pass
-from perdure.core.model import FAR, FINISHED, Kind, NewMessage, Status
+from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Pass
+from perdure.core.model.run import FAR, FINISHED, Kind, NewMessage, Status
 from perdure.store.dialect import Transaction
 from perdure.store.gates import RESERVED, in_chunks
 from perdure.store.gatestate import GateState

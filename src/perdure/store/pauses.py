@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from perdure.core.control import Pause, PauseKind
-from perdure.core.model import ClaimRequest
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run import ClaimRequest
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Change
 

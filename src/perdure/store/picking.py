@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.given import says_of_gates
-from perdure.core.model import FINISHED, ClaimedRun, Reason, Run, Status
-from perdure.core.push import Refusal, Take, Taken
+from perdure.core.limits.call_limits import says_of_gates
+from perdure.core.model.claim_by_id import Refusal, Take, Taken
+from perdure.core.model.run import FINISHED, ClaimedRun, Reason, Run, Status
 from perdure.store.dialect import Transaction, placeholders
 from perdure.store.gates import limited
 from perdure.store.pauses import LIMITED_QUEUE, LIMITED_TYPE

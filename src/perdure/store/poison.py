@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.errors import WorkflowError
-from perdure.core.model import SUSPECT_AFTER, Reason
+from perdure.core.model.run import SUSPECT_AFTER, Reason
+from perdure.errors import WorkflowError
 from perdure.store.dialect import Transaction
 from perdure.store.rows import failure, to_json
 

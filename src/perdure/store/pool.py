@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from perdure.core.errors import EngineClosed
-from perdure.core.forking import do_not_mourn, silence
+from perdure.core.process_fork import do_not_mourn, silence
 from perdure.core.system import System
+from perdure.errors import EngineClosed
 
 #: Seconds before the second attempt to reach a server that could not be reached, and between two attempts at the most.
 _FIRST_PAUSE = 0.05

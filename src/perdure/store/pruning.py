@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from perdure.core.errors import InvalidCursor, StoreUnavailable
-from perdure.core.model import FINISHED, Status
-from perdure.core.retention import Prune, Pruned
+from perdure.core.model.run import FINISHED, Status
+from perdure.core.policy.retention import Prune, Pruned
 from perdure.core.routing import matches
+from perdure.errors import InvalidCursor, StoreUnavailable
 from perdure.store.dialect import Params, Row, Transaction, placeholders
 from perdure.store.rows import to_json
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
 
-from perdure.core.push import Take, Taken
+from perdure.core.model.claim_by_id import Take, Taken
 from perdure.core.system import System
 from perdure.store import picking
 from perdure.store.dialect import Body

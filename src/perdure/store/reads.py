@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.errors import InvalidCursor, StoreCorrupt
-from perdure.core.listing import Page, RunFilter
-from perdure.core.model import Event, Kind, Loaded, Message, Record, Run, Status
+from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.run import Event, Kind, Loaded, Message, Record, Run, Status
+from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
 from perdure.store.runs import CHUNK

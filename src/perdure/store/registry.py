@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.control import PauseKind
+from perdure.core.model.orders import PauseKind
 from perdure.core.routing import TypeInfo
 from perdure.store.dialect import Transaction
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX, Dialect, Transaction
 
 #: What there is, by name and whether it is a view; views before tables.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.core.effects import Renew
-from perdure.core.model import NewMessage, Turn
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import NewMessage, Turn
 from perdure.store.dialect import Transaction
 
 _RENEW = """

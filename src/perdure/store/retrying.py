@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from perdure.core.admission import AdmitRequest, Admitted, Look
 from perdure.core.audit import Audit, EventFilter
-from perdure.core.breakers import Circuit
-from perdure.core.control import Obeyed, Order, Pause, PauseKind
-from perdure.core.dead import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
-from perdure.core.effects import Broadcasted, Output, OutputKind
-from perdure.core.errors import StoreUnavailable
-from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.gates import Bounds, Gate, Position
-from perdure.core.listing import Page, RunFilter
-from perdure.core.locks import Grant, LockInfo
-from perdure.core.model import (
+from perdure.core.limits.admission import AdmitRequest, Admitted, Look
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Bounds, Gate, Position
+from perdure.core.model.claim_by_id import Take, Taken
+from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
+from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.lock import Grant, LockInfo
+from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
+from perdure.core.model.outputs import Broadcasted, Output, OutputKind
+from perdure.core.model.reopen import Fork, Reopened
+from perdure.core.model.run import (
     Claimed,
     ClaimRequest,
     Created,
@@ -39,13 +39,13 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
-from perdure.core.push import Take, Taken
-from perdure.core.retention import Prune, Pruned
+from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
-from perdure.core.schedule import Fired, Saved, Schedule
-from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
-from perdure.core.watermark import Watermark
+from perdure.core.time.schedule import Fired, Saved, Schedule
+from perdure.errors import StoreUnavailable
 from perdure.store.borrowed.deed import Deed
 from perdure.store.dialect import Transaction
 from perdure.store.protocol import Eavesdropper, Listener, Store

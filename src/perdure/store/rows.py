@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from perdure.core.effects import Output, OutputKind, source_of
-from perdure.core.errors import StoreCorrupt
-from perdure.core.failure import Failure
-from perdure.core.fleet import WorkerInfo, WorkerStatus
-from perdure.core.model import Event, Kind, Message, Reason, Record, Run, Status
+from perdure.core.codec.failure import Failure
+from perdure.core.model.outputs import Output, OutputKind, source_of
+from perdure.core.model.run import Event, Kind, Message, Reason, Record, Run, Status
+from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
+from perdure.errors import StoreCorrupt
 from perdure.store.corrupt import unreadable
 from perdure.store.dialect import Row
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.errors import StoreUnavailable
-from perdure.core.model import Created, NewRun, Reason, Run, Status
-from perdure.core.singleton import Policy, single_of
+from perdure.core.model.run import Created, NewRun, Reason, Run, Status
+from perdure.core.policy.singleton import Policy, single_of
+from perdure.errors import StoreUnavailable
 from perdure.store.debouncing import put_off
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.protocol import Change

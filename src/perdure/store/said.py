@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.effects import OutputKind
-from perdure.core.model import Again, Block, Finish, NewRun, Park, Run, Status, Turn
+from perdure.core.model.outputs import OutputKind
+from perdure.core.model.run import Again, Block, Finish, NewRun, Park, Run, Status, Turn
 from perdure.store.dialect import Transaction
 from perdure.store.rows import to_json
 

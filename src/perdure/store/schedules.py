@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from perdure.core.decoders import decoder_for
-from perdure.core.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
-from perdure.core.firing import plan
-from perdure.core.model import FAR, FINISHED, NewRun
-from perdure.core.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
-from perdure.core.singleton import single_of
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.run import FAR, FINISHED, NewRun
+from perdure.core.policy.singleton import single_of
+from perdure.core.time.firing import plan
+from perdure.core.time.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
+from perdure.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.store.corrupt import UNREADABLE, unreadable
 from perdure.store.dialect import Row, Transaction, placeholders
 from perdure.store.messages import cancel

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from perdure.core.schedule import Fired, Saved, Schedule
+from perdure.core.time.schedule import Fired, Saved, Schedule
 from perdure.store import schedules
 from perdure.store.dialect import Transaction
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.dead import Requeueing
-from perdure.core.effects import NewOutput, OutputKind
-from perdure.core.errors import RunCancelled
-from perdure.core.model import FAR, Created, Kind, Lease, Reason, Record, Run, Status, Turn
-from perdure.core.second import Fork, Reopened, kept
+from perdure.core.model.dead_letter import Requeueing
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.reopen import Fork, Reopened, kept
+from perdure.core.model.run import FAR, Created, Kind, Lease, Reason, Record, Run, Status, Turn
+from perdure.errors import RunCancelled
 from perdure.store.append import COLUMNS, RECORD
 from perdure.store.dialect import Row, Transaction
 from perdure.store.outputs import write_outputs

@@ -15,13 +15,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.effects import Broadcasted
-from perdure.core.fleet import WorkerInfo
-from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
-from perdure.core.model import Kind, NewMessage, SendOutcome, Turn, Verdict
+from perdure.core.model.outputs import Broadcasted
+from perdure.core.model.run import Kind, NewMessage, SendOutcome, Turn, Verdict
+from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
 from perdure.core.routing import TypeInfo
-from perdure.core.schedule import Fired
 from perdure.core.system import System
+from perdure.core.time.schedule import Fired
 from perdure.store import registry, schedules, workers
 from perdure.store.append import NO_FENCE, Fence
 from perdure.store.borrowed.deed import Deed, perform

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.model import Claimed
+from perdure.core.model.run import Claimed
 from perdure.store.gates import limited
 
 S = TypeVar("S", bound="Sight")

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.errors import SingletonBusy, StoreUnavailable
-from perdure.core.model import FAR, FINISHED, Created, NewRun, Reason, Status
-from perdure.core.singleton import Policy, Single, single_of
+from perdure.core.model.run import FAR, FINISHED, Created, NewRun, Reason, Status
+from perdure.core.policy.singleton import Policy, Single, single_of
+from perdure.errors import SingletonBusy, StoreUnavailable
 from perdure.store.dialect import Row, Transaction
 from perdure.store.messages import cancel, deliver
 from perdure.store.outcome import finish

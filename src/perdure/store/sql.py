@@ -16,12 +16,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TypeVar
 
 from perdure.core.audit import Audit, EventFilter
-from perdure.core.control import Obeyed, Order, Pause, PauseKind
-from perdure.core.effects import Broadcasted, Output, OutputKind
-from perdure.core.errors import EngineClosed, SchemaMismatch
-from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.listing import Page, RunFilter
-from perdure.core.model import (
+from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
+from perdure.core.model.outputs import Broadcasted, Output, OutputKind
+from perdure.core.model.reopen import Fork, Reopened
+from perdure.core.model.run import (
     Claimed,
     ClaimRequest,
     Created,
@@ -37,9 +36,10 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.model.worker_info import Swept, WorkerInfo
 from perdure.core.routing import TypeInfo
-from perdure.core.second import Fork, Reopened
 from perdure.core.system import System
+from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store import migrations, pauses, reads, registry, removal, second, trail, workers
 from perdure.store.afterlife import Afterlife
 from perdure.store.append import recorded

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.model import ClaimedRun, Run, Status
+from perdure.core.model.run import ClaimedRun, Run, Status
 from perdure.store.dialect import Transaction
 from perdure.store.gates import in_chunks
 from perdure.store.said import of_claim

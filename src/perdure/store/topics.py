@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from perdure.core.effects import Broadcasted
-from perdure.core.model import NewMessage, SendOutcome, Turn
+from perdure.core.model.outputs import Broadcasted
+from perdure.core.model.run import NewMessage, SendOutcome, Turn
 from perdure.store.dialect import Transaction
 
 #: Puts messages into inboxes.

@@ -7,7 +7,7 @@ one with a higher. Whoever follows the trail has to look back a little.
 from __future__ import annotations
 
 from perdure.core.audit import EventFilter
-from perdure.core.model import Event
+from perdure.core.model.run import Event
 from perdure.store.dialect import Params, Transaction, placeholders
 from perdure.store.rows import EVENT, to_event, values
 

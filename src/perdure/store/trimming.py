@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.core.effects import Trim
+from perdure.core.model.outputs import Trim
 from perdure.store.dialect import Transaction
 
 _RECORDS = """

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 
-from perdure.core.effects import Renew
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn
+from perdure.errors import StoreCorrupt
 from perdure.store.dialect import Row
 
 #: An attribute of a member of an enum is slow to get.

@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 from msgspec import Struct
 
 from perdure.core.audit import Audit
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")

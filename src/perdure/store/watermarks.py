@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from perdure.core.errors import StoreUnavailable, UsageError
-from perdure.core.watermark import TRAIL, Watermark
+from perdure.core.policy.watermark import TRAIL, Watermark
+from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.corrupt import unreadable
 from perdure.store.dialect import Row, Transaction
 from perdure.store.rows import to_json

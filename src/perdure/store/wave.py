@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from perdure.core.effects import Renew
-from perdure.core.model import (
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import (
     Again,
     Block,
     Finish,

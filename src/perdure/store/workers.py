@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.errors import Expired, NotStarted
-from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.interruption import LOST, Interruption, output_of
-from perdure.core.model import FAR, Lease, Status
+from perdure.core.model.interruption import LOST, Interruption, output_of
+from perdure.core.model.run import FAR, Lease, Status
+from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.errors import Expired, NotStarted
 from perdure.store.dialect import Row, Transaction
 from perdure.store.gates import in_chunks
 from perdure.store.messages import deliver

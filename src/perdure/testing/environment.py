@@ -20,12 +20,12 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions
-from perdure.core.checks import check_flag
-from perdure.core.duration import Duration, microseconds, seconds
-from perdure.core.errors import PerdureError, UsageError
-from perdure.core.model import Status
-from perdure.core.retry import Retry
+from perdure.core.model.run import Status
+from perdure.core.option_checks import check_flag
+from perdure.core.policy.retry import Retry
 from perdure.core.system import System
+from perdure.core.time.duration import Duration, microseconds, seconds
+from perdure.errors import PerdureError, UsageError
 from perdure.store import open_store
 from perdure.store.protocol import Store
 from perdure.testing.clock import VirtualClock

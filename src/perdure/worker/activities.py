@@ -7,10 +7,10 @@ from typing import Any, Protocol, cast
 
 from msgspec import UNSET
 
-from perdure.core.codec import Codec
-from perdure.core.errors import ActivityTimeout
-from perdure.core.model import Run
+from perdure.core.codec.codec import Codec
+from perdure.core.model.run import Run
 from perdure.core.system import System
+from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals, Recipient
 from perdure.worker.attempts import Attempt

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from perdure.core.audit import EventFilter
-from perdure.core.retention import Prune, Retention
+from perdure.core.policy.retention import Prune, Retention
 from perdure.core.system import System
 from perdure.store.protocol import Store
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from perdure.core.errors import StepTimeout
 from perdure.core.system import Cancellable, System
+from perdure.errors import StepTimeout
 from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals, Recipient
 from perdure.worker.emitting import Emission

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.core.admission import Admitted
-from perdure.core.model import FAR
+from perdure.core.limits.admission import Admitted
+from perdure.core.model.run import FAR
 from perdure.core.system import System
 
 #: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.

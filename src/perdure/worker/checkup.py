@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from perdure.core.codec import Codec
-from perdure.core.errors import DecodeError, Diverged
-from perdure.core.failure import ErrorTypes
-from perdure.core.model import Kind, Record, Run
-from perdure.core.report import Finding, Problem
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.model.deploy_report import Finding, Problem
+from perdure.core.model.run import Kind, Record, Run
+from perdure.errors import DecodeError, Diverged
 from perdure.replay.execution import Execution
 from perdure.worker.taking import execution_of
 from perdure.workflow.definition import Workflow

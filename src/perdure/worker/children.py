@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from perdure.core.errors import ChildLimit, PerdureError
-from perdure.core.failure import Failure
-from perdure.core.model import Kind, Run
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Kind, Run
+from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation
 from perdure.worker.crew import Crew

@@ -13,19 +13,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from perdure.core.codec import Codec
-from perdure.core.errors import (
-    EngineClosed,
-    PerdureError,
-    StoreCorrupt,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-)
-from perdure.core.failure import Failure
-from perdure.core.loops import Guard
-from perdure.core.model import (
+from perdure.core.background_loops import Guard
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import (
     FAR,
     Block,
     Claimed,
@@ -41,6 +32,15 @@ from perdure.core.model import (
     Verdict,
 )
 from perdure.core.system import System
+from perdure.errors import (
+    EngineClosed,
+    PerdureError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from perdure.store.protocol import Change, Store
 from perdure.store.reads import check_counters
 from perdure.worker.alarm import Alarm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.model import Run
+from perdure.core.model.run import Run
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
 from perdure.worker.attempts import Attempt

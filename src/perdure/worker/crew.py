@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from perdure.core.codec import Codec
-from perdure.core.failure import ErrorTypes
-from perdure.core.model import Next, Park
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.model.run import Next, Park
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.arrivals import Arrivals

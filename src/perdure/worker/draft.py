@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from perdure.core.codec import Codec
-from perdure.core.effects import NewOutput, Renew, Trim, source_of
-from perdure.core.family import ABANDONED
+from perdure.core.codec.codec import Codec
 from perdure.core.ids import short_key
-from perdure.core.model import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
-from perdure.core.singleton import single_of
+from perdure.core.model.on_close import ABANDONED
+from perdure.core.model.outputs import NewOutput, Renew, Trim, source_of
+from perdure.core.model.run import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
+from perdure.core.policy.singleton import single_of
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.children import cancel_key
 from perdure.workflow.runtime import Effect

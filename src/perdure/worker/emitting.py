@@ -13,13 +13,13 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perdure.core.codec import Codec
-from perdure.core.effects import NewOutput, OutputKind, step_key
-from perdure.core.errors import StreamFull
+from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_name
+from perdure.core.model.outputs import NewOutput, OutputKind, step_key
+from perdure.errors import StreamFull
 
 if TYPE_CHECKING:
-    from perdure.core.model import Lease
+    from perdure.core.model.run import Lease
 
 #: What one attempt may have emitted that no turn has taken yet: items, and bytes of JSON.
 ROOM_ITEMS = 4096

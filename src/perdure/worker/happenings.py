@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from perdure.core.failure import Failure
-from perdure.core.model import Again, Block, Finish, Kind, Record, Run, Status, Turn
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Again, Block, Finish, Kind, Record, Run, Status, Turn
 
 # Members of an enum are slow to find by their class; these are looked at for every turn.
 _STEP, _ATTEMPT, _COMPLETED, _CANCELLED = Kind.STEP, Kind.ATTEMPT, Status.COMPLETED, Status.CANCELLED

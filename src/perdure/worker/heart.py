@@ -11,9 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from perdure.core.errors import StoreError
-from perdure.core.loops import Guard, Health
+from perdure.core.background_loops import Guard, Health
 from perdure.core.system import Background, System
+from perdure.errors import StoreError
 from perdure.store.protocol import Store
 
 logger = logging.getLogger("perdure.worker")

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from perdure.core.effects import Renew
-from perdure.core.interruption import Interruption
-from perdure.core.model import (
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import (
     FAR,
     Again,
     ClaimedRun,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from perdure.core.model import Block, ClaimedRun, Next, Record
+from perdure.core.model.run import Block, ClaimedRun, Next, Record
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.worker.attempts import Attempt

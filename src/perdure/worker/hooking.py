@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from perdure.core.background_loops import Guard, Health
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
-from perdure.core.loops import Guard, Health
-from perdure.core.model import Event
+from perdure.core.model.run import Event
 from perdure.core.system import System
 from perdure.store.protocol import Line, Store
 from perdure.worker.guard import is_end_of

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from perdure.core.errors import StoreCorrupt, StoreError
-from perdure.core.loops import Guard, Health
-from perdure.core.model import Message
+from perdure.core.background_loops import Guard, Health
+from perdure.core.model.run import Message
 from perdure.core.system import System
+from perdure.errors import StoreCorrupt, StoreError
 from perdure.store.protocol import Store
 from perdure.store.reads import check_counters
 from perdure.worker.kept import Kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perdure.core.model import Kind, Message
+from perdure.core.model.run import Kind, Message
 from perdure.replay.execution import Execution
 from perdure.worker.draft import Draft
 from perdure.worker.steering import UNRECORDED

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from perdure.core.errors import StoreError
-from perdure.core.interruption import Interruption
-from perdure.core.model import Record, Run
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.run import Record, Run
 from perdure.core.system import System
+from perdure.errors import StoreError
 from perdure.replay.operations import StepOperation
 from perdure.store.interruptions import interruptions
 from perdure.store.protocol import Store

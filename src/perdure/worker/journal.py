@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
-from perdure.core.codec import Codec
-from perdure.core.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from perdure.core.failure import Failure
-from perdure.core.loops import Guard, Health
-from perdure.core.model import Block, Reason, Turn, Verdict
+from perdure.core.background_loops import Guard, Health
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Block, Reason, Turn, Verdict
 from perdure.core.system import System
+from perdure.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.protocol import Store
 from perdure.worker.guard import Breakable
 from perdure.worker.moment import Moment

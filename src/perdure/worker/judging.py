@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import datetime
 
-from perdure.core.breakers import Breaker, Report, aggregate
-from perdure.core.errors import BreakerOpen
-from perdure.core.model import FAR
+from perdure.core.limits.breaker import Breaker, Report, aggregate
+from perdure.core.model.run import FAR
+from perdure.errors import BreakerOpen
 
 #: So many outcomes are kept for later at the most.
 _ENOUGH = 1000

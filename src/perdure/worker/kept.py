@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perdure.core.effects import NewOutput
-from perdure.core.errors import PerdureError
-from perdure.core.interruption import STOPPED, Interruption, output_of
-from perdure.core.model import ClaimedRun, Message, Next, Release, Turn, Verdict
+from perdure.core.model.interruption import STOPPED, Interruption, output_of
+from perdure.core.model.outputs import NewOutput
+from perdure.core.model.run import ClaimedRun, Message, Next, Release, Turn, Verdict
+from perdure.errors import PerdureError
 from perdure.worker.alarm import Wakeup
 from perdure.worker.crew import Crew
 from perdure.worker.happenings import RUN

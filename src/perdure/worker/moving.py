@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.core.errors import StoreError
-from perdure.core.fleet import WorkerStatus
-from perdure.core.model import Run
+from perdure.core.model.run import Run
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.core.system import System
+from perdure.errors import StoreError
 from perdure.store.protocol import Store
 from perdure.worker.claimer import Claimer
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from perdure.core.checks import check_duration, check_retry, check_time, check_whole
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
-from perdure.core.model import DEFAULT_QUEUE
-from perdure.core.retention import Retention
-from perdure.core.retry import Retry
+from perdure.core.model.run import DEFAULT_QUEUE
+from perdure.core.option_checks import check_duration, check_retry, check_time, check_whole
+from perdure.core.policy.retention import Retention
+from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import UsageError
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from perdure.core.admission import StepArrival, StepLeft, StepVerdict
-from perdure.core.breakers import PREFIX, Breaker
-from perdure.core.failure import Failure
-from perdure.core.gates import Gating, Hold, Limit, gating, place_of
-from perdure.core.model import Kind, Message, Reason
+from perdure.core.codec.failure import Failure
+from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.breaker import PREFIX, Breaker
+from perdure.core.limits.limit import Gating, Hold, Limit, gating, place_of
+from perdure.core.model.run import Kind, Message, Reason
 from perdure.replay.operations import StepOperation
 from perdure.worker.guard import guarded
 from perdure.worker.judging import kept_out

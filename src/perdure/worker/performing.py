@@ -13,10 +13,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.effects import NewOutput, OutputKind
-from perdure.core.errors import ActivityTimeout, PerdureError, UsageError
-from perdure.core.failure import Failure
-from perdure.core.model import (
+from perdure.core.codec.failure import Failure
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.run import (
     FAR,
     Again,
     ClaimedRun,
@@ -32,7 +31,8 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
-from perdure.core.retry import Retry
+from perdure.core.policy.retry import Retry
+from perdure.errors import ActivityTimeout, PerdureError, UsageError
 from perdure.replay.outcome import cancelled
 from perdure.worker.activities import ActivityAttempt
 from perdure.worker.alarm import Wakeup

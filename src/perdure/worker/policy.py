@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.effects import Renew
-from perdure.core.errors import Diverged, Expired, Fatal, UsageError
-from perdure.core.failure import Failure
-from perdure.core.model import Again, Block, Finish, Kind, Next, Reason, Run, Status
-from perdure.core.retry import Retry
+from perdure.core.codec.failure import Failure
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import Again, Block, Finish, Kind, Next, Reason, Run, Status
+from perdure.core.policy.retry import Retry
+from perdure.errors import Diverged, Expired, Fatal, UsageError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.replay.outcome import Outcome, cancelled

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from perdure.core.codec import Codec
-from perdure.core.errors import ProcessDied, StepFailed, UsageError
-from perdure.core.failure import Failure
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.errors import ProcessDied, StepFailed, UsageError
 from perdure.workflow.current import ActivityInfo, StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from perdure.core.errors import EngineClosed, StoreError
-from perdure.core.failure import Failure
-from perdure.core.gates import Position
-from perdure.core.model import FAR, Finish, Reason, Run, Status, Turn, Verdict
-from perdure.core.push import Executed, Refusal, Standing, Take, Taken
+from perdure.core.codec.failure import Failure
+from perdure.core.limits.limit import Position
+from perdure.core.model.claim_by_id import Executed, Refusal, Standing, Take, Taken
+from perdure.core.model.run import FAR, Finish, Reason, Run, Status, Turn, Verdict
 from perdure.core.system import System
+from perdure.errors import EngineClosed, StoreError
 from perdure.store.protocol import Store
 from perdure.worker.alarm import Alarm
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from perdure.core.effects import OutputKind
-from perdure.core.errors import StoreError
+from perdure.core.model.outputs import OutputKind
 from perdure.core.system import System
+from perdure.errors import StoreError
 from perdure.store.protocol import Store
 from perdure.worker.stage import Stage
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.errors import PerdureError
-from perdure.core.failure import Failure
-from perdure.core.model import Kind, Run
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Kind, Run
+from perdure.errors import PerdureError
 from perdure.replay.execution import Execution
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew

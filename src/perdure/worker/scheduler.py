@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.core.loops import Guard, Health
-from perdure.core.model import FAR
+from perdure.core.background_loops import Guard, Health
+from perdure.core.model.run import FAR
 from perdure.core.system import System
 from perdure.store.protocol import Store
 from perdure.worker.alarm import Alarm

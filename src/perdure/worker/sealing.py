@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from perdure.core.model import Turn, Verdict
+from perdure.core.model.run import Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.borrowed.errors import Interrupted
 from perdure.worker.attempts import Attempt

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perdure.core.model import Kind, Message, Next, Park, Reason, Release
+from perdure.core.model.run import Kind, Message, Next, Park, Reason, Release
 
 if TYPE_CHECKING:
     from perdure.worker.kept import Kept

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from perdure.core.errors import StoreError
-from perdure.core.model import Finish, Next, Run
-from perdure.core.singleton import single_of
+from perdure.core.model.run import Finish, Next, Run
+from perdure.core.policy.singleton import single_of
+from perdure.errors import StoreError
 from perdure.store.protocol import Store
 
 logger = logging.getLogger("perdure.worker")

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from perdure.core.errors import StoreError
-from perdure.core.loops import Guard, Health
-from perdure.core.retention import Retention
+from perdure.core.background_loops import Guard, Health
+from perdure.core.policy.retention import Retention
 from perdure.core.system import System
+from perdure.errors import StoreError
 from perdure.store.protocol import Store
 from perdure.worker.aging import Aging
 from perdure.worker.succession import succeed

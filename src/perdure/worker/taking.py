@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from perdure.core.codec import Codec
-from perdure.core.failure import ErrorTypes
-from perdure.core.model import Record, Run
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.model.run import Record, Run
 from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
 from perdure.worker.crew import Crew

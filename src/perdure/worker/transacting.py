@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET, Struct
 
-from perdure.core.errors import StoreCorrupt, StoreError, StoreUnavailable
-from perdure.core.model import Kind, Lease, Record, Run, Turn, Verdict
+from perdure.core.model.run import Kind, Lease, Record, Run, Turn, Verdict
+from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.replay.operations import StepOperation
 from perdure.store.borrowed.deed import Deed
 from perdure.store.borrowed.errors import Doubtful, Interrupted, may_pass

@@ -16,15 +16,24 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.core.admission import AdmitRequest, Admitted, Arrival, Look, StepArrival, StepLeft, StepVerdict, Waiting
-from perdure.core.breakers import Breaker
-from perdure.core.codec import Codec
-from perdure.core.errors import BreakerOpen, InvalidId
-from perdure.core.gates import Gating, Hold, Limit, gating, of_queue, of_type
-from perdure.core.given import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
-from perdure.core.model import ClaimedRun, Finish, Next, Run
-from perdure.core.retry import Retry
+from perdure.core.codec.codec import Codec
+from perdure.core.limits.admission import (
+    AdmitRequest,
+    Admitted,
+    Arrival,
+    Look,
+    StepArrival,
+    StepLeft,
+    StepVerdict,
+    Waiting,
+)
+from perdure.core.limits.breaker import Breaker
+from perdure.core.limits.call_limits import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
+from perdure.core.limits.limit import Gating, Hold, Limit, gating, of_queue, of_type
+from perdure.core.model.run import ClaimedRun, Finish, Next, Run
+from perdure.core.policy.retry import Retry
 from perdure.core.system import System
+from perdure.errors import BreakerOpen, InvalidId
 from perdure.store.protocol import Store
 from perdure.worker.attendance import Attendance
 from perdure.worker.judging import Judging, kept_out

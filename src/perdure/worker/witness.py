@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from perdure.core.model import Run, Turn, Verdict
+from perdure.core.model.run import Run, Turn, Verdict
 from perdure.worker.happenings import Happening, happenings, is_remarkable
 
 logger = logging.getLogger("perdure.execution")

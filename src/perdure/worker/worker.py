@@ -14,12 +14,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from perdure.core.codec import Codec
-from perdure.core.failure import ErrorTypes
-from perdure.core.fleet import WorkerInfo
+from perdure.core.background_loops import Guard, Health
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
 from perdure.core.ids import uuid7
-from perdure.core.loops import Guard, Health
-from perdure.core.model import Again, ClaimedRun, Message, Next, Park, Reason, Record
+from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reason, Record
+from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.system import System
 from perdure.replay.around import Around
 from perdure.store.protocol import Change, Store

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from perdure.core.breakers import Breaker, check_breaker
-from perdure.core.checks import check_flag, check_instance
-from perdure.core.duration import Duration
-from perdure.core.gates import Fair, Limit, check_limits
-from perdure.core.retry import Retry
-from perdure.core.singleton import Singleton
+from perdure.core.limits.breaker import Breaker, check_breaker
+from perdure.core.limits.limit import Fair, Limit, check_limits
+from perdure.core.option_checks import check_flag, check_instance
+from perdure.core.policy.retry import Retry
+from perdure.core.policy.singleton import Singleton
+from perdure.core.time.duration import Duration
 from perdure.workflow.definition import Definition
 from perdure.workflow.placing import Settings, make_settings
 from perdure.workflow.signature import Signature

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from perdure.core.errors import UsageError
 from perdure.core.ids import check_name
-from perdure.core.model import Kind
+from perdure.core.model.run import Kind
+from perdure.errors import UsageError
 from perdure.workflow.facet import Facet
 from perdure.workflow.operation import Operation
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 from msgspec import Struct
 
-from perdure.core.codec import Codec
+from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_name
 from perdure.workflow.runtime import Expected
 

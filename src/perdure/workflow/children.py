@@ -10,12 +10,12 @@ import datetime
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from perdure.core.checks import check_priority
-from perdure.core.duration import Duration, instant
-from perdure.core.errors import UsageError
-from perdure.core.family import OnClose
 from perdure.core.ids import check_id, check_name, short_key
-from perdure.core.model import FAR, Kind, NewMessage
+from perdure.core.model.on_close import OnClose
+from perdure.core.model.run import FAR, Kind, NewMessage
+from perdure.core.option_checks import check_priority
+from perdure.core.time.duration import Duration, instant
+from perdure.errors import UsageError
 from perdure.workflow.facet import Facet
 from perdure.workflow.operation import Operation
 from perdure.workflow.runtime import ChildOptions, Runtime, Spawned

@@ -15,11 +15,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from perdure.core.breakers import Breaker
-from perdure.core.duration import Duration, instant, microseconds
-from perdure.core.errors import InvalidName, UsageError
-from perdure.core.gates import Limit
-from perdure.core.retry import Retry
+from perdure.core.limits.breaker import Breaker
+from perdure.core.limits.limit import Limit
+from perdure.core.policy.retry import Retry
+from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.errors import InvalidName, UsageError
 from perdure.workflow.branching import Branching
 from perdure.workflow.changing import Changing
 from perdure.workflow.children import Starting

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from perdure.core.errors import UsageError
-from perdure.core.model import FAR
+from perdure.core.model.run import FAR
+from perdure.errors import UsageError
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

@@ -14,17 +14,17 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from msgspec import structs
 
-from perdure.core.breakers import Breaker, check_breaker
-from perdure.core.checks import check_instance, check_retry
-from perdure.core.codec import Codec
-from perdure.core.duration import Duration
-from perdure.core.errors import BadArguments, EncodeError, UsageError
-from perdure.core.gates import Fair, Limit, check_limits
-from perdure.core.given import give_breaker, give_fair, give_limits
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.snapshot import all_fixed, snapshot, snapshot_all
 from perdure.core.ids import check_name
-from perdure.core.retry import Retry
-from perdure.core.singleton import Singleton
-from perdure.core.snapshot import all_fixed, snapshot, snapshot_all
+from perdure.core.limits.breaker import Breaker, check_breaker
+from perdure.core.limits.call_limits import give_breaker, give_fair, give_limits
+from perdure.core.limits.limit import Fair, Limit, check_limits
+from perdure.core.option_checks import check_instance, check_retry
+from perdure.core.policy.retry import Retry
+from perdure.core.policy.singleton import Singleton
+from perdure.core.time.duration import Duration
+from perdure.errors import BadArguments, EncodeError, UsageError
 from perdure.workflow.context import Context
 from perdure.workflow.placing import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.signature import Signature, describe

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
 from perdure.workflow.machine import StateMachine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from perdure.core.errors import InvalidName
 from perdure.core.ids import check_name
+from perdure.errors import InvalidName
 from perdure.workflow.facet import Facet
 from perdure.workflow.operation import Operation
 from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded, outcome

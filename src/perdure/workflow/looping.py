@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.checks import check_whole
-from perdure.core.errors import BadArguments, WorkflowError
-from perdure.core.snapshot import snapshot
+from perdure.core.codec.snapshot import snapshot
+from perdure.core.option_checks import check_whole
+from perdure.errors import BadArguments, WorkflowError
 from perdure.workflow.runtime import Mark, Runtime
 from perdure.workflow.saga import current_undos
 from perdure.workflow.scopes import Scope, begin_in, inside

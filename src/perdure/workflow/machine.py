@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from perdure.core.errors import BadArguments, RunCancelled, UsageError
-from perdure.core.retry import Retry
-from perdure.core.snapshot import snapshot
+from perdure.core.codec.snapshot import snapshot
+from perdure.core.policy.retry import Retry
+from perdure.errors import BadArguments, RunCancelled, UsageError
 from perdure.workflow.actions import (
     Action,
     Actions,

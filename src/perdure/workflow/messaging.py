@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast, overload
 
-from perdure.core.checks import check_whole
-from perdure.core.duration import Duration, microseconds
-from perdure.core.effects import NewOutput, OutputKind
-from perdure.core.errors import BadArguments
 from perdure.core.ids import check_id, check_name
-from perdure.core.model import NewMessage
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.run import NewMessage
+from perdure.core.option_checks import check_whole
+from perdure.core.time.duration import Duration, microseconds
+from perdure.errors import BadArguments
 from perdure.workflow.channels import Asked, Channel, Envelope, Question, expected, question_name, topic
 from perdure.workflow.facet import Facet
 from perdure.workflow.operation import Operation

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.duration import instant
-from perdure.core.errors import WorkflowError
 from perdure.core.ids import check_name
+from perdure.core.time.duration import instant
+from perdure.errors import WorkflowError
 from perdure.workflow.actions import (
     Action,
     Actions,

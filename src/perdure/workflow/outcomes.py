@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.errors import BadArguments, Fatal, Rollback
-from perdure.core.trial import trial_of
+from perdure.core.model.step_attempts import trial_of
+from perdure.errors import BadArguments, Fatal, Rollback
 from perdure.workflow.runtime import Runtime
 from perdure.workflow.scopes import current_scope
 

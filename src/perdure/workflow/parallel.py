@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec import Struct
 
-from perdure.core.checks import check_whole
-from perdure.core.errors import BadArguments, JoinError, RaceError, WorkflowError
+from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_name
-from perdure.core.snapshot import snapshot
+from perdure.core.option_checks import check_whole
+from perdure.errors import BadArguments, JoinError, RaceError, WorkflowError
 from perdure.workflow.runtime import Mark, Runtime
 from perdure.workflow.saga import recall_errors, undo_losers
 from perdure.workflow.scopes import Scope, begin_in, current_scope

@@ -10,15 +10,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.checks import check_priority, check_retry, check_time
-from perdure.core.decoders import decoder_for
-from perdure.core.duration import Duration, seconds
-from perdure.core.errors import DecodeError, UsageError
-from perdure.core.given import GivenBreaker, GivenFair, GivenLimit
+from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_name
-from perdure.core.model import FAR
-from perdure.core.retry import Retry
-from perdure.core.singleton import Single, Singleton, single_of
+from perdure.core.limits.call_limits import GivenBreaker, GivenFair, GivenLimit
+from perdure.core.model.run import FAR
+from perdure.core.option_checks import check_priority, check_retry, check_time
+from perdure.core.policy.retry import Retry
+from perdure.core.policy.singleton import Single, Singleton, single_of
+from perdure.core.time.duration import Duration, seconds
+from perdure.errors import DecodeError, UsageError
 
 
 class Settings(Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct, structs
 
-from perdure.core.effects import NewOutput
-from perdure.core.family import OnClose
-from perdure.core.model import FAR, Kind, NewMessage, NewRun
-from perdure.core.snapshot import all_fixed, snapshot_all
+from perdure.core.codec.snapshot import all_fixed, snapshot_all
+from perdure.core.model.on_close import OnClose
+from perdure.core.model.outputs import NewOutput
+from perdure.core.model.run import FAR, Kind, NewMessage, NewRun
 from perdure.workflow.scopes import Scope, WorkflowRandom
 from perdure.workflow.steps import StepOptions, StepSpec
 

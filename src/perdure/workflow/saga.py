@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.errors import Evicted, WorkflowError
-from perdure.core.snapshot import snapshot
+from perdure.core.codec.snapshot import snapshot
+from perdure.errors import Evicted, WorkflowError
 from perdure.workflow.renewal import ContinuedAsNew
 from perdure.workflow.runtime import Runtime, StepRequest
 from perdure.workflow.shielding import shielded

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.codec import AnyDecoder, Codec, decoder_of
-from perdure.core.decoders import decoder_for
-from perdure.core.errors import BadArguments, DecodeError
+from perdure.core.codec.codec import AnyDecoder, Codec, decoder_of
+from perdure.core.codec.decoders import decoder_for
+from perdure.errors import BadArguments, DecodeError
 
 #: What comes back as what it is, whatever it is declared as.
 _SAFE = frozenset({type(None), bool, int, float, str})

@@ -11,13 +11,13 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import UNSET, Struct, UnsetType
 
-from perdure.core.breakers import Breaker, check_breaker
-from perdure.core.checks import check_flag, check_retry, check_time
-from perdure.core.duration import Duration
-from perdure.core.errors import UsageError
-from perdure.core.gates import Limit, check_limits
 from perdure.core.ids import check_name
-from perdure.core.retry import Retry
+from perdure.core.limits.breaker import Breaker, check_breaker
+from perdure.core.limits.limit import Limit, check_limits
+from perdure.core.option_checks import check_flag, check_retry, check_time
+from perdure.core.policy.retry import Retry
+from perdure.core.time.duration import Duration
+from perdure.errors import UsageError
 from perdure.workflow.signature import describe, type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])

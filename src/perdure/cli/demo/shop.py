@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.client.engine import Engine
-from perdure.core.retry import Retry
+from perdure.core.policy.retry import Retry
 from perdure.workflow.context import Context
 from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import workflow

@@ -19,9 +19,9 @@ from perdure.cli.demo.summary import Activity, Killed, Summary, count_steps
 from perdure.cli.demo.timeline import Timeline
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
-from perdure.core.decoders import decoder_for
-from perdure.core.errors import PerdureError
-from perdure.core.model import Kind, Reason, Status
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.run import Kind, Reason, Status
+from perdure.errors import PerdureError
 from perdure.workflow.definition import Call
 
 RUN = "order-42"

@@ -21,8 +21,8 @@ from perdure.cli.stress.load import Load, engine_of
 from perdure.cli.stress.outcome import Outcome, outcome_of
 from perdure.cli.stress.progress import Bar
 from perdure.core.audit import Audit
-from perdure.core.duration import seconds
-from perdure.core.errors import RunFailed
+from perdure.core.time.duration import seconds
+from perdure.errors import RunFailed
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.workflow.definition import Call

@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from perdure.cli.stress.load import ENVIRONMENT, Load
-from perdure.core.errors import PerdureError
+from perdure.errors import PerdureError
 
 #: How long workers may take to stop, in seconds.
 _PATIENCE = 15.0

@@ -5,6 +5,6 @@ from __future__ import annotations
 import os
 
 from perdure.cli.stress.load import ENVIRONMENT, Load, engine_of
-from perdure.core.decoders import decoder_for
+from perdure.core.codec.decoders import decoder_for
 
 engine = engine_of(decoder_for(Load).decode(os.environ[ENVIRONMENT]))

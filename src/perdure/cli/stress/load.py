@@ -8,7 +8,7 @@ import random
 from msgspec import Struct
 
 from perdure.client.engine import Engine
-from perdure.core.retry import Retry
+from perdure.core.policy.retry import Retry
 from perdure.workflow.activity import activity
 from perdure.workflow.context import Context
 from perdure.workflow.definition import workflow

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from perdure.core.errors import PerdureError, UsageError
-from perdure.core.model import Turn, Verdict
+from perdure.core.model.run import Turn, Verdict
+from perdure.errors import PerdureError, UsageError
 from perdure.store.append import NO_FENCE, Fence, append
 from perdure.store.borrowed.errors import Doubtful, Interrupted, may_pass
 from perdure.store.borrowed.opening import opened

@@ -9,7 +9,7 @@ import sqlite3
 from importlib import import_module
 from typing import Any
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.dialect import Row
 
 CLOSED = "the connection is closed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from perdure.core.errors import StoreUnavailable
+from perdure.errors import StoreUnavailable
 
 #: A lost race, a connection that is gone, a server that is full or restarts.
 _STATES = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "53300"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.borrowed.drivers import CLOSED, FAILED, NO_TRANSACTION, may_begin
 from perdure.store.dialect import Row
 

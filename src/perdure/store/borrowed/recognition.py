@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.borrowed.drivers import (
     AsyncmyWire,
     AsyncpgWire,

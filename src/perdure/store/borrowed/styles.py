@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)

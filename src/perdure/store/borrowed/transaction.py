@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from msgspec import Struct
 
 from perdure.core.audit import Audit
-from perdure.core.errors import SchemaMismatch, UsageError
+from perdure.errors import SchemaMismatch, UsageError
 from perdure.store.borrowed.recognition import wire_of
 from perdure.store.borrowed.styles import in_one, render
 from perdure.store.borrowed.wire import Wire

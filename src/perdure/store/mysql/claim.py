@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest, Run, Status
+from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest, Run, Status
 from perdure.store.dialect import Row
 from perdure.store.gates import limited
 from perdure.store.mysql.literals import listed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perdure.core.model import Again, NewMessage, NewRun, SendOutcome, Turn, Verdict
+from perdure.core.model.run import Again, NewMessage, NewRun, SendOutcome, Turn, Verdict
 from perdure.store.dialect import Row
 from perdure.store.ledger import COLUMNS, Draft, Ledger
 from perdure.store.mysql.creating import NEW_RUNS, rows_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import Created, NewRun
+from perdure.core.model.run import Created, NewRun
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.protocol import Change
 from perdure.store.runs import as_run, params_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.mysql.driver import DriverError
 
 #: Deadlock, lock wait, a row that changed under a snapshot, NOWAIT; a commit that another node of a cluster overtook, which a server

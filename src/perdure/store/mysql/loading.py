@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import Loaded, Message, Record
+from perdure.core.model.run import Loaded, Message, Record
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.reads import check_whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.core.model import FAR, ClaimRequest
+from perdure.core.model.run import FAR, ClaimRequest
 from perdure.store.mysql.literals import Sql, listed
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.sight import Sight

@@ -6,8 +6,8 @@ server keeps the others out, and, because on a cluster that lock is one node's o
 
 from __future__ import annotations
 
-from perdure.core.errors import StoreUnavailable
 from perdure.core.system import System
+from perdure.errors import StoreUnavailable
 from perdure.store import migrations
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import AlreadyThere

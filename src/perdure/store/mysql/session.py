@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perdure.core.errors import StoreError
+from perdure.errors import StoreError
 from perdure.store.dialect import Row
 from perdure.store.identity import Who
 from perdure.store.mysql.driver import Connection

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perdure.core.model import Finish, Park, Record, Status, Turn
+from perdure.core.model.run import Finish, Park, Record, Status, Turn
 from perdure.store.extras import has_extras
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal, row_of, texts

@@ -12,9 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from perdure.core.errors import StoreError
-from perdure.core.fleet import Swept, WorkerInfo
-from perdure.core.model import (
+from perdure.core.model.run import (
     Claimed,
     ClaimRequest,
     Created,
@@ -25,7 +23,9 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.model.worker_info import Swept, WorkerInfo
 from perdure.core.system import System
+from perdure.errors import StoreError
 from perdure.store import workers
 from perdure.store.append import Fence
 from perdure.store.dialect import Row, Transaction

@@ -14,7 +14,7 @@ from importlib import resources
 
 from msgspec import Struct
 
-from perdure.core.errors import UsageError
+from perdure.errors import UsageError
 from perdure.store.dialect import DEFAULT_PREFIX, Dialect
 
 #: In the order in which people need them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import NewMessage, NewRun, SendOutcome, Turn, Verdict
+from perdure.core.model.run import NewMessage, NewRun, SendOutcome, Turn, Verdict
 from perdure.store.dialect import Row
 from perdure.store.ledger import COLUMNS, Ledger
 from perdure.store.postgres.creating import NEW_RUNS, arrays_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from perdure.core.model import Created, NewRun
+from perdure.core.model.run import Created, NewRun
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.protocol import Change

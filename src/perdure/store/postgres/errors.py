@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.postgres.driver import DriverErrors, ServerError
 
 #: The transaction lost against another one; the connection is fine.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model import Loaded, Message, Record, Run
+from perdure.core.model.run import Loaded, Message, Record, Run
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.reads import check_whole, inbox
 from perdure.store.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run

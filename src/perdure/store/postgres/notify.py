@@ -12,8 +12,8 @@ import hashlib
 import logging
 from contextlib import suppress
 
-from perdure.core.forking import silence
-from perdure.core.loops import Guard, Health
+from perdure.core.background_loops import Guard, Health
+from perdure.core.process_fork import silence
 from perdure.core.system import System
 from perdure.store.patience import Patience
 from perdure.store.postgres import errors

@@ -14,7 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from perdure.core.audit import Audit
-from perdure.core.model import FAR, SUSPECT_AFTER, Claimed, ClaimRequest
+from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimRequest
 from perdure.store.clock import ServerClock
 from perdure.store.dialect import Row
 from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs

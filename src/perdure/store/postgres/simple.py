@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from perdure.core.model import Finish, Kind, Next, Park, Record, Status, Turn
+from perdure.core.model.run import Finish, Kind, Next, Park, Record, Status, Turn
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.history import HISTORY
 from perdure.store.postgres.joined import Unjoinable, given, numbers, texts

@@ -13,10 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
-from perdure.core.errors import StoreError
-from perdure.core.fleet import Swept
-from perdure.core.listing import Page, RunFilter
-from perdure.core.model import (
+from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.run import (
     Claimed,
     ClaimRequest,
     Created,
@@ -28,7 +26,9 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.model.worker_info import Swept
 from perdure.core.system import System
+from perdure.errors import StoreError
 from perdure.store import reads, workers
 from perdure.store.append import NO_FENCE, Fence
 from perdure.store.dialect import Row, Transaction

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.audit import Audit
-from perdure.core.effects import OutputKind
-from perdure.core.fleet import Swept
-from perdure.core.interruption import LOST
-from perdure.core.model import FAR
+from perdure.core.model.interruption import LOST
+from perdure.core.model.outputs import OutputKind
+from perdure.core.model.run import FAR
+from perdure.core.model.worker_info import Swept
 from perdure.store.clock import ServerClock
 from perdure.store.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON
 from perdure.store.postgres.dialect import NOW

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from perdure.core.effects import Renew
-from perdure.core.model import Again, Block, Finish, Park, Record, Release, Turn, Verdict
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import Again, Block, Finish, Park, Record, Release, Turn, Verdict
 from perdure.store.children import start_children
 from perdure.store.dialect import Row
 from perdure.store.extras import has_extras, write_extras

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable
 from perdure.core.system import System
+from perdure.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable
 from perdure.store.corrupt import UNREADABLE, known
 from perdure.store.dialect import Dialect, Row, drive
 from perdure.store.noting import Noting

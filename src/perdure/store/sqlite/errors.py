@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from perdure.core.errors import StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.errors import StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})

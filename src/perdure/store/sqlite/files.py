@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from perdure.core.errors import EngineClosed, StoreReadOnly, StoreUnavailable
+from perdure.errors import EngineClosed, StoreReadOnly, StoreUnavailable
 
 if sys.platform != "win32":
     import fcntl

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from perdure.core.errors import StoreUnavailable
 from perdure.core.system import System
+from perdure.errors import StoreUnavailable
 
 T = TypeVar("T")
 

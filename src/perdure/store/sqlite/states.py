@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.core.effects import Renew
-from perdure.core.model import Again, Block, Finish, Lease, Park, Release, Status
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import Again, Block, Finish, Lease, Park, Release, Status
 from perdure.store.messages import deliver
 from perdure.store.outcome import word_to_parent
 from perdure.store.protocol import Change

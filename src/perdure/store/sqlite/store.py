@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import msgspec
 
-from perdure.core.forking import ForkAware, keep_for_ever, watch_forks
-from perdure.core.model import Claimed, ClaimRequest, Turn, Verdict
+from perdure.core.model.run import Claimed, ClaimRequest, Turn, Verdict
+from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
 from perdure.core.system import System
 from perdure.store.borrowed.transaction import Home
 from perdure.store.dialect import Row

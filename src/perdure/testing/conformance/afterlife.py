@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from perdure.core.dead import DeadFilter, Deletion, Requeue, Requeued
-from perdure.core.errors import InvalidCursor
-from perdure.core.listing import RunFilter
-from perdure.core.model import FAR, Block, Finish, Park, Reason, SendOutcome, Status
-from perdure.core.retention import Prune, Pruned
-from perdure.core.second import Reopened
+from perdure.core.model.dead_letter import DeadFilter, Deletion, Requeue, Requeued
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.reopen import Reopened
+from perdure.core.model.run import FAR, Block, Finish, Park, Reason, SendOutcome, Status
+from perdure.core.policy.retention import Prune, Pruned
+from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from perdure.core.dead import Deletion
-from perdure.core.gates import Bounds
-from perdure.core.model import Verdict
-from perdure.core.retention import Prune
+from perdure.core.limits.limit import Bounds
+from perdure.core.model.dead_letter import Deletion
+from perdure.core.model.run import Verdict
+from perdure.core.policy.retention import Prune
 from perdure.store import Store
 from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, admit_patiently, asks, ready
 from perdure.testing.conformance.harness import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure.core.admission import AdmitRequest, Admitted, Arrival, StepArrival, StepLeft, StepVerdict
-from perdure.core.breakers import PREFIX, BreakerRule, BreakerView, Circuit, Report
-from perdure.core.gates import Bounds, Gating, Pass
-from perdure.core.model import Finish, Kind, Lease, Reason, Release, Status
+from perdure.core.limits.admission import AdmitRequest, Admitted, Arrival, StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.breaker import PREFIX, BreakerRule, BreakerView, Circuit, Report
+from perdure.core.limits.limit import Bounds, Gating, Pass
+from perdure.core.model.run import Finish, Kind, Lease, Reason, Release, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

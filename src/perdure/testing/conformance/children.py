@@ -6,10 +6,9 @@ from itertools import permutations
 
 import pytest
 
-from perdure.core.errors import RunCancelled
-from perdure.core.failure import Failure
-from perdure.core.family import ABANDONED
-from perdure.core.model import (
+from perdure.core.codec.failure import Failure
+from perdure.core.model.on_close import ABANDONED
+from perdure.core.model.run import (
     Again,
     Block,
     Finish,
@@ -22,6 +21,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.errors import RunCancelled
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

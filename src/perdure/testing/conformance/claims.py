@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.fleet import WorkerStatus
-from perdure.core.model import FAR, Again, Finish, Reason, Release, Status
+from perdure.core.model.run import FAR, Again, Finish, Reason, Release, Status
+from perdure.core.model.worker_info import WorkerStatus
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

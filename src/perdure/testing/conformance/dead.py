@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.dead import DeadFilter, DeadReason, Requeue, Requeued
-from perdure.core.errors import InvalidCursor
-from perdure.core.model import Again, Block, Finish, Kind, Reason, Status
+from perdure.core.model.dead_letter import DeadFilter, DeadReason, Requeue, Requeued
+from perdure.core.model.run import Again, Block, Finish, Kind, Reason, Status
+from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.testing.conformance.afterlife import REFUSED, SLOW, dead_ids, failed, finished, set_aside
 from perdure.testing.conformance.harness import (

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from perdure.core.errors import EngineClosed, StoreUnavailable
-from perdure.core.model import Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
+from perdure.core.model.run import Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
+from perdure.errors import EngineClosed, StoreUnavailable
 from perdure.store import MUTATING_VERBS, Retrying, Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from perdure.core.admission import AdmitRequest, Admitted, Arrival
-from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.gates import STRIDE, Bounds, Gating, Hold, Pass
-from perdure.core.model import FAR, Again, Finish, Kind, Reason, Release, Run, Status
+from perdure.core.limits.admission import AdmitRequest, Admitted, Arrival
+from perdure.core.limits.limit import STRIDE, Bounds, Gating, Hold, Pass
+from perdure.core.model.orders import Order, Pause, PauseKind
+from perdure.core.model.run import FAR, Again, Finish, Kind, Reason, Release, Run, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -10,8 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from perdure.core.fleet import WorkerInfo
-from perdure.core.model import (
+from perdure.core.model.run import (
     FAR,
     Claimed,
     ClaimRequest,
@@ -26,6 +25,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.core.model.worker_info import WorkerInfo
 from perdure.host import Host
 from perdure.store import Store
 from perdure.store.dialect import _TABLES

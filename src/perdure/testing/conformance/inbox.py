@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import RunCancelled
-from perdure.core.failure import Failure
-from perdure.core.model import (
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import (
     FAR,
     Again,
     Block,
@@ -17,6 +16,7 @@ from perdure.core.model import (
     Status,
     Verdict,
 )
+from perdure.errors import RunCancelled
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from perdure.core.locks import Grant
+from perdure.core.model.lock import Grant
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, SECOND, START, Harness, Unshared, snapshot
 from perdure.testing.conformance.singletons import PREPARE as SINGLETONS

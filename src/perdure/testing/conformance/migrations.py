@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.errors import SchemaMismatch
+from perdure.errors import SchemaMismatch
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, Harness, Unshared, a_run
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.effects import NewOutput, OutputKind, Trim
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import Finish, Kind, Lease, Release, Status, Turn, Verdict
+from perdure.core.model.outputs import NewOutput, OutputKind, Trim
+from perdure.core.model.run import Finish, Kind, Lease, Release, Status, Turn, Verdict
+from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.store.protocol import Change
 from perdure.testing.conformance.harness import (

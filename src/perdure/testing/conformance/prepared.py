@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 
-from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.dead import Requeue
-from perdure.core.gates import Bounds
-from perdure.core.model import FAR, Block, Finish, Kind, Reason, Status, Turn, Verdict
-from perdure.core.retention import Prune
+from perdure.core.limits.limit import Bounds
+from perdure.core.model.dead_letter import Requeue
+from perdure.core.model.orders import Order, Pause, PauseKind
+from perdure.core.model.run import FAR, Block, Finish, Kind, Reason, Status, Turn, Verdict
+from perdure.core.policy.retention import Prune
 from perdure.store import Store
 from perdure.store.borrowed.deed import Deed
 from perdure.testing.conformance.breakers import PREPARE as BREAKERS

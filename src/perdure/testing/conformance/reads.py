@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.errors import InvalidCursor
-from perdure.core.listing import RunFilter
-from perdure.core.model import Finish, Release, Status
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.run import Finish, Release, Status
+from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.store.protocol import Change
 from perdure.testing.conformance.harness import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
-from perdure.core.model import Again, Finish, Kind, Reason, Status, Turn, Verdict
+from perdure.core.model.outputs import NewOutput, OutputKind, Renew, Trim
+from perdure.core.model.run import Again, Finish, Kind, Reason, Status, Turn, Verdict
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.errors import StoreUnavailable
-from perdure.core.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Block, Reason, Status
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Block, Reason, Status
+from perdure.errors import StoreUnavailable
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model import FAR, Finish, Kind, Status, Verdict
-from perdure.core.schedule import Misfire, Overlap, Saved, Schedule
-from perdure.core.timing import Every, moment_of, to_stored
+from perdure.core.model.run import FAR, Finish, Kind, Status, Verdict
+from perdure.core.time.cron import Every, moment_of, to_stored
+from perdure.core.time.schedule import Misfire, Overlap, Saved, Schedule
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model import (
+from perdure.core.model.reopen import Fork, Reopened, randomness
+from perdure.core.model.run import (
     FAR,
     Again,
     Block,
@@ -16,7 +17,6 @@ from perdure.core.model import (
     Status,
     Verdict,
 )
-from perdure.core.second import Fork, Reopened, randomness
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -37,7 +37,7 @@ from perdure.testing.conformance.harness import (
 )
 
 FAILED = Finish(Status.FAILED, '{"type":"ValueError","message":"no"}')
-CANCELLED = Finish(Status.CANCELLED, '{"type":"perdure.core.errors.RunCancelled","message":"stop"}')
+CANCELLED = Finish(Status.CANCELLED, '{"type":"perdure.errors.RunCancelled","message":"stop"}')
 
 
 def a_fork(id: str = "copy", **changes: object) -> Fork:

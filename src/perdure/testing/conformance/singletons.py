@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.errors import SingletonBusy
-from perdure.core.model import Created, Finish, Kind, NewRun, Reason, Status, Verdict
-from perdure.core.second import Reopened
-from perdure.core.singleton import Policy, Single
+from perdure.core.model.reopen import Reopened
+from perdure.core.model.run import Created, Finish, Kind, NewRun, Reason, Status, Verdict
+from perdure.core.policy.singleton import Policy, Single
+from perdure.errors import SingletonBusy
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.control import Obeyed, Order, Pause, PauseKind
-from perdure.core.model import FAR, Again, Finish, Kind, Reason, Release, Status, Verdict
+from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
+from perdure.core.model.run import FAR, Again, Finish, Kind, Reason, Release, Status, Verdict
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure.core.admission import AdmitRequest, Arrival
-from perdure.core.control import Order, Pause, PauseKind
-from perdure.core.gates import Bounds, Gating, Pass, of_type
-from perdure.core.model import FAR, Block, Finish, Kind, Reason, Status
-from perdure.core.push import Refusal, Take, Taken
+from perdure.core.limits.admission import AdmitRequest, Arrival
+from perdure.core.limits.limit import Bounds, Gating, Pass, of_type
+from perdure.core.model.claim_by_id import Refusal, Take, Taken
+from perdure.core.model.orders import Order, Pause, PauseKind
+from perdure.core.model.run import FAR, Block, Finish, Kind, Reason, Status
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

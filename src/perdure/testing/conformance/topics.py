@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from perdure.core.effects import Broadcasted, NewOutput, OutputKind, Renew
-from perdure.core.model import Finish, Kind, Lease, Reason, Status, Turn, Verdict
+from perdure.core.model.outputs import Broadcasted, NewOutput, OutputKind, Renew
+from perdure.core.model.run import Finish, Kind, Lease, Reason, Status, Turn, Verdict
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

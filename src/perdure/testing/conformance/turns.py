@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure.core.effects import NewOutput, OutputKind, Renew, Trim
-from perdure.core.errors import StoreCorrupt
-from perdure.core.model import (
+from perdure.core.model.outputs import NewOutput, OutputKind, Renew, Trim
+from perdure.core.model.run import (
     Again,
     Block,
     Finish,
@@ -20,6 +19,7 @@ from perdure.core.model import (
     Turn,
     Verdict,
 )
+from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from perdure.core.watermark import Watermark
+from perdure.core.policy.watermark import Watermark
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, SECOND, START, TYPE, Harness, a_run, claim, snapshot
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.core.errors import Expired
-from perdure.core.failure import Failure
-from perdure.core.fleet import WorkerStatus
-from perdure.core.model import Block, Kind, Reason, Status, Verdict
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import Block, Kind, Reason, Status, Verdict
+from perdure.core.model.worker_info import WorkerStatus
+from perdure.errors import Expired
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.codec import Codec
-from perdure.core.failure import ErrorTypes, Failure
-from perdure.core.listing import RunFilter
-from perdure.core.model import Kind, Record, Run, Status
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes, Failure
+from perdure.core.model.listing import RunFilter
+from perdure.core.model.run import Kind, Record, Run, Status
 from perdure.replay.execution import Execution
 from perdure.replay.origin import Origin
 from perdure.replay.scoping import is_left, to_mark

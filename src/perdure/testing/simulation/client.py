@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.options import StartOptions
-from perdure.core.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
+from perdure.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.author import Author

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.model import Kind, Record, Run
+from perdure.core.model.run import Kind, Record, Run
 
 STREAM = "items"
 

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from perdure.core.admission import Admitted, StepVerdict
-from perdure.core.effects import Broadcasted
-from perdure.core.errors import StoreUnavailable
-from perdure.core.model import Claimed, Lease, Loaded, Release, Turn, Verdict
-from perdure.core.push import Taken
+from perdure.core.limits.admission import Admitted, StepVerdict
+from perdure.core.model.claim_by_id import Taken
+from perdure.core.model.outputs import Broadcasted
+from perdure.core.model.run import Claimed, Lease, Loaded, Release, Turn, Verdict
+from perdure.errors import StoreUnavailable
 from perdure.store import MUTATING_VERBS
 from perdure.store.clock import ServerClock
 from perdure.store.protocol import Change, Listener

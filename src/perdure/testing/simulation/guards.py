@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.breakers import Breaker
-from perdure.core.gates import Fair, Hold, Limit
+from perdure.core.limits.breaker import Breaker
+from perdure.core.limits.limit import Fair, Hold, Limit
 
 #: How many guards a world has.
 GUARDS = 3

@@ -6,8 +6,8 @@ import asyncio
 
 from perdure.client.options import StartOptions
 from perdure.client.pushing import Pusher
-from perdure.core.gates import KEYED
-from perdure.core.model import Reason
+from perdure.core.limits.limit import KEYED
+from perdure.core.model.run import Reason
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.client import LOOK, Action, Operator
 from perdure.testing.simulation.interpreter import BOUNDED, call_of_lined, type_of

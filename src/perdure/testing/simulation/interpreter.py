@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from perdure.core.retry import Retry
+from perdure.core.policy.retry import Retry
 from perdure.testing.simulation import programs
 from perdure.testing.simulation.guards import Guard, Guards
 from perdure.testing.simulation.language import Language, Log

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from perdure.client.options import StartOptions
-from perdure.core.errors import RunNotFound, UsageError
+from perdure.errors import RunNotFound, UsageError
 from perdure.testing.simulation.client import Action, Client
 from perdure.testing.simulation.interpreter import call_of, is_act
 from perdure.testing.simulation.steps import ACT

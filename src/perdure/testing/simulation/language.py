@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from perdure.core.errors import Rollback, WorkflowError
+from perdure.errors import Rollback, WorkflowError
 from perdure.testing.simulation.programs import (
     Anew,
     Contest,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.effects import Renew
-from perdure.core.model import Finish, Kind, Lease, Record, Run, Turn, Verdict
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import Finish, Kind, Lease, Record, Run, Turn, Verdict
 from perdure.testing.simulation.emitted import Emitted
 from perdure.testing.simulation.loop import SimLoop, Violation
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.model import Kind, Record, Run
+from perdure.core.model.run import Kind, Record, Run
 
 #: What makes it uncertain who has received what.
 _UNCERTAIN = ("gather", "group", "race", "limit", "join", "contest", "map", "loop", "outcome", "shield")

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from perdure.core.decoders import decoder_for
+from perdure.core.codec.decoders import decoder_for
 
 MESSAGES = ("go", "stop", "more")
 QUESTION = "what"

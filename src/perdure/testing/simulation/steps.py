@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import Any, cast
 
-from perdure.core.errors import Fatal
+from perdure.errors import Fatal
 from perdure.testing.simulation.emitted import STREAM, Execution
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.ledger import Effect, Ledger

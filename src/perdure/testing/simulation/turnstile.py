@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.admission import AdmitRequest, Admitted
-from perdure.core.breakers import BreakerState, Circuit
-from perdure.core.gates import base_of, place_of
+from perdure.core.limits.admission import AdmitRequest, Admitted
+from perdure.core.limits.breaker import BreakerState, Circuit
+from perdure.core.limits.limit import base_of, place_of
 from perdure.testing.rules import FINISHED, GATES
 from perdure.testing.simulation.guards import Bound
 from perdure.testing.simulation.ledger import Ledger

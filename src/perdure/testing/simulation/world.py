@@ -12,9 +12,9 @@ from random import Random
 from typing import Any, cast
 
 from perdure.client.engine import Engine
-from perdure.core.codec import Codec
-from perdure.core.errors import StoreError
-from perdure.core.failure import ErrorTypes
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.errors import StoreError
 from perdure.store import Retrying, open_store
 from perdure.store.protocol import Store
 from perdure.store.sqlite.store import SqliteStore

@@ -26,7 +26,7 @@ SELECT CASE
   ELSE 'accepted'
 END INTO @outcome;
 SET @error = JSON_OBJECT(
-  'type', 'perdure.core.errors.RunCancelled',
+  'type', 'perdure.errors.RunCancelled',
   'message', CONCAT('run ''', @id, ''' was cancelled before it could go on', COALESCE(CONCAT(': ', NULLIF(@reason, '')), ''))
 );
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)

@@ -31,7 +31,7 @@ SET @again = @held AND @becomes = 'waiting';
 SET @attempt_error = JSON_OBJECT('type', COALESCE(@error_type, 'Exception'), 'message', COALESCE(@error_message, ''));
 SET @error = CASE @becomes
   WHEN 'cancelled' THEN JSON_OBJECT(
-    'type', 'perdure.core.errors.RunCancelled', 'message', CONCAT('run ''', @id, ''' was cancelled: ', COALESCE(@error_message, ''))
+    'type', 'perdure.errors.RunCancelled', 'message', CONCAT('run ''', @id, ''' was cancelled: ', COALESCE(@error_message, ''))
   )
   WHEN 'failed' THEN JSON_OBJECT(
     'type', COALESCE(@error_type, 'Exception'), 'message', COALESCE(@error_message, ''), 'given_up', @given_up

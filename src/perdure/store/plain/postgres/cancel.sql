@@ -22,7 +22,7 @@ WITH asked AS MATERIALIZED (
     END AS outcome,
     status IN ('pending', 'waiting') AND started_at = 0 AND attempt = 1 AS at_once,
     json_build_object(
-      'type', 'perdure.core.errors.RunCancelled',
+      'type', 'perdure.errors.RunCancelled',
       'message', 'run ''' || id || ''' was cancelled before it could go on' || COALESCE(': ' || NULLIF(asked.reason, ''), '')
     )::text AS error
   FROM target

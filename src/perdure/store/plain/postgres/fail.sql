@@ -32,7 +32,7 @@ WITH clock AS MATERIALIZED (
   SELECT held.*,
     CASE
       WHEN becomes = 'cancelled' THEN json_build_object(
-        'type', 'perdure.core.errors.RunCancelled', 'message', 'run ''' || id || ''' was cancelled: ' || COALESCE($5::text, '')
+        'type', 'perdure.errors.RunCancelled', 'message', 'run ''' || id || ''' was cancelled: ' || COALESCE($5::text, '')
       )::text
       WHEN becomes = 'failed' THEN json_build_object(
         'type', COALESCE($4::text, 'Exception'), 'message', COALESCE($5::text, ''), 'given_up', given_up

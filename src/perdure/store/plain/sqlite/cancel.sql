@@ -16,7 +16,7 @@ SELECT id, parent_id, parent_location, generation, key, now, COALESCE(:reason, '
   END AS outcome,
   status IN ('pending', 'waiting') AND started_at = 0 AND attempt = 1 AS at_once,
   json_object(
-    'type', 'perdure.core.errors.RunCancelled',
+    'type', 'perdure.errors.RunCancelled',
     'message', 'run ''' || id || ''' was cancelled before it could go on' || COALESCE(': ' || NULLIF(:reason, ''), '')
   ) AS error
 FROM perdure_runs r, (

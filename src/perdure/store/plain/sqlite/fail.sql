@@ -13,7 +13,7 @@ SELECT id, type, token, attempt, started_at, generation, parent_id, parent_locat
   json_object('type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, '')) AS error,
   CASE
     WHEN becomes = 'cancelled' THEN json_object(
-      'type', 'perdure.core.errors.RunCancelled', 'message', 'run ''' || id || ''' was cancelled: ' || COALESCE(:error_message, '')
+      'type', 'perdure.errors.RunCancelled', 'message', 'run ''' || id || ''' was cancelled: ' || COALESCE(:error_message, '')
     )
     WHEN becomes = 'failed' THEN json_object(
       'type', COALESCE(:error_type, 'Exception'), 'message', COALESCE(:error_message, ''), 'given_up',

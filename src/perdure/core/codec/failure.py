@@ -1,0 +1,312 @@
+"""Errors as data: how an exception crosses the database and comes back.
+
+A `Failure` keeps an error's type name, message, plain arguments and attributes, notes, cause, group members and the text of its
+traceback, each bounded. `ErrorTypes` turns it back into an exception: of its own class if that class was known when the engine
+started, else `StepFailed` with the original's name. A name in data is looked up, never imported and never evaluated.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure import errors
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.decoders import decoder_for
+from perdure.errors import DecodeError, StepFailed
+
+_MESSAGE_CHARACTERS = 4_000
+_TRACEBACK_CHARACTERS = 8_000
+_NOTES_CHARACTERS = 8_000
+_PLAIN_CHARACTERS = 4_000
+#: How many errors one failure holds: causes, members of groups, and their causes.
+_ERRORS = 16
+
+_plain = msgspec.json.Decoder()
+
+
+class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error, as data. Every field has a default, for failures that were written in another language."""
+
+    #: The qualified name of its class, without a module for builtins.
+    type: str = "Exception"
+    message: str = ""
+    #: JSON array of what its class was called with; None unless plain and small.
+    args: str | None = None
+    #: JSON object of its plain attributes.
+    state: str | None = None
+    notes: tuple[str, ...] = ()
+    cause: Failure | None = None
+    #: What an ExceptionGroup contains.
+    members: tuple[Failure, ...] = ()
+    traceback: str = ""
+    #: Of a run: the errors of undos that failed, by the location of what was to be undone.
+    not_undone: dict[str, Failure] = {}
+    #: Of a step: why no other attempt followed, `exhausted` or `fatal`.
+    given_up: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, codec: Codec) -> Failure:
+        """Describe an error. Never raises, whatever the error's own methods do."""
+        try:
+            described = _Describer(codec).describe(error)
+        except Exception as problem:
+            described = cls(message=f"<describing it raised {type(problem).__name__}>", type=_type_name(type(error)))
+        assert described is not None
+        return described
+
+    def to_json(self) -> str:
+        """As it is stored."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, payload: str | bytes) -> Failure:
+        """Read it back. Raises `DecodeError`."""
+        try:
+            return _failure.decode(payload)
+        except Exception as error:
+            raise DecodeError(f"Cannot read a stored error: {error}") from error
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+_failure = decoder_for(Failure)
+
+
+class _Describer:
+    """Describes one error and what hangs on it, within a budget."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._left = _ERRORS
+        self._seen: set[int] = set()
+
+    def describe(self, error: BaseException | None) -> Failure | None:
+        if error is None or id(error) in self._seen or self._left <= 0:
+            return None
+        self._seen.add(id(error))
+        self._left -= 1
+        if type(error) is StepFailed and isinstance(passed := getattr(error, "failure", None), Failure):
+            # An error that only passed through here keeps its identity for those who know its class.
+            return passed
+        members = self._members(error)
+        return Failure(
+            type=_type_name(type(error)),
+            message=_clip(_message(error), _MESSAGE_CHARACTERS),
+            args=None if members else self._plain(_arguments(error)),
+            state=self._plain(_state(error)),
+            notes=_notes(error),
+            cause=self.describe(_cause(error)),
+            members=members,
+            traceback=_traceback(error),
+        )
+
+    def _members(self, error: BaseException) -> tuple[Failure, ...]:
+        if not isinstance(error, BaseExceptionGroup):
+            return ()
+        described = (self.describe(member) for member in error.exceptions)
+        return tuple(member for member in described if member is not None)
+
+    def _plain(self, value: object) -> str | None:
+        """The value as JSON if it is small and plain JSON brings it back as it is."""
+        if not value:
+            return None
+        try:
+            text = self._codec.encode(value, "an error's arguments")
+            same = _is_plain(value) and len(text) <= _PLAIN_CHARACTERS
+        except Exception:
+            return None
+        return text if same else None
+
+
+class ErrorTypes:
+    """The classes that errors may come back as, fixed when it is built.
+
+    Those are builtin exceptions, Perdure's own, the ones in `allowed`, and those found in the namespaces of `modules` (names of
+    modules; ones that are not imported are skipped).
+    """
+
+    def __init__(self, allowed: Iterable[type[Exception]] = (), modules: Iterable[str] = ()) -> None:
+        self._known: dict[str, type[Exception]] = {}
+        for name in sorted(set(modules)):
+            module = sys.modules.get(name)
+            if module is not None:
+                self._learn(_exceptions_in(vars(module), name))
+        self._learn(_exceptions_in(vars(builtins), "builtins"))
+        self._learn(_exceptions_in(vars(errors), errors.__name__))
+        self._learn(allowed)
+
+    def restore(self, failure: Failure, *, run_id: str = "") -> Exception:
+        """The exception that a failure describes, its own class if that is known, else a `StepFailed`."""
+        return self._restore(failure, run_id, _ERRORS)
+
+    def _restore(self, failure: Failure, run_id: str, levels: int) -> Exception:
+        members = [self._restore(member, run_id, levels - 1) for member in failure.members] if levels else []
+        error = self._group(failure, members) if members else self._instance(failure)
+        if error is None:
+            origin = f"Run {run_id}: " if run_id else ""
+            error = StepFailed(f"{origin}{failure}", failure=failure)
+        if failure.cause is not None and levels:
+            error.__cause__ = self._restore(failure.cause, run_id, levels - 1)
+        for note in failure.notes:
+            error.add_note(note)
+        for location, problem in failure.not_undone.items():
+            error.add_note(f"What {location!r} did was not undone: {problem}")
+        if failure.traceback:
+            error.add_note(f"Where it happened (most recent call last):\n{failure.traceback}{failure}")
+        return error
+
+    def _learn(self, classes: Iterable[type[Exception]]) -> None:
+        for each in classes:
+            # A coroutine or generator cannot let these two out.
+            if not issubclass(each, StopIteration | StopAsyncIteration):
+                self._known[_type_name(each)] = each
+
+    def _group(self, failure: Failure, members: list[Exception]) -> Exception:
+        known = self._known.get(failure.type)
+        if known is not None and issubclass(known, ExceptionGroup):
+            try:
+                return known(failure.message, members)
+            except Exception:
+                # A group with a constructor of its own is still caught by `except*`.
+                return ExceptionGroup(failure.message, members)
+        return ExceptionGroup(failure.message, members)
+
+    def _instance(self, failure: Failure) -> Exception | None:
+        known = self._known.get(failure.type)
+        if known is None or issubclass(known, BaseExceptionGroup):
+            return None
+        arguments = _read(failure.args, list)
+        error = _construct(known, arguments, failure.message) or _assemble(known, arguments, failure.message)
+        if error is None:
+            return None
+        state = _read(failure.state, dict) or {}
+        # A stored value must not hide a method of the error.
+        vars(error).update(
+            {
+                name: value
+                for name, value in state.items()
+                if not name.startswith("__") and not callable(getattr(known, name, None))
+            }
+        )
+        if _message(error) != failure.message:
+            error.add_note(f"Its message was: {failure.message}")
+        return error
+
+
+def _construct(known: type[Exception], arguments: list[Any] | None, message: str) -> Exception | None:
+    """An instance made by its constructor, if that gives the same error; one that decorates its message would do so twice."""
+    try:
+        error = known(*(arguments or ()))
+    except Exception:
+        return None
+    return error if _message(error) == message and type(error) is known else None
+
+
+def _assemble(known: type[Exception], arguments: list[Any] | None, message: str) -> Exception | None:
+    try:
+        error = known.__new__(known, *([message] if arguments is None else arguments))
+        error.args = (message,) if arguments is None else tuple(arguments)
+    except Exception:
+        return None
+    return error if type(error) is known else None
+
+
+def _exceptions_in(namespace: Mapping[str, Any], module: str) -> Iterator[type[Exception]]:
+    for value in list(namespace.values()):
+        if not isinstance(value, type):
+            continue
+        if issubclass(value, Exception):
+            yield value
+        elif value.__module__ == module and value.__qualname__.count(".") < 3 and module != "builtins":
+            yield from _exceptions_in(vars(value), module)
+
+
+def _read(payload: str | None, kind: type[Any]) -> Any:
+    try:
+        value = None if payload is None else _plain.decode(payload)
+    except Exception:
+        return None
+    return value if isinstance(value, kind) else None
+
+
+def _type_name(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _clean(error.message if isinstance(error, BaseExceptionGroup) else str(error))
+    except Exception as problem:
+        return f"<its __str__ raised {type(problem).__name__}>"
+
+
+def _arguments(error: BaseException) -> list[Any]:
+    try:
+        # OSError and its like keep here what `args` leaves out.
+        reduced = error.__reduce__()
+        return list(reduced[1]) if isinstance(reduced, tuple) and reduced[0] is type(error) else list(error.args)
+    except Exception:
+        return []
+
+
+def _state(error: BaseException) -> dict[str, Any]:
+    try:
+        attributes = vars(error)
+    except TypeError:
+        return {}
+    return {
+        name: value
+        for name, value in attributes.items()
+        if isinstance(name, str) and name[:2] != "__" and _is_plain(value)
+    }
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    if depth > 8:
+        return False
+    if type(value) is list:
+        return all(_is_plain(each, depth + 1) for each in value)
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(each, depth + 1) for key, each in value.items())
+    return type(value) in {type(None), bool, int, float, str}
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes, room = [], _NOTES_CHARACTERS
+    for note in getattr(error, "__notes__", None) or ():
+        if isinstance(note, str) and room > 0:
+            notes.append(_clip(_clean(note), room))
+            room -= len(notes[-1])
+    return tuple(notes)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_tb(error.__traceback__))
+    except Exception:
+        return ""
+    return _clip(_clean(text), _TRACEBACK_CHARACTERS)
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _clip(text: str, limit: int) -> str:
+    """Both ends of a text that is too long."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"

@@ -1,0 +1,229 @@
+"""What in a value JSON cannot carry, and where.
+
+The slow, exact half of the codec: walks through a value as msgspec would and finds the first part that would not come back
+equal, with its path; and brings a value into one order, whatever the order of its sets and keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from perdure.core.codec.pydantic_models import ModelError, encode_model, is_model
+
+#: How deep a value may be nested. Decoding recurses, and must not fail where the stack happens to be deeper.
+DEPTH = 200
+
+#: A path and what is wrong there.
+Flaw = tuple[str, str]
+
+_SIMPLE = frozenset({type(None), bool, int, float, str})
+_FINE = (bytes, bytearray, memoryview, UUID, date, timedelta)
+
+
+def find_flaw(value: object) -> Flaw | None:
+    """The first part of a value that would not survive encoding and decoding."""
+    flaw = _find(value, 0)
+    return None if flaw is None else (flaw[0].removeprefix("."), flaw[1])
+
+
+def ordered(value: object, encode: Callable[[Any], bytes]) -> object:
+    """The value as plain lists and dicts, those made of sets in the order of their elements' encodings."""
+    if isinstance(value, dict):
+        return {_key_text(key): ordered(each, encode) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [ordered(each, encode) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted((ordered(each, encode) for each in value), key=encode)
+    fields = fields_of(value)
+    return value if fields is None else {name: ordered(each, encode) for name, each in fields}
+
+
+def _find(value: object, depth: int) -> Flaw | None:
+    if is_model(type(value)):
+        return _flaw_of_model(value, depth)
+    parts = _parts(value)
+    if parts is None:
+        problem = _problem(value)
+        return None if problem is None else ("", problem)
+    if depth >= DEPTH:
+        return "", f"is nested over {DEPTH} levels deep, or contains itself."
+    if isinstance(value, dict):
+        problem = _key_problem(value)
+        if problem is not None:
+            return "", problem
+    for step, part in parts:
+        flaw = _find(part, depth + 1)
+        if flaw is not None:
+            return step + flaw[0], flaw[1]
+    return None
+
+
+def _flaw_of_model(model: object, depth: int) -> Flaw | None:
+    try:
+        inside = msgspec.json.decode(encode_model(model))
+    except ModelError as error:
+        return f".{error.path}" if error.path else "", error.problem
+    return _find(inside, depth + 1)
+
+
+def _parts(value: object) -> Iterable[tuple[str, object]] | None:
+    """The parts of a compound value, each with its step of the path; None for a value without parts."""
+    if isinstance(value, dict):
+        return ((path_step(key), each) for key, each in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ((f"[{index}]", each) for index, each in enumerate(value))
+    fields = fields_of(value)
+    return None if fields is None else ((f".{name}", each) for name, each in fields)
+
+
+def has_set_of_sets(value: object) -> bool:
+    """Whether a set in there has elements with parts of their own."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if type(each) in _SIMPLE:
+            continue
+        if isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+        elif isinstance(each, set | frozenset):
+            if any(_parts(part) is not None for part in each):
+                return True
+        elif (fields := fields_of(each)) is not None:
+            left.extend(part for _, part in fields)
+    return False
+
+
+def fields_of(value: object) -> Iterator[tuple[str, object]] | None:
+    """The fields of a dataclass, a Struct or an attrs class; None for a value without any."""
+    if isinstance(value, type):
+        return None
+    names: Iterable[str]
+    if isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+    elif (dataclass_fields := getattr(value, "__dataclass_fields__", None)) is not None:
+        names = dataclass_fields
+    elif (attributes := getattr(value, "__attrs_attrs__", None)) is not None:
+        names = [attribute.name for attribute in attributes]
+    else:
+        return None
+    found = ((name, getattr(value, name, msgspec.UNSET)) for name in names)
+    return ((name, each) for name, each in found if each is not msgspec.UNSET)
+
+
+def path_step(key: object) -> str:
+    """The step of a path to what is under a key."""
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_shown(key)}]"
+
+
+def _problem(value: object) -> str | None:
+    match value:
+        case None | bool() | Enum():
+            return _problem(value.value) if isinstance(value, Enum) else None
+        case str():
+            return _text_problem(value) if type(value) is str else _type_problem(value)
+        case int():
+            return _int_problem(value) if type(value) is int else _type_problem(value)
+        case float():
+            if type(value) is not float:
+                return _type_problem(value)
+            return None if math.isfinite(value) else f"is {value}, which JSON does not have. Pass None or a number."
+        case Decimal():
+            return (
+                f"is Decimal('{value}'), which does not equal itself. Pass None or a number."
+                if value.is_nan()
+                else None
+            )
+        case datetime() | time():
+            return _offset_problem(value)
+        case msgspec.Raw():
+            return _raw_problem(value)
+        case _:
+            return None if isinstance(value, _FINE) else _type_problem(value)
+
+
+def _raw_problem(raw: msgspec.Raw) -> str | None:
+    try:
+        inside = msgspec.json.decode(raw)
+        same = msgspec.json.encode(inside) == bytes(raw)
+    except Exception:
+        return "is a Raw that is no JSON."
+    if not same:
+        return "is a Raw in another form than msgspec writes. Encode it with msgspec."
+    flaw = find_flaw(inside)
+    return None if flaw is None else flaw[1]
+
+
+def _type_problem(value: object) -> str:
+    kind = type(value)
+    return (
+        f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot carry. Pass plain data: None, bool, numbers, str, "
+        "bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses, msgspec Structs or pydantic models."
+    )
+
+
+def _text_problem(text: str) -> str | None:
+    if "\0" in text:
+        return "contains a NUL character, which databases do not store in text. Remove it, or pass bytes."
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"contains a lone surrogate ({text[error.start]!r}), which is no character. Decode the text properly, or pass bytes."
+    return None
+
+
+def _int_problem(number: int) -> str | None:
+    try:
+        str(number)
+    except ValueError:
+        return "is an integer with more digits than Python reads back. Pass it as bytes: int.to_bytes()."
+    return None
+
+
+def _offset_problem(moment: datetime | time) -> str | None:
+    offset = moment.utcoffset()
+    if offset is None or not offset % timedelta(minutes=1):
+        return None
+    return f"has the UTC offset {offset}, and JSON keeps no seconds of it. Convert it: .astimezone(UTC)."
+
+
+def _key_problem(value: dict[Any, Any]) -> str | None:
+    seen: dict[str, object] = {}
+    for key in value:
+        if isinstance(key, str):
+            problem = _text_problem(key)
+        elif key is None or isinstance(key, bool | tuple | frozenset):
+            problem = "is no key that JSON has. Use str, numbers, dates, UUID or Enum."
+        elif isinstance(key, float) and math.isnan(key):
+            problem = "does not equal itself."
+        else:
+            problem = _problem(key)
+        if problem is not None:
+            return f"has the key {_shown(key)}, which {problem}"
+        text = _key_text(key)
+        if text in seen:
+            return f"has the keys {_shown(seen[text])} and {_shown(key)}, which become the same text in JSON. Use keys of one type."
+        seen[text] = key
+    return None
+
+
+def _key_text(key: object) -> str:
+    return next(iter(msgspec.json.decode(msgspec.json.encode({key: None}), type=dict[str, None])))
+
+
+def _shown(key: object) -> str:
+    try:
+        text = repr(key)
+    except Exception:
+        # Integers may be too long to write, and a class of the user's may do anything.
+        return f"<{type(key).__name__}>"
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,189 @@
+"""Whether a value that was decoded is the one that was encoded, and if not, where they differ.
+
+The exact half of the check; the usual value equals what came back, and is not looked at here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, TypeVar
+from uuid import UUID
+
+from perdure.core.codec.json_problems import fields_of, path_step
+from perdure.core.codec.pydantic_models import is_model
+
+#: A path, and what is wrong there.
+Difference = tuple[str, str]
+
+_NUMBERS = (int, float)
+
+
+def find_difference(value: object, back: object, digest: Callable[[object], str], *, exact: bool) -> Difference | None:
+    """The first part of a value that came back as something else.
+
+    What its type declares counts unless `exact`: a tuple where a list is declared comes back as a list, text where a date is declared
+    as a date. What is lost, or comes back as another class, always counts.
+    """
+    found = _find(value, back, digest, exact=exact)
+    return None if found is None else (found[0].removeprefix("."), found[1])
+
+
+def _find(value: Any, back: Any, digest: Callable[[object], str], *, exact: bool) -> Difference | None:
+    if type(value) is type(back):
+        return _find_inside(value, back, digest, exact=exact)
+    if isinstance(value, _NUMBERS) and isinstance(back, _NUMBERS) and value == back:
+        return None
+    ours, theirs = fields_of(value), fields_of(back)
+    if is_model(type(value)) or is_model(type(back)) or (ours is not None and not isinstance(back, dict)):
+        return ("", _other_class(value, back)) if ours is not None or is_model(type(value)) else None
+    if exact or ours is not None:
+        return "", _other_class(value, back)
+    if isinstance(value, list | tuple) and isinstance(back, list | tuple) and len(value) == len(back):
+        return _first(enumerate(zip(value, back, strict=True)), digest)
+    if isinstance(value, dict) and theirs is not None:
+        return None
+    return None if _says_the_same(value, back, digest) else ("", _other_class(value, back))
+
+
+def _find_inside(value: Any, back: Any, digest: Callable[[object], str], *, exact: bool) -> Difference | None:
+    """The first difference between two values of one class."""
+    if isinstance(value, dict):
+        return _find_in_dict(value, back, digest, exact=exact)
+    if isinstance(value, list | tuple):
+        if len(value) != len(back):
+            return "", f"has {len(value)} items and comes back with {len(back)}"
+        for number, (one, other) in enumerate(zip(value, back, strict=True)):
+            found = _find(one, other, digest, exact=exact)
+            if found is not None:
+                return f"[{number}]{found[0]}", found[1]
+        return None
+    fields = None if is_model(type(value)) else fields_of(value)
+    if fields is None:
+        same = bool(value == back) or _says_the_same(value, back, digest)
+        return None if same else ("", f"is {_shown(value)} and comes back as {_shown(back)}")
+    for name, one in fields:
+        found = _find(one, getattr(back, name, None), digest, exact=exact)
+        if found is not None:
+            return f".{name}{found[0]}", found[1]
+    return None
+
+
+def _find_in_dict(
+    value: dict[Any, Any], back: dict[Any, Any], digest: Callable[[object], str], *, exact: bool
+) -> Difference | None:
+    for key, one in value.items():
+        if key not in back:
+            if str(key) in back and not isinstance(key, str):
+                return "", f"has the key {_shown(key)}, a {type(key).__name__}, which comes back as text"
+            return path_step(key), "is lost"
+        found = _find(one, back[key], digest, exact=exact)
+        if found is not None:
+            return f"{path_step(key)}{found[0]}", found[1]
+    return None
+
+
+def _first(pairs: Any, digest: Callable[[object], str]) -> Difference | None:
+    for number, (one, other) in pairs:
+        found = _find(one, other, digest, exact=False)
+        if found is not None:
+            return f"[{number}]{found[0]}", found[1]
+    return None
+
+
+def _says_the_same(value: object, back: object, digest: Callable[[object], str]) -> bool:
+    try:
+        return digest(value) == digest(back)
+    except Exception:
+        return False
+
+
+def _other_class(value: object, back: object) -> str:
+    return f"is a {type(value).__name__} and comes back as a {type(back).__name__}"
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def find_lost(before: Any, after: Any, path: str = "") -> str | None:
+    """The path of what one plain JSON value has and the other lacks; None if nothing is lost. More is no loss."""
+    if isinstance(before, dict):
+        if not isinstance(after, dict):
+            return path
+        for key, each in before.items():
+            inside = f"{path}{path_step(key)}"
+            lost = find_lost(each, after[key], inside) if key in after else inside
+            if lost is not None:
+                return lost.removeprefix(".")
+        return None
+    if isinstance(before, list):
+        if not isinstance(after, list) or len(before) > len(after):
+            return path
+        for number, (one, other) in enumerate(zip(before, after, strict=False)):
+            if isinstance(one, dict | list) and (lost := find_lost(one, other, f"{path}[{number}]")) is not None:
+                return lost.removeprefix(".")
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _is_open(declared: Any) -> bool:
+    return _mentions_any(declared, set())
+
+
+def is_open(declared: Any) -> bool:
+    """Whether a type leaves open what a value, or a part of it, is: `Any`, `object`, a bare `list`."""
+    try:
+        return _is_open(declared)
+    except TypeError:  # it cannot be hashed
+        return _mentions_any(declared, set())
+
+
+def _mentions_any(declared: Any, seen: set[int]) -> bool:
+    if declared in (Any, object, inspect.Signature.empty) or isinstance(declared, TypeVar):
+        return True
+    if declared in (list, dict, tuple, set, frozenset, Mapping, Sequence):
+        return True
+    if id(declared) in seen:
+        return False
+    seen.add(id(declared))
+    parts = [each for each in typing.get_args(declared) if each is not ...]
+    if isinstance(declared, type) and (fields_named(declared) or typing.is_typeddict(declared)):
+        try:
+            parts += typing.get_type_hints(declared).values()
+        except Exception:
+            return False
+    if typing.get_origin(declared) is typing.Literal:
+        return False
+    return any(_mentions_any(each, seen) for each in parts)
+
+
+def fields_named(kind: type[Any]) -> bool:
+    """Whether a class has fields with annotations that are encoded."""
+    return (
+        hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__struct_fields__") or hasattr(kind, "__attrs_attrs__")
+        or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    )  # fmt: skip
+
+
+#: Types whose values have no parts, and are what their text says.
+_FLAT = frozenset({str, int, float, bool, type(None), datetime, date, Decimal, UUID})
+
+
+def is_flat(declared: Any) -> bool:
+    """Whether a type is a class with fields that are nothing but text, numbers and the like."""
+    if not isinstance(declared, type) or is_model(declared) or not fields_named(declared):
+        return False
+    try:
+        hints = typing.get_type_hints(declared).values()
+    except Exception:
+        return False
+    return all(set(typing.get_args(each) or (each,)) <= _FLAT for each in hints)

@@ -1,0 +1,155 @@
+"""What kind of failure an error of another library is: worth another attempt, or not, or when.
+
+Errors of httpx, requests, aiohttp, urllib, pydantic and their like are known by their shape and by the names of their classes; none of
+these libraries is imported. What is not recognised is `unknown`, which says nothing against another attempt.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from perdure.core.codec.pydantic_models import problems_of
+
+_REQUEST_TIMEOUT, _TOO_EARLY, _TOO_MANY_REQUESTS, _UNAVAILABLE = 408, 425, 429, 503
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+#: Classes that stand for a connection that failed or took too long, by module and name.
+_TRANSIENT = frozenset(
+    {
+        ("httpx", "TransportError"),
+        ("requests.exceptions", "ConnectionError"),
+        ("requests.exceptions", "Timeout"),
+        ("requests.exceptions", "ChunkedEncodingError"),
+        ("aiohttp.client_exceptions", "ClientConnectionError"),
+        ("aiohttp.client_exceptions", "ClientPayloadError"),
+        ("urllib.error", "URLError"),
+        ("urllib3.exceptions", "TimeoutError"),
+        ("urllib3.exceptions", "ProtocolError"),
+        ("urllib3.exceptions", "MaxRetryError"),
+    }
+)
+_INVALID = frozenset(
+    {
+        ("pydantic_core._pydantic_core", "ValidationError"),
+        ("jsonschema.exceptions", "ValidationError"),
+        ("marshmallow.exceptions", "ValidationError"),
+    }
+)
+_DETAILS = 50
+
+
+class Category(StrEnum):
+    """What kind of failure an error is."""
+
+    #: A server's error, a timeout, a lost connection: worth another attempt.
+    TRANSIENT = "transient"
+    #: Too many requests, or a server that says when it will be back: worth another attempt, later.
+    RATE_LIMITED = "rate_limited"
+    #: The request itself is at fault, so that another attempt would fail as well.
+    CLIENT = "client"
+    #: A value does not fit what is expected of it; another attempt would find the same.
+    INVALID = "invalid"
+    UNKNOWN = "unknown"
+
+
+class Classified(Struct, frozen=True, kw_only=True):
+    """What is known of an error."""
+
+    category: Category
+    #: Of the HTTP response.
+    status: int | None = None
+    #: In how many seconds the server wants to be asked again.
+    retry_after: float | None = None
+    #: What is wrong with a value, as `field: message`.
+    details: tuple[str, ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt is of no use."""
+        return self.category in (Category.CLIENT, Category.INVALID)
+
+
+def classify(error: BaseException, *, now: int | None = None) -> Classified:
+    """What kind of failure an error is. Never raises.
+
+    `now`, in microseconds, is what a `Retry-After` that names a date is compared with if the response has no date of its own.
+    """
+    try:
+        status, headers = _response_of(error)
+        if status is not None:
+            return _by_status(status, headers, now)
+        return _by_class(error)
+    except Exception:
+        # An attribute of an error may be a property that raises, or anything else.
+        return Classified(category=Category.UNKNOWN)
+
+
+def _by_status(status: int, headers: Any, now: int | None) -> Classified:
+    after = _retry_after(headers, now) if status in (_TOO_MANY_REQUESTS, _UNAVAILABLE) else None
+    if status == _TOO_MANY_REQUESTS or after is not None:
+        category = Category.RATE_LIMITED
+    elif status in (_REQUEST_TIMEOUT, _TOO_EARLY) or 500 <= status < 600:
+        category = Category.TRANSIENT
+    else:
+        category = Category.CLIENT if 400 <= status < 500 else Category.UNKNOWN
+    return Classified(category=category, status=status, retry_after=after)
+
+
+def _by_class(error: BaseException) -> Classified:
+    names = {(each.__module__, each.__name__) for each in type(error).__mro__}
+    if isinstance(error, msgspec.ValidationError) or not names.isdisjoint(_INVALID):
+        return Classified(category=Category.INVALID, details=tuple(problems_of(error))[:_DETAILS])
+    if isinstance(error, TimeoutError | ConnectionError) or not names.isdisjoint(_TRANSIENT):
+        return Classified(category=Category.TRANSIENT)
+    return Classified(category=Category.UNKNOWN)
+
+
+def _response_of(error: BaseException) -> tuple[int | None, Any]:
+    """Status and headers: of the response that the error carries, or of the error itself."""
+    response = getattr(error, "response", None)
+    found = _status(response, "status_code", "status"), getattr(response, "headers", None)
+    if found[0] is None:
+        found = _status(error, "status", "code", "status_code"), getattr(error, "headers", None)
+    # Other errors have a `code` or a `status` as well, but no headers beside it.
+    return found if hasattr(found[1], "get") else (None, None)
+
+
+def _status(holder: object, *names: str) -> int | None:
+    for name in names:
+        value = getattr(holder, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and 100 <= value < 600:
+            return value
+    return None
+
+
+def _retry_after(headers: Any, now: int | None) -> float | None:
+    text = headers.get("Retry-After") or headers.get("retry-after")
+    if not isinstance(text, str):
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = _seconds_until(text, headers.get("Date") or headers.get("date"), now)
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _seconds_until(date: str, said_at: str | None, now: int | None) -> float:
+    try:
+        then = _moment(date)
+        # The server's own clock is the one that its date is on.
+        start = _moment(said_at) if said_at else _EPOCH + datetime.timedelta(microseconds=now or 0)
+    except (TypeError, ValueError):
+        return math.nan
+    return math.nan if not said_at and now is None else (then - start).total_seconds()
+
+
+def _moment(date: str) -> datetime.datetime:
+    moment = parsedate_to_datetime(date)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)

@@ -1,0 +1,108 @@
+"""Durations and points in time, as users write them.
+
+A duration is a `timedelta`, a number of seconds, or text such as `"1h30m"`: numbers with the units w, d, h, m, s, ms and us,
+each unit once, the largest first. It is never negative and at most a hundred years. Inside the engine a duration is a number
+of seconds, or of microseconds where it meets a stored time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from perdure.core.model.run import FAR
+from perdure.errors import InvalidDuration
+
+Duration = str | int | float | timedelta
+
+_UNITS = {
+    "w": 604_800_000_000,
+    "d": 86_400_000_000,
+    "h": 3_600_000_000,
+    "m": 60_000_000,
+    "s": 1_000_000,
+    "ms": 1_000,
+    "us": 1,
+}
+_PART = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]+)\s*", re.ASCII)
+_LIMIT = 100 * 366 * _UNITS["d"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_ACCEPTED = 'Write a timedelta, a number of seconds, or text such as "250ms", "1.5s", "1h30m", "3d" or "2w".'
+
+
+def seconds(value: Duration) -> float:
+    """The duration in seconds. Raises `InvalidDuration`."""
+    if isinstance(value, float):
+        _check(value, _LIMIT // 1_000_000, value)
+        return value
+    return microseconds(value) / 1_000_000
+
+
+def microseconds(value: Duration) -> int:
+    """The duration in whole microseconds, rounded. Raises `InvalidDuration`."""
+    if isinstance(value, float):
+        return round(seconds(value) * 1_000_000)
+    if isinstance(value, str):
+        result = _parse(value)
+    elif isinstance(value, timedelta):
+        result = value // _MICROSECOND
+    elif isinstance(value, int) and not isinstance(value, bool):
+        result = value * 1_000_000
+    else:
+        raise InvalidDuration(f"{value!r} is not a duration. {_ACCEPTED}")
+    _check(result, _LIMIT, value)
+    return result
+
+
+def instant(value: datetime | Duration, now: int) -> int:
+    """A point in time in microseconds since the epoch: that of an aware `datetime`, or `now` and a duration.
+
+    Raises `InvalidDuration`.
+    """
+    if not isinstance(value, datetime):
+        return min(now + microseconds(value), FAR)
+    if value.utcoffset() is None:
+        raise InvalidDuration(
+            f"{value!r} has no time zone, so it is no point in time. Add one: datetime(..., tzinfo=UTC), or .astimezone()."
+        )
+    result = (value - _EPOCH) // _MICROSECOND
+    if result < 0:
+        raise InvalidDuration(f"{value!r} is before 1970. Give a later point in time.")
+    return min(result, FAR)
+
+
+def _parse(text: str) -> int:
+    total = Decimal(0)
+    position, previous = 0, math.inf
+    while part := _PART.match(text, position):
+        number, unit = part.groups()
+        size = _UNITS.get(unit)
+        if size is None:
+            raise InvalidDuration(f"{_shown(text)} is not a duration: {unit[:20]!r} is not a unit. {_ACCEPTED}")
+        if size >= previous:
+            raise InvalidDuration(
+                f"{_shown(text)} is not a duration: each unit goes once, the largest first. {_ACCEPTED}"
+            )
+        total += Decimal(number) * size
+        position, previous = part.end(), size
+    if position == 0 or position != len(text):
+        raise InvalidDuration(f"{_shown(text)} is not a duration. {_ACCEPTED}")
+    return round(total)
+
+
+def _check(amount: float, limit: int, value: Duration) -> None:
+    if isinstance(amount, float) and math.isnan(amount):
+        raise InvalidDuration(f"NaN is not a duration. {_ACCEPTED}")
+    if amount < 0:
+        raise InvalidDuration(f"{_shown(value)} is negative; a duration is not. {_ACCEPTED}")
+    if amount > limit:
+        raise InvalidDuration(f"{_shown(value)} is over 100 years, the longest duration there is.")
+
+
+def _shown(value: Duration) -> str:
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number of 19 digits or more"
+    return repr(value[:100] if isinstance(value, str) else value)
