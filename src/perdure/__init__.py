@@ -99,22 +99,22 @@ from perdure.push.handler import QueueHandler
 from perdure.push.http import PushApp
 from perdure.push.message import Answer, Delivery, Fate, QueueMessage
 from perdure.push.redis import RedisQueue
-from perdure.workflow.actions import Action, Actions
 from perdure.workflow.activity import Activity, activity
+from perdure.workflow.branches import Branch, Won
 from perdure.workflow.channels import Asked, Channel, Question
-from perdure.workflow.children import Child
+from perdure.workflow.child import Child
 from perdure.workflow.context import Context
-from perdure.workflow.current import ActivityInfo, StepInfo, activity_info, credentials, step_info
 from perdure.workflow.definition import Call, Definition, Workflow, workflow
-from perdure.workflow.discovery import discover
-from perdure.workflow.looping import Break, Continue
-from perdure.workflow.machine import StateMachine
+from perdure.workflow.discover import discover
+from perdure.workflow.loop import Break, Continue
+from perdure.workflow.machine.actions import Action, Actions
+from perdure.workflow.machine.state_machine import StateMachine
 from perdure.workflow.operation import Operation
 from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
-from perdure.workflow.parallel import Branch, Won
 from perdure.workflow.runtime import Received
 from perdure.workflow.saga import Saga
-from perdure.workflow.steps import step
+from perdure.workflow.step import step
+from perdure.workflow.step_info import ActivityInfo, StepInfo, activity_info, credentials, step_info
 
 __all__ = [
     "Action",

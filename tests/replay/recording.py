@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.model.run import Kind, Record
+from perdure.replay.checkpoints import is_left, to_mark
 from perdure.replay.operations import ChildOperation, StepOperation
-from perdure.replay.scoping import is_left, to_mark
 from perdure.workflow.channels import question_name
 from tests.replay.driver import SECOND, Driver, Together
 from tests.replay.generation import ARRIVALS, Tape

@@ -13,7 +13,7 @@ import pytest
 from perdure import Context
 from perdure.core.model.run import Status
 from perdure.errors import LoopStuck, NotInWorkflow, WorkflowError
-from perdure.replay import loop as loop_module
+from perdure.replay import run_loop as loop_module
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 

@@ -13,7 +13,7 @@ import pytest
 from perdure import Context, Retry, step
 from perdure.errors import DuplicateName, EncodeError, InvalidName
 from perdure.replay.operations import StepOperation
-from perdure.workflow.steps import StepOptions
+from perdure.workflow.step import StepOptions
 from tests.replay.driver import Driver, named
 
 

@@ -12,14 +12,14 @@ from perdure import StepTimeout
 from perdure.core.system import Cancellable
 from perdure.host import Host
 from perdure.replay.futures import watch
-from perdure.replay.loop import RunLoop
 from perdure.replay.operations import StepOperation
+from perdure.replay.run_loop import RunLoop
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.attempts import Attempt
 from perdure.worker.moment import Moment
 from perdure.worker.threads import StepThreads
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.steps import StepOptions, spec_of
+from perdure.workflow.step import StepOptions, spec_of
 
 NOW = Moment(1_700_000_000_000_000, may_start=True)
 

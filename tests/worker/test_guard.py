@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Reason, Status, workflow
-from perdure.replay.around import Around
+from perdure.replay.drain_context import Around
 from perdure.replay.execution import Execution
 from tests.helpers import eventually
 

@@ -21,8 +21,8 @@ from perdure.core.routing import check_patterns
 from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.workflow.activity import Activity
+from perdure.workflow.activity_options import NO_SETTINGS, Settings, make_settings, place
 from perdure.workflow.definition import Call, Definition, Workflow
-from perdure.workflow.placing import NO_SETTINGS, Settings, make_settings, place
 
 #: How many dead letters are read, and runs looked at for deleting, in one transaction.
 CHUNK = 100

@@ -57,7 +57,7 @@ from perdure.store.protocol import Store
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import Hooking, Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition
-from perdure.workflow.machine import Definable, definition_of
+from perdure.workflow.machine.state_machine import Definable, definition_of
 
 R = TypeVar("R")
 

@@ -13,8 +13,8 @@ from perdure.core.policy.singleton import Debounce, Singleton
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, instant
 from perdure.errors import BadArguments, UsageError
+from perdure.workflow.activity_options import Settings
 from perdure.workflow.definition import Call
-from perdure.workflow.placing import Settings
 
 #: A moment: a datetime with a time zone, or a duration from now.
 Moment = datetime.datetime | Duration

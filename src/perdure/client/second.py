@@ -20,8 +20,8 @@ from perdure.core.policy.singleton import with_single
 from perdure.core.time.duration import instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.worker import Checkup
+from perdure.workflow.activity_options import Settings
 from perdure.workflow.definition import Call, Workflow
-from perdure.workflow.placing import Settings
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine

@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.errors import Evicted
 from perdure.replay.futures import RunTask
-from perdure.replay.loop import RunLoop
+from perdure.replay.run_loop import RunLoop
 
 #: How often code may refuse to end before it is left alone.
 MAX_THROWS = 8

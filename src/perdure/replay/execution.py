@@ -21,18 +21,18 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.on_close import OnClose
 from perdure.core.model.run import Kind, Message, NewMessage, NewRun, Record, Status
 from perdure.errors import LoopStuck, WorkflowError
-from perdure.replay.around import Around
+from perdure.replay.checkpoints import Scoping, places_below, to_payload
 from perdure.replay.divergence import Arguments
+from perdure.replay.drain_context import Around
+from perdure.replay.earlier_attempts import NOTHING, Memo
 from perdure.replay.eviction import end_tasks
 from perdure.replay.futures import RunTask
-from perdure.replay.log import ReplayLog
-from perdure.replay.memo import NOTHING, Memo
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
-from perdure.replay.origin import Origin
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
+from perdure.replay.replay_log import ReplayLog
 from perdure.replay.results import Results
-from perdure.replay.scoping import Scoping, places_below, to_payload
-from perdure.replay.undoing import Undoing
+from perdure.replay.run_origin import Origin
+from perdure.replay.undo import Undoing
 from perdure.replay.versioning import NOTHING_RECORDED, Recorded, Versioning
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO

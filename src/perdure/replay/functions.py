@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.errors import DuplicateName
-from perdure.replay.origin import Origin
+from perdure.replay.run_origin import Origin
 from perdure.workflow.scopes import Scope
 
 

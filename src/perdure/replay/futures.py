@@ -12,7 +12,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from perdure.replay.loop import RunLoop
+    from perdure.replay.run_loop import RunLoop
     from perdure.workflow.scopes import Scope
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from perdure.core.model.run import FAR, Kind
 from perdure.replay.futures import Watched
 
 if TYPE_CHECKING:
-    from perdure.replay.loop import RunTimerHandle
+    from perdure.replay.run_loop import RunTimerHandle
     from perdure.workflow.definition import Call
     from perdure.workflow.runtime import ChildOptions, Mark, StepRequest
 

@@ -11,8 +11,8 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
 from perdure.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
+from perdure.workflow.continue_as_new import ContinuedAsNew
 from perdure.workflow.definition import Call
-from perdure.workflow.renewal import ContinuedAsNew
 
 
 class Outcome(Struct, frozen=True):

@@ -7,8 +7,8 @@ import heapq
 from msgspec import Struct
 
 from perdure.replay.futures import Watched
-from perdure.replay.loop import RunTimerHandle
 from perdure.replay.operations import TimerOperation
+from perdure.replay.run_loop import RunTimerHandle
 
 
 class Timers(Struct):

@@ -15,8 +15,8 @@ from perdure.errors import Diverged
 from perdure.replay.divergence import diverged, position
 from perdure.replay.futures import watch
 from perdure.replay.operations import Operation, RemovedOperation
+from perdure.replay.operations_api import Requests
 from perdure.replay.outcome import Outcome
-from perdure.replay.requests import Requests
 from perdure.replay.results import Results
 from perdure.workflow.scopes import current_scope
 

@@ -1,6 +1,6 @@
 """Executing runs: joins replay and store."""
 
-from perdure.replay.loop import in_workflow
+from perdure.replay.run_loop import in_workflow
 from perdure.worker.aging import forget_events
 from perdure.worker.checkup import Checkup
 from perdure.worker.hooking import Hooking

@@ -15,10 +15,10 @@ from perdure.replay.operations import StepOperation
 from perdure.worker.arrivals import Arrivals, Recipient
 from perdure.worker.attempts import Attempt
 from perdure.workflow.activity import Activity
-from perdure.workflow.current import ActivityInfo, StepInfo
-from perdure.workflow.placing import Settings
+from perdure.workflow.activity_options import Settings
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.steps import StepOptions
+from perdure.workflow.step import StepOptions
+from perdure.workflow.step_info import ActivityInfo, StepInfo
 
 
 class Beating(Recipient, Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from perdure.core.system import System
-from perdure.replay.around import Around
+from perdure.replay.drain_context import Around
 from perdure.worker.guard import Breakable
 from perdure.worker.moment import Moment
 

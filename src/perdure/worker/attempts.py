@@ -17,8 +17,8 @@ from perdure.worker.emitting import Emission
 from perdure.worker.guard import runs
 from perdure.worker.processes import ProcessCall
 from perdure.worker.threads import Job, StepThreads
-from perdure.workflow.current import StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
+from perdure.workflow.step_info import StepInfo, current_step
 
 #: How long an async step may take to end after it was cancelled, before it is left behind.
 CANCEL_PATIENCE = 5.0

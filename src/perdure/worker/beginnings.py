@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from perdure.replay.around import Around
+from perdure.replay.drain_context import Around
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
 

@@ -13,7 +13,7 @@ from perdure.core.model.outputs import NewOutput, Renew, Trim, source_of
 from perdure.core.model.run import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
 from perdure.core.policy.singleton import single_of
 from perdure.replay.operations import ChildOperation
-from perdure.workflow.children import cancel_key
+from perdure.workflow.child import cancel_key
 from perdure.workflow.runtime import Effect
 
 #: How many of the messages that a run has taken in, and of the lines of its trail, outlive a trimming of its history.

@@ -43,7 +43,7 @@ from perdure.worker.sealing import Seal
 from perdure.worker.stage import Stage
 from perdure.worker.steering import UNRECORDED, Steering
 from perdure.worker.taking import make_execution
-from perdure.workflow.steps import NO_OPTIONS
+from perdure.workflow.step import NO_OPTIONS
 
 logger = logging.getLogger("perdure.worker")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.replay.around import Around
+from perdure.replay.drain_context import Around
 
 
 class Moment(Struct, frozen=True):

@@ -45,7 +45,7 @@ from perdure.worker.policy import expired
 from perdure.worker.stage import Stage
 from perdure.worker.steering import Steering
 from perdure.workflow.activity import Activity
-from perdure.workflow.placing import Settings
+from perdure.workflow.activity_options import Settings
 
 logger = logging.getLogger("perdure.worker")
 

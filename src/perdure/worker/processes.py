@@ -21,8 +21,8 @@ from typing import Any
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.errors import ProcessDied, StepFailed, UsageError
-from perdure.workflow.current import ActivityInfo, StepInfo, current_step
 from perdure.workflow.runtime import StepRequest
+from perdure.workflow.step_info import ActivityInfo, StepInfo, current_step
 
 #: How long an interpreter may take to start.
 START_SECONDS = 60.0

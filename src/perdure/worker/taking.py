@@ -9,7 +9,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.run import Record, Run
 from perdure.replay.execution import Execution
-from perdure.replay.origin import Origin
+from perdure.replay.run_origin import Origin
 from perdure.worker.crew import Crew
 from perdure.worker.policy import delay_of_run
 from perdure.workflow.definition import Workflow

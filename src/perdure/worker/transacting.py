@@ -26,7 +26,7 @@ from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew
 from perdure.worker.emitting import Publisher
 from perdure.worker.threads import StepThreads
-from perdure.workflow.current import StepInfo, current_step
+from perdure.workflow.step_info import StepInfo, current_step
 
 if TYPE_CHECKING:
     from perdure.worker.sealing import Seal

@@ -21,7 +21,7 @@ from perdure.core.ids import uuid7
 from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.system import System
-from perdure.replay.around import Around
+from perdure.replay.drain_context import Around
 from perdure.store.protocol import Change, Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.beginnings import Beginnings

@@ -16,10 +16,10 @@ from perdure.core.option_checks import check_flag, check_instance
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.time.duration import Duration
+from perdure.workflow.activity_options import Settings, make_settings
 from perdure.workflow.definition import Definition
-from perdure.workflow.placing import Settings, make_settings
 from perdure.workflow.signature import Signature
-from perdure.workflow.steps import NO_OPTIONS, StepSpec, check_for_process, is_async
+from perdure.workflow.step import NO_OPTIONS, StepSpec, check_for_process, is_async
 
 P = ParamSpec("P")
 R = TypeVar("R")

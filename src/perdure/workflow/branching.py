@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, TypeVar, cast, overload
 
 from perdure.core.ids import check_name
+from perdure.workflow.branches import Branch, Won, each, join, race
+from perdure.workflow.continue_as_new import ContinuedAsNew
 from perdure.workflow.facet import Facet
-from perdure.workflow.looping import Body, loop
+from perdure.workflow.loop import Body, loop
 from perdure.workflow.operation import Operation
-from perdure.workflow.parallel import Branch, Won, each, join, race
-from perdure.workflow.renewal import ContinuedAsNew
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context

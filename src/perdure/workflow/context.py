@@ -22,16 +22,16 @@ from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.errors import InvalidName, UsageError
 from perdure.workflow.branching import Branching
 from perdure.workflow.changing import Changing
-from perdure.workflow.children import Starting
+from perdure.workflow.child import Starting
 from perdure.workflow.failing import Failing
 from perdure.workflow.messaging import Messaging
 from perdure.workflow.operation import Operation
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.saga import current_undos
 from perdure.workflow.scopes import WorkflowRandom
-from perdure.workflow.shielding import shielded
+from perdure.workflow.shield import shielded
 from perdure.workflow.signature import describe
-from perdure.workflow.steps import NO_OPTIONS, check_for_process, make_options, spec_of
+from perdure.workflow.step import NO_OPTIONS, check_for_process, make_options, spec_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

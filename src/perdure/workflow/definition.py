@@ -25,8 +25,8 @@ from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, EncodeError, UsageError
+from perdure.workflow.activity_options import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.context import Context
-from perdure.workflow.placing import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.signature import Signature, describe
 
 P = ParamSpec("P")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.workflow.runtime import Runtime
-from perdure.workflow.steps import NO_OPTIONS, StepOptions
+from perdure.workflow.step import NO_OPTIONS, StepOptions
 
 
 class Facet:

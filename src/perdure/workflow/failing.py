@@ -12,7 +12,7 @@ from perdure.workflow.operation import Operation
 from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded, outcome
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.saga import Saga, current_undos
-from perdure.workflow.steps import NO_OPTIONS, spec_of
+from perdure.workflow.step import NO_OPTIONS, spec_of
 
 if TYPE_CHECKING:
     from perdure.workflow.context import Context

@@ -14,7 +14,7 @@ from perdure.core.model.on_close import OnClose
 from perdure.core.model.outputs import NewOutput
 from perdure.core.model.run import FAR, Kind, NewMessage, NewRun
 from perdure.workflow.scopes import Scope, WorkflowRandom
-from perdure.workflow.steps import StepOptions, StepSpec
+from perdure.workflow.step import StepOptions, StepSpec
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call

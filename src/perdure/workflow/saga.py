@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from perdure.core.codec.snapshot import snapshot
 from perdure.errors import Evicted, WorkflowError
-from perdure.workflow.renewal import ContinuedAsNew
+from perdure.workflow.continue_as_new import ContinuedAsNew
 from perdure.workflow.runtime import Runtime, StepRequest
-from perdure.workflow.shielding import shielded
-from perdure.workflow.steps import spec_of
+from perdure.workflow.shield import shielded
+from perdure.workflow.step import spec_of
 
 #: What ends the location of an undo; no name of a user's contains a `~`.
 UNDO = "/~undo"

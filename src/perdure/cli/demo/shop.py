@@ -18,9 +18,9 @@ from pathlib import Path
 from perdure.client.engine import Engine
 from perdure.core.policy.retry import Retry
 from perdure.workflow.context import Context
-from perdure.workflow.current import StepInfo, step_info
 from perdure.workflow.definition import workflow
-from perdure.workflow.steps import step
+from perdure.workflow.step import step
+from perdure.workflow.step_info import StepInfo, step_info
 
 
 @dataclass

@@ -14,9 +14,9 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.listing import RunFilter
 from perdure.core.model.run import Kind, Record, Run, Status
+from perdure.replay.checkpoints import is_left, to_mark
 from perdure.replay.execution import Execution
-from perdure.replay.origin import Origin
-from perdure.replay.scoping import is_left, to_mark
+from perdure.replay.run_origin import Origin
 from perdure.testing.invariants import Known, scan
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.interpreter import Interpreter, is_act

@@ -21,10 +21,10 @@ from perdure.testing.simulation.programs import (
     Shield,
     Spawn,
 )
+from perdure.workflow.branches import Branch
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call
-from perdure.workflow.looping import Break, Continue
-from perdure.workflow.parallel import Branch
+from perdure.workflow.loop import Break, Continue
 from perdure.workflow.scopes import current_scope
 
 #: How much of what an iteration has seen is left to the next.

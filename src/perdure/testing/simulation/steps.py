@@ -18,7 +18,7 @@ from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker.attempts import Attempt
 from perdure.worker.held import Held
-from perdure.workflow.current import StepInfo, activity_info, step_info
+from perdure.workflow.step_info import StepInfo, activity_info, step_info
 
 ACT = "sim.act"
 #: An activity whose calls say themselves what they have to pass.

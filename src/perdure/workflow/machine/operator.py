@@ -16,7 +16,10 @@ from msgspec import Struct
 from perdure.core.ids import check_name
 from perdure.core.time.duration import instant
 from perdure.errors import WorkflowError
-from perdure.workflow.actions import (
+from perdure.workflow.child import Child
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call, Definition, Workflow
+from perdure.workflow.machine.actions import (
     Action,
     Actions,
     CancelOne,
@@ -29,14 +32,11 @@ from perdure.workflow.actions import (
     SendMessage,
     StartTimer,
 )
-from perdure.workflow.children import Child
-from perdure.workflow.context import Context
-from perdure.workflow.definition import Call, Definition, Workflow
 from perdure.workflow.runtime import Received
 from perdure.workflow.scopes import inside
 
 if TYPE_CHECKING:
-    from perdure.workflow.machine import StateMachine
+    from perdure.workflow.machine.state_machine import StateMachine
 
 I = TypeVar("I")  # noqa: E741  # as in Input
 O = TypeVar("O")  # noqa: E741  # as in Output

@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
-from perdure.workflow.machine import StateMachine
+from perdure.workflow.machine.state_machine import StateMachine
 
 
 def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:

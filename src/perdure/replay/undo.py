@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.replay.futures import RunTask
-from perdure.replay.loop import RunLoop
 from perdure.replay.outcome import Outcome
+from perdure.replay.run_loop import RunLoop
 from perdure.workflow.saga import Undos
 
 #: How many failed undos an outcome lists; the history has all.

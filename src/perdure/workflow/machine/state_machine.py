@@ -18,7 +18,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.policy.retry import Retry
 from perdure.errors import BadArguments, RunCancelled, UsageError
-from perdure.workflow.actions import (
+from perdure.workflow.channels import Channel
+from perdure.workflow.child import Moment
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call, Definition, Workflow
+from perdure.workflow.machine.actions import (
     Action,
     Actions,
     CancelOne,
@@ -30,11 +34,7 @@ from perdure.workflow.actions import (
     SendMessage,
     StartTimer,
 )
-from perdure.workflow.channels import Channel
-from perdure.workflow.children import Moment
-from perdure.workflow.context import Context
-from perdure.workflow.definition import Call, Definition, Workflow
-from perdure.workflow.operating import Operator
+from perdure.workflow.machine.operator import Operator
 from perdure.workflow.scopes import WorkflowRandom
 
 I = TypeVar("I")  # noqa: E741  # as in Input; it is never mistaken for a number here

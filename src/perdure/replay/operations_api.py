@@ -16,14 +16,14 @@ from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
 from perdure.errors import WorkflowError
+from perdure.replay.checkpoints import Scoping, is_over
+from perdure.replay.earlier_attempts import Memo
 from perdure.replay.functions import check_function
 from perdure.replay.futures import Watched, watch
-from perdure.replay.loop import RunLoop, RunTimerHandle
 from perdure.replay.mailbox import Mailbox, bound
-from perdure.replay.memo import Memo
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
-from perdure.replay.origin import Origin
-from perdure.replay.scoping import Scoping, is_over
+from perdure.replay.run_loop import RunLoop, RunTimerHandle
+from perdure.replay.run_origin import Origin
 from perdure.replay.timers import Timers
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (

@@ -22,7 +22,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from perdure.errors import LoopStuck, NotInWorkflow, WorkflowError
-from perdure.replay.around import Around
+from perdure.replay.drain_context import Around
 from perdure.replay.futures import RunFuture, RunTask
 from perdure.workflow.scopes import Scope, current_scope
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 
 from perdure.workflow.channels import Channel
-from perdure.workflow.children import Moment
+from perdure.workflow.child import Moment
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
