@@ -56,7 +56,10 @@ EXCEPTIONS = {
     ("core/codec/snapshot.py", "uuid.UUID"): "a type, not a source of ids",
     ("core/codec/roundtrip.py", "uuid.UUID"): "a type, not a source of ids",
     ("core/codec/decoders.py", "threading.RLock"): "users' threads meet at their types; it starts none",
-    ("store/identity.py", "threading.Lock"): "connections are opened on the loops of several threads; it starts none",
+    (
+        "store/sql/identity.py",
+        "threading.Lock",
+    ): "connections are opened on the loops of several threads; it starts none",
     ("workflow/", "random.Random"): "the workflow's own randomness is a generator seeded by the run",
     ("workflow/", "uuid.UUID"): "the workflow's own ids are made of the run's seed",
     ("store/sqlite", "threading."): "a connection belongs to one thread: the store's writer, and its readers",

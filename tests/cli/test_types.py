@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.cli.app import cli
-from perdure.store.plain import NAMES
+from perdure.store.plain_sql import NAMES
 from tests.cli.conftest import URL, Perdure, work
 
 

@@ -27,7 +27,7 @@ from perdure.core.model.dead_letter import DeadFilter
 from perdure.core.system import System
 from perdure.host import Host
 from perdure.store import Retrying, open_store
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, LockLost, RunNotFound, Status, workflow
-from perdure.store.protocol import Change
+from perdure.store.contract import Change
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
 

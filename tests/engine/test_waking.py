@@ -6,7 +6,7 @@ from pathlib import Path
 from perdure import Context, WorkerInfo, workflow
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.protocol import Change
+from perdure.store.contract import Change
 from tests.engine.stage import Stage, until_recorded
 
 

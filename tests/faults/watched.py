@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.core.model.run import Claimed, Turn
 from perdure.store import MUTATING_VERBS
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 
 
 def watch(store: Store, answers: Path) -> Store:

@@ -12,7 +12,7 @@ from random import Random
 
 from perdure.core.model.run import Release, Turn, Verdict
 from perdure.store import Retrying
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 
 
 class Thief(Retrying):

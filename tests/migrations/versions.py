@@ -12,8 +12,8 @@ import sys
 
 from perdure import Context, Engine, workflow
 from perdure.store import Retrying, migrations, open_store
-from perdure.store.dialect import Dialect
 from perdure.store.migrations import Migration
+from perdure.store.sql.dialect import Dialect
 from perdure.testing.crash import CrashingHost, Trap
 
 LATER = {

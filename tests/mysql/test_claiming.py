@@ -10,13 +10,14 @@ import pytest
 
 from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.run import FAR, ClaimRequest, Release, Turn, Verdict
-from perdure.store import picking, watermarks
 from perdure.store.mysql import claim as claiming
-from perdure.store.mysql import looking
+from perdure.store.mysql import claim_preview
 from perdure.store.mysql.driver import Way
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.sql import watermarks
+from perdure.store.sql.runs import claim_by_id
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
@@ -101,7 +102,7 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
         assert plan["key"] == index, name
         assert "filesort" not in str(plan["Extra"]), name
         assert "temporary" not in str(plan["Extra"]), name
-    for plan in await explain(store, looking.LOOK):
+    for plan in await explain(store, claim_preview.LOOK):
         table = plan["table"]
         assert table in (None, "perdure_workers") or str(table).startswith("<derived") or plan["key"], plan
         assert "filesort" not in str(plan["Extra"]), plan
@@ -114,9 +115,9 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
 SHARED = {
     "in a queue": (watermarks._IN_QUEUE, "perdure_runs_to_claim"),
     "of a type": (watermarks._OF_TYPE, "perdure_runs_to_claim"),
-    "ready to be pushed": (picking._READY, "perdure_runs_to_claim_by_age"),
+    "ready to be pushed": (claim_by_id._READY, "perdure_runs_to_claim_by_age"),
     "due to be pushed": (
-        picking._DUE.replace("{types}", ":types").replace("{queues}", ":queues"),
+        claim_by_id._DUE.replace("{types}", ":types").replace("{queues}", ":queues"),
         "perdure_runs_to_wake",
     ),
 }

@@ -10,9 +10,9 @@ import pytest
 from perdure.core.model.run import ClaimRequest, Finish, Lease, Park, Reason, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.borrowed.deed import Deed
 from perdure.store.mysql import session
 from perdure.store.mysql.store import MysqlStore
+from perdure.store.user_connections.transaction_step import Deed
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_message, a_record, a_run, a_worker
 from tests.helpers import eventually
 from tests.servers.databases import execute

@@ -10,7 +10,7 @@ from perdure.core.model.run import Release, Turn, Verdict
 from perdure.errors import StoreUnavailable
 from perdure.store.mysql.driver import Answer, Connection, DriverError
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.patience import Patience
+from perdure.store.server.timeouts import Patience
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit
 from tests.servers.claimers import create_many
 

@@ -9,7 +9,7 @@ import pytest
 from perdure.store.mysql.driver import Connection, DriverError, Way
 from perdure.store.mysql.session import prepare
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.patience import USUAL
+from perdure.store.server.timeouts import USUAL
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually

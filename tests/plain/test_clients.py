@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from perdure import Engine, activity
-from perdure.store.plain import statement
+from perdure.store.plain_sql import statement
 from tests.plain.clients import CLIENTS
 from tests.plain.places import Plain
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.core.model.run import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
 from perdure.store.mysql.dialect import MYSQL
-from perdure.store.plain import NAMES, statement
+from perdure.store.plain_sql import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker
 from perdure.testing.conformance.harness import claim as claim_in_python
 from tests.plain.places import Plain

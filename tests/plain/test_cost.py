@@ -13,7 +13,7 @@ import pytest
 
 from perdure.host import Host
 from perdure.store import migration_script
-from perdure.store.plain import statement
+from perdure.store.plain_sql import statement
 from perdure.store.sqlite.connection import SQLITE
 from tests.plain.places import SECOND, OnMysql, OnPostgres, Plain
 from tests.servers.databases import Databases

@@ -18,7 +18,7 @@ import pytest
 from perdure import Context, Engine, activity, workflow
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.plain import NAMES, statement
+from perdure.store.plain_sql import NAMES, statement
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.testing.invariants import scan_store
 from tests.helpers import eventually

@@ -11,7 +11,7 @@ from perdure.core.model.orders import Order, Pause, PauseKind
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import Finish, Kind, Park, Reason, Status, Turn, Verdict
 from perdure.core.routing import TypeInfo
-from perdure.store.plain import NAMES, statement
+from perdure.store.plain_sql import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_run, a_worker
 from perdure.testing.conformance.harness import claim as claim_in_python
 from tests.plain.places import SECOND, Plain

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.core.model.run import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.store.postgres import claim as claiming
-from perdure.store.postgres import ready
+from perdure.store.postgres import claim_ready
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_park, a_record, a_run, a_worker, lease_of
@@ -61,7 +61,7 @@ READY = (None, None, "w1", "nonce", 0, 44, 6, bytes(16 * 50), 2, "default", TYPE
 HOT = {
     "by priority": (claiming.BY_PRIORITY, (*FREE, 50), "perdure_runs_to_claim"),
     "by age": (claiming.BY_AGE, (*FREE, 50, []), "perdure_runs_to_claim_by_age"),
-    "take": (ready.take_ready(1), READY, "perdure_runs_to_claim_by_age"),
+    "take": (claim_ready.take_ready(1), READY, "perdure_runs_to_claim_by_age"),
     "wake": (claiming.WAKE, (FAR - 1, 512), "perdure_runs_to_wake"),
     "suspects": (claiming.SUSPECTS, (*PAIRS, FAR, 2, 64), "perdure_runs_suspect"),
 }

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from perdure.core.model.run import ClaimRequest, Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.postgres import simple
-from perdure.store.postgres.joined import Unjoinable, numbers, texts
+from perdure.store.postgres import commit_simple
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.postgres.text_columns import Unjoinable, numbers, texts
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import create_many
 
@@ -147,7 +147,7 @@ async def test_the_runs_of_a_batch_are_found_by_their_ids_whatever_the_planner_k
     assert (await store.claim(ClaimRequest(worker="w1", nonce="n", limit=50, types=(TYPE,)))).runs
     if informed:
         await store.query("ANALYZE perdure_runs")
-    for shape, sql in simple.STATEMENTS.items():
+    for shape, sql in commit_simple.STATEMENTS.items():
         whole = {int(one or other) for one, other in re.findall(r"\$(\d+)::bigint|<> \$(\d+)", sql)}
         count = max(int(number) for number in re.findall(r"\$(\d+)", sql))
         params = [1 if place in whole else "1" for place in range(1, count + 1)]

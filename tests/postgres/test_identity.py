@@ -8,13 +8,13 @@ import pytest
 from perdure.core.model.run import ClaimRequest, Finish, Lease, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.identity import Who
+from perdure.store.contract import Change
 from perdure.store.postgres import store as module
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.identity import Session, fence, who_is
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import Statements
-from perdure.store.protocol import Change
+from perdure.store.sql.identity import Who
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_message, a_record, a_run, a_worker
 
 TURNS = {

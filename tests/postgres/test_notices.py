@@ -17,8 +17,8 @@ from perdure import Context, Engine, Workflow, workflow
 from perdure.errors import UsageError
 from perdure.host import Host
 from perdure.store import Retrying
+from perdure.store.contract import Change
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.protocol import Change
 from perdure.store.url import PostgresUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually

@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 
 from perdure.errors import StoreUnavailable
-from perdure.store.patience import Patience
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.server.timeouts import Patience
 from perdure.testing.conformance.harness import ACTOR, a_message, a_run
 
 #: More than a few quick repetitions.

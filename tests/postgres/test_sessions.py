@@ -16,9 +16,9 @@ from perdure import Context, Engine, Status, workflow
 from perdure.core.model.run import Block, Reason
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.patience import Patience
 from perdure.store.postgres.sessions import session_name
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.server.timeouts import Patience
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_run, a_worker, claim_ids, commit, lease_of
 from tests.helpers import eventually
 from tests.servers.schemas import postgres_dsn

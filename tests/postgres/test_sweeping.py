@@ -13,9 +13,9 @@ import pytest
 from perdure.core.model.run import Status
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.patience import Patience
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.server.timeouts import Patience
 from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
 from tests.servers.schemas import postgres_dsn
 

@@ -10,7 +10,7 @@ from perdure import Context, Cron, Engine, workflow
 from perdure.core.model.run import FAR, ClaimRequest, Finish, Status, Turn, Verdict
 from perdure.host import Host
 from perdure.store import Store, open_store
-from perdure.store.server import ServerStore
+from perdure.store.server.store import ServerStore
 from perdure.testing.conformance.harness import ACTOR, OTHER_TYPE, TYPE, a_run, a_worker
 
 CLAIMERS = 8

@@ -18,8 +18,8 @@ import pytest
 
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.dialect import Dialect
 from perdure.store.migrations import known
+from perdure.store.sql.dialect import Dialect
 from perdure.store.url import PostgresUrl, SqliteUrl, parse
 from perdure.testing.invariants import scan
 

@@ -13,12 +13,13 @@ import pytest
 from perdure.core.model.run import Finish, Lease, NewMessage, Park, Turn, Verdict
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.store import extras, messages, reads, sql, topics, workers
 from perdure.store.retrying import Retrying
-from perdure.store.sqlite import claim, commit, states
+from perdure.store.sql import extras, reads, store, workers
+from perdure.store.sql.runs import inbox, topics
+from perdure.store.sql.turn import Standing
+from perdure.store.sqlite import claim, commit, state_changes
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
-from perdure.store.turns import Standing
 from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
 from perdure.worker.activities import ActivityAttempt
@@ -34,7 +35,7 @@ _STATES = ("PARK", "_AGAIN", "_RELEASE", "_BLOCK")
 _LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
 #: Where a statement with parameters by position has the lease proved: it, and what token and nonce are called there.
 _PROOFS: tuple[tuple[ModuleType, str, str, str], ...] = (
-    (states, "FINISH", "?", "?"),
+    (state_changes, "FINISH", "?", "?"),
     (commit, "RECORD", "?", "?"),
     (commit, "RECORDS", "v.column3", "v.column15"),
 )
@@ -56,7 +57,7 @@ def reword_proofs(patch: Patch, new: str) -> None:
 def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple[Any, ...], Turn], bool]) -> None:
     """Replace what a write has to prove."""
     for name in _STATES:
-        reword(patch, states, name, _LEASE, lease)
+        reword(patch, state_changes, name, _LEASE, lease)
     reword_proofs(patch, record_lease)
 
     async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
@@ -89,16 +90,16 @@ def fence_by_worker(patch: Patch) -> None:
     )
     # The worker of a turn is not part of it, but the name is where the lane says.
     for each in _STATES:
-        reword(patch, states, each, _LEASE, "AND worker = :worker AND status = 'running'")
-    proof = states._proof
-    patch.setattr(states, "_proof", lambda lease: {**proof(lease), "worker": name()})
+        reword(patch, state_changes, each, _LEASE, "AND worker = :worker AND status = 'running'")
+    proof = state_changes._proof
+    patch.setattr(state_changes, "_proof", lambda lease: {**proof(lease), "worker": name()})
     reword_proofs(patch, "AND {token} IS NOT NULL AND worker = {nonce} AND status = 'running'")
-    finish = states.finish
+    finish = state_changes.finish
 
     async def finish_by_name(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
         return await finish(tx, Lease(lease.run_id, lease.token, name()), outcome)
 
-    patch.setattr(states, "finish", finish_by_name)
+    patch.setattr(state_changes, "finish", finish_by_name)
     row = commit._row
     patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:-1], name()))
 
@@ -119,13 +120,13 @@ def token_never_raised(patch: Patch) -> None:
     )
     reword(patch, claim, "TAKE", "token = token + 1", "token = MAX(token, 1)")
     reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
-    reword(patch, states, "_RELEASE", "token = token + 1", "token = token")
+    reword(patch, state_changes, "_RELEASE", "token = token + 1", "token = token")
 
 
 def token_kept_when_given_back(patch: Patch) -> None:
     """A run that is given back keeps its token until somebody claims it; what it still proves is then a matter of luck."""
     reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
-    reword(patch, states, "_RELEASE", "token = token + 1", "token = token")
+    reword(patch, state_changes, "_RELEASE", "token = token + 1", "token = token")
 
 
 def split_check(patch: Patch) -> None:
@@ -156,7 +157,7 @@ def split_check(patch: Patch) -> None:
 def split_outcome(patch: Patch) -> None:
     """A run's outcome is written in one transaction, and its parent told in another."""
     words: list[NewMessage | None] = []
-    deliver = messages.deliver
+    deliver = inbox.deliver
 
     async def later(_: SqliteTransaction, word: NewMessage | None) -> None:
         words.append(word)
@@ -174,7 +175,7 @@ def split_outcome(patch: Patch) -> None:
             await self._write("commit", actor, lambda tx: tell(tx, told))
         return verdicts
 
-    patch.setattr(states, "deliver", later)
+    patch.setattr(state_changes, "deliver", later)
     patch.setattr(SqliteStore, "commit", in_two)
 
 
@@ -198,25 +199,25 @@ def split_inbox(patch: Patch) -> None:
 
 def parent_not_woken(patch: Patch) -> None:
     """A child's outcome is left in its parent's inbox, and the parent sleeps on."""
-    asleep = messages._RAISE.replace("status = :status,", "").replace(":status", "'waiting'").replace(":woken = 1", "0")
+    asleep = inbox._RAISE.replace("status = :status,", "").replace(":status", "'waiting'").replace(":woken = 1", "0")
 
     async def deliver(tx: SqliteTransaction, word: NewMessage | None) -> None:
         with Patch.context() as inner:
-            inner.setattr(messages, "_RAISE", asleep)
-            await messages.deliver(tx, word)
+            inner.setattr(inbox, "_RAISE", asleep)
+            await inbox.deliver(tx, word)
 
-    patch.setattr(states, "deliver", deliver)
+    patch.setattr(state_changes, "deliver", deliver)
 
 
 def waiter_not_woken(patch: Patch) -> None:
     """A message does not wake the run that waits for it."""
-    reword(patch, messages, "_RAISE", "status = :status,", "")
-    reword(patch, messages, "_RAISE", ":woken = 1", "0")
+    reword(patch, inbox, "_RAISE", "status = :status,", "")
+    reword(patch, inbox, "_RAISE", ":woken = 1", "0")
 
 
 def park_without_looking(patch: Patch) -> None:
     """A run is parked whatever came in meanwhile."""
-    reword(patch, states, "PARK", " AND inbox_seq = :seen", "")
+    reword(patch, state_changes, "PARK", " AND inbox_seq = :seen", "")
 
 
 def message_retried_under_another_key(patch: Patch) -> None:
@@ -283,7 +284,7 @@ def transaction_repeated_unasked(patch: Patch) -> None:
     async def busy(tx: Any, turn: Turn) -> Verdict:
         return Verdict.BUSY
 
-    patch.setattr(sql, "recorded", busy)
+    patch.setattr(store, "recorded", busy)
 
 
 def transaction_with_a_turn_of_its_own(patch: Patch) -> None:
@@ -309,7 +310,7 @@ def unreceived_left_behind(patch: Patch) -> None:
 
 def renewed_without_looking(patch: Patch) -> None:
     """A run begins anew whatever came in meanwhile, so that what it carries over comes after that."""
-    reword(patch, states, "_RENEW", " AND inbox_seq = :seen", "")
+    reword(patch, state_changes, "_RENEW", " AND inbox_seq = :seen", "")
 
 
 def children_of_the_past_heard(patch: Patch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from perdure.core.limits.breaker import BreakerState, Circuit, Report
-from perdure.store import admission, gates, passage
-from perdure.store.dialect import Transaction
-from perdure.store.gatestate import GateState
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.limits import admit_runs, admit_steps, gates
+from perdure.store.sql.limits.gate_state import GateState
 from tests.simulation.planted import Patch, reword
 
 
@@ -20,7 +20,7 @@ def repeated_steps_pass_free(patch: Patch) -> None:
     """A step that is begun again by another worker uses the permit of the one before, which a rate has counted once."""
     reword(
         patch,
-        passage,
+        admit_steps,
         "_PERMITS",
         "gate, token, hold",
         "gate, (SELECT token FROM perdure_runs WHERE id = run_id), hold",
@@ -51,7 +51,7 @@ def probes_counted_before_the_lock(patch: Patch) -> None:
             if state.breaker is not None and state.breaker.circuit is Circuit.HALF_OPEN:
                 state.held, before[state.name] = before.get(state.name, 0), state.held
 
-    patch.setattr(admission, "count_held", count_held)
+    patch.setattr(admit_runs, "count_held", count_held)
 
 
 def reports_counted_again(patch: Patch) -> None:

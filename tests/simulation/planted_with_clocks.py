@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure.core.model.run import Claimed
-from perdure.store.clock import ServerClock
+from perdure.store.server.clock import ServerClock
 from perdure.worker.claimer import Claimer
 
 Patch = pytest.MonkeyPatch

@@ -8,8 +8,9 @@ import pytest
 
 from perdure.core.model.dead_letter import DeadFilter
 from perdure.core.model.run import FAR
-from perdure.store import SqlStore, dead, pruning
-from perdure.store.dialect import Transaction
+from perdure.store import SqlStore
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.runs import dead_letters, pruning
 from perdure.testing.conformance.harness import START, Harness
 
 DONE = 3000
@@ -18,8 +19,8 @@ DELETED = {"first": 0, "third": "", "before": FAR, "limit": 100}
 
 
 def _page() -> tuple[str, dict[str, Any]]:
-    where, params = dead._where(DeadFilter(type="suite.%"), None)
-    return dead._PAGE.replace("{where}", where), {**params, "limit": 50}
+    where, params = dead_letters._where(DeadFilter(type="suite.%"), None)
+    return dead_letters._PAGE.replace("{where}", where), {**params, "limit": 50}
 
 
 STATEMENTS = {

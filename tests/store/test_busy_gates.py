@@ -10,8 +10,8 @@ import pytest
 
 from perdure.core.limits.limit import Bounds
 from perdure.store import SqlStore
-from perdure.store.dialect import Transaction
-from perdure.store.gates import lock_gates
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.limits.gates import lock_gates
 from perdure.testing.conformance.gates import DONE, GATE, a_gating, admit, admit_ids, asks, ready
 from perdure.testing.conformance.harness import commit
 

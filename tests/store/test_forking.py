@@ -8,9 +8,10 @@ import pytest
 
 from perdure.core.model.run import Created, NewRun
 from perdure.host import Host
-from perdure.store import open_store, second
-from perdure.store.dialect import Transaction
-from perdure.store.runs import create
+from perdure.store import open_store
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.runs import reopen
+from perdure.store.sql.runs.create import create
 from perdure.testing.conformance.harness import ACTOR
 from perdure.testing.conformance.second import a_fork
 from perdure.testing.invariants import scan_store
@@ -28,11 +29,11 @@ async def test_a_fork_that_is_overtaken_by_its_repetition_forks_once(
         await quick.open()
 
         async def overtaken(tx: Transaction, runs: Sequence[NewRun]) -> list[Created]:
-            monkeypatch.setattr(second, "create", create)
+            monkeypatch.setattr(reopen, "create", create)
             assert (await quick.fork(a_fork(), ACTOR)).created
             return await create(tx, runs)
 
-        monkeypatch.setattr(second, "create", overtaken)
+        monkeypatch.setattr(reopen, "create", overtaken)
         answer = await slow.fork(a_fork(), ACTOR)
         assert answer.created
         assert answer.run == await quick.get(answer.run.id)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from perdure.core.model.run import FAR
-from perdure.store import SqlStore, due, lines
-from perdure.store.dialect import Transaction
+from perdure.store import SqlStore
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.limits import due, waitlist
 from perdure.testing.conformance.harness import START
 
 STANDING = 4_000
@@ -19,7 +20,7 @@ LINED = due._LINED.replace("#", "0")
 STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gates that are due": (due._BY_DUE.replace("{lined}", f"{LINED} UNION ALL {LINED.replace('0', '1')}"), WAITED_AT),
     "whether anybody waits": (due._WAITED_AT.replace("{names}", ":name"), {"name": "long"}),
-    "who is next": (lines._HEADS.replace("#", "0").replace("{queues}", "AND queue IN ('default')"), HEADS),
+    "who is next": (waitlist._HEADS.replace("#", "0").replace("{queues}", "AND queue IN ('default')"), HEADS),
     "of which types": (LINED, {"type0": "suite.a.v1"}),
 }
 ANALYZE = {"sqlite": "ANALYZE", "postgres": "ANALYZE perdure_lines", "mysql": "ANALYZE TABLE perdure_lines"}

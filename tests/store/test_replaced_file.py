@@ -12,7 +12,7 @@ from perdure.core.model.run import Turn, Verdict
 from perdure.errors import StoreUnavailable
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.borrowed.deed import Deed
+from perdure.store.user_connections.transaction_step import Deed
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit, held
 
 

@@ -10,7 +10,7 @@ import pytest
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
-from perdure.store.clock import OLD, SET_BACK, ServerClock
+from perdure.store.server.clock import OLD, SET_BACK, ServerClock
 from perdure.testing.conformance.harness import ACTOR, SECOND, ManualSystem, a_run, a_worker, claim, claim_ids
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas

@@ -11,11 +11,13 @@ import pytest
 
 from perdure.core.model.listing import RunFilter
 from perdure.core.model.run import Finish, Lease, Status, Turn, Verdict
-from perdure.store import migration_script, open_store, reads, runs, schedules, workers
-from perdure.store.dialect import DEFAULT_PREFIX
+from perdure.store import migration_script, open_store
+from perdure.store.sql import reads, schedules, workers
+from perdure.store.sql.dialect import DEFAULT_PREFIX
+from perdure.store.sql.runs import create
 from perdure.store.sqlite import claim as claiming
 from perdure.store.sqlite import commit as committing
-from perdure.store.sqlite import states
+from perdure.store.sqlite import state_changes
 from perdure.store.sqlite.connection import SQLITE
 from perdure.store.sqlite.statements import CROWD
 from perdure.store.sqlite.store import SqliteStore
@@ -119,8 +121,8 @@ HOT = {
     "take": (claiming.TAKE, "USING PRIMARY KEY (id=?)"),
     "record": (committing.RECORD, "USING PRIMARY KEY (id=?)"),
     "records": (committing.RECORDS, "USING PRIMARY KEY (id=?)"),
-    "finish": (states.FINISH, "USING PRIMARY KEY (id=?)"),
-    "parents": (states.PARENTS, "USING PRIMARY KEY (id=?)"),
+    "finish": (state_changes.FINISH, "USING PRIMARY KEY (id=?)"),
+    "parents": (state_changes.PARENTS, "USING PRIMARY KEY (id=?)"),
     "expire": (workers._PAST_DEADLINE, "USING INDEX perdure_runs_to_expire (deadline<?)"),
     "holder": (workers._NEXT_HOLDER, "USING INDEX perdure_runs_held (worker>?)"),
     "held": (workers._HELD, "USING INDEX perdure_runs_held (worker=?)"),
@@ -138,7 +140,9 @@ def test_the_plan_uses_its_index_and_sorts_nothing(schema: sqlite3.Connection, n
     assert "SCAN perdure_runs\n" not in plan
 
 
-@pytest.mark.parametrize("sql", [runs.INSERT, states.FINISH, committing.RECORD], ids=["create", "finish", "record"])
+@pytest.mark.parametrize(
+    "sql", [create.INSERT, state_changes.FINISH, committing.RECORD], ids=["create", "finish", "record"]
+)
 def test_what_is_written_once_a_run_or_more_fills_no_table_of_its_own(schema: sqlite3.Connection, sql: str) -> None:
     # As a constraint with IN and three values does, at every write.
     text, params = explained(sql)

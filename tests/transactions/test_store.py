@@ -10,9 +10,9 @@ import pytest
 from perdure.core.model.run import Kind, Lease, Release, Turn, Verdict
 from perdure.errors import StoreCorrupt
 from perdure.store import SqlStore
-from perdure.store.borrowed.deed import Deed
-from perdure.store.borrowed.errors import Interrupted
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.user_connections.errors import Interrupted
+from perdure.store.user_connections.transaction_step import Deed
 from perdure.testing.conformance.harness import ACTOR, a_record, a_worker, commit, held
 from tests.engine.stage import Stage
 from tests.helpers import eventually

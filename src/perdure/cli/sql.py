@@ -6,10 +6,10 @@ import click
 
 from perdure.cli.output import Output
 from perdure.cli.params import with_output
-from perdure.store.dialect import DEFAULT_PREFIX
 from perdure.store.mysql.dialect import MYSQL
-from perdure.store.plain import NAMES, statement
+from perdure.store.plain_sql import NAMES, statement
 from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.sql.dialect import DEFAULT_PREFIX
 from perdure.store.sqlite.connection import SQLITE
 
 DATABASES = {"sqlite": SQLITE, "postgresql": POSTGRES, "mysql": MYSQL}

@@ -19,7 +19,7 @@ from perdure.workflow.channels import Question, envelop, question_name
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
-    from perdure.store.protocol import Store
+    from perdure.store.contract import Store
 
 
 async def ask(

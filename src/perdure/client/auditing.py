@@ -13,7 +13,7 @@ from perdure.core.model.run import Event
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.errors import UsageError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker import forget_events
 
 #: How many events are read, or deleted, in one transaction.

@@ -16,9 +16,9 @@ from perdure.core.model.run import NewRun
 from perdure.core.policy.watermark import WAIT, Watermark
 from perdure.core.system import System
 from perdure.errors import Overloaded, UsageError
-from perdure.store.dialect import Transaction
-from perdure.store.protocol import Store
-from perdure.store.watermarks import depth, watermarks
+from perdure.store.contract import Store
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.watermarks import depth, watermarks
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine

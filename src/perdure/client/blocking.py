@@ -20,8 +20,8 @@ from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.process_fork import ForkAware, keep_for_ever, silence_loop, watch_forks
 from perdure.errors import EngineClosed, UsageError
-from perdure.store.borrowed.recognition import wire_of
-from perdure.store.dialect import drive
+from perdure.store.sql.dialect import drive
+from perdure.store.user_connections.recognize import wire_of
 
 if TYPE_CHECKING:
     from perdure.client.afterlife import DeadOptions, Decided, Deleted, RequeueOptions

@@ -16,7 +16,7 @@ from perdure.core.model.listing import RunFilter
 from perdure.core.model.run import FINISHED, Kind, Loaded, Reason, Run, Status
 from perdure.errors import UsageError
 from perdure.store import open_store
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker import Checkup
 from perdure.workflow.definition import Definition, Workflow
 

@@ -14,7 +14,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.duration import instant
 from perdure.errors import RunFinished, RunNotFound, UsageError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 
 
 class Control(ABC):

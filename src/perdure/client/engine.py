@@ -53,7 +53,7 @@ from perdure.errors import (
 )
 from perdure.host import Host
 from perdure.store import Retrying, open_store
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import Hooking, Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition

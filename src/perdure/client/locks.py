@@ -25,7 +25,7 @@ from perdure.core.model.lock import LockInfo
 from perdure.core.time.cron import moment_of
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
-from perdure.store.protocol import Change
+from perdure.store.contract import Change
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine

@@ -14,7 +14,7 @@ from perdure.core.model.run import Event, Message, Record, Run, Status
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.time.duration import instant
 from perdure.errors import RunNotFound, UsageError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.store.url import shown
 
 

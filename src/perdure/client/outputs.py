@@ -14,7 +14,7 @@ from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
-    from perdure.store.protocol import Store
+    from perdure.store.contract import Store
 
 T = TypeVar("T")
 

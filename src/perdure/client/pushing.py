@@ -23,7 +23,7 @@ from perdure.core.policy.retry import Retry
 from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.store.url import shown
 from perdure.worker import Foreign, Unknown, Worker, WorkerOptions
 from perdure.workflow.definition import Definition

@@ -13,7 +13,7 @@ from perdure.core.ids import ID_BYTES, check_id
 from perdure.core.model.run import NewMessage, SendOutcome
 from perdure.core.system import System
 from perdure.errors import RunFinished, RunNotFound, UsageError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.workflow.channels import Channel, expected, topic
 
 T = TypeVar("T")

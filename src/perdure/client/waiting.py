@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import StoreError
-from perdure.store.protocol import Change, Store
+from perdure.store.contract import Change, Store
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from perdure.core.background_loops import Guard, Health
 from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import EngineClosed, PerdureError, RunNotFound, StoreCorrupt, StoreError
-from perdure.store.protocol import Change, Store
+from perdure.store.contract import Change, Store
 
 logger = logging.getLogger("perdure.client")
 

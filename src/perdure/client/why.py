@@ -17,8 +17,8 @@ from perdure.core.model.run import FAR, Kind, Message, Reason, Record, Run, Stat
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.core.policy.singleton import single_of
 from perdure.core.routing import PYTHON, TypeInfo
-from perdure.store.control import pausing_of
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
+from perdure.store.sql.runs.orders import pausing_of
 
 #: Characters of what a heartbeat said.
 _SHOWN = 200

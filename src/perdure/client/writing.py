@@ -12,10 +12,10 @@ from typing import Any
 from perdure.client.same import Sameness
 from perdure.core.model.run import Created, NewMessage, NewRun, SendOutcome
 from perdure.errors import StoreUnavailable
-from perdure.store.borrowed.errors import is_duplicate
-from perdure.store.messages import send
-from perdure.store.protocol import Store
-from perdure.store.runs import create, is_single
+from perdure.store.contract import Store
+from perdure.store.sql.runs.create import create, is_single
+from perdure.store.sql.runs.inbox import send
+from perdure.store.user_connections.errors import is_duplicate
 from perdure.workflow.definition import Call
 
 #: How often somebody else may create a run of the same id at the same moment.

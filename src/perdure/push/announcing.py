@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from perdure.client.engine import Engine
 from perdure.core.audit import NEXT
 from perdure.push.message import QueueMessage
-from perdure.store.protocol import Line
+from perdure.store.contract import Line
 
 logger = logging.getLogger("perdure.push")
 

@@ -7,12 +7,12 @@ from typing import Literal, overload
 from perdure.core.audit import Audit
 from perdure.core.system import System
 from perdure.errors import UsageError
+from perdure.store.contract import Listener, Store
 from perdure.store.migrations import MigrationStatus, script
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.protocol import Listener, Store
 from perdure.store.retrying import Retrying
-from perdure.store.sql import SqlStore
+from perdure.store.sql.store import SqlStore
 from perdure.store.sqlite.connection import SQLITE
 from perdure.store.sqlite.store import SqliteStore
 from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse

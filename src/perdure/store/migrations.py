@@ -16,7 +16,7 @@ from importlib import resources
 from msgspec import Struct
 
 from perdure.errors import SchemaMismatch
-from perdure.store.dialect import Dialect, Transaction
+from perdure.store.sql.dialect import Dialect, Transaction
 
 #: The number of a row that is no migration, but says that one is under way; where DDL cannot be part of a transaction.
 IN_PROGRESS = 0

@@ -46,9 +46,9 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.schedule import Fired, Saved, Schedule
 from perdure.errors import StoreUnavailable
-from perdure.store.borrowed.deed import Deed
-from perdure.store.dialect import Transaction
-from perdure.store.protocol import Eavesdropper, Listener, Store
+from perdure.store.contract import Eavesdropper, Listener, Store
+from perdure.store.sql.dialect import Transaction
+from perdure.store.user_connections.transaction_step import Deed
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from perdure.core.audit import Audit
 from perdure.errors import UsageError
-from perdure.store.dialect import DEFAULT_PREFIX
+from perdure.store.sql.dialect import DEFAULT_PREFIX
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 _PASSWORD = re.compile(r"(://[^:@/]*):[^/]*@|([?&]\w*password)=[^&]*")

@@ -27,7 +27,7 @@ from perdure.core.system import System
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import PerdureError, UsageError
 from perdure.store import open_store
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions
 from perdure.worker.held import Held

@@ -11,7 +11,7 @@ import logging
 from perdure.core.audit import EventFilter
 from perdure.core.policy.retention import Prune, Retention
 from perdure.core.system import System
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 
 logger = logging.getLogger("perdure.worker")
 

@@ -41,8 +41,8 @@ from perdure.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from perdure.store.protocol import Change, Store
-from perdure.store.reads import check_counters
+from perdure.store.contract import Change, Store
+from perdure.store.sql.reads import check_counters
 from perdure.worker.alarm import Alarm
 from perdure.worker.quarantine import Quarantine
 

@@ -12,7 +12,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.run import Next, Park
 from perdure.core.system import System
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.emitting import Emitting
 from perdure.worker.journal import Journal

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from perdure.core.background_loops import Guard, Health
 from perdure.core.system import Background, System
 from perdure.errors import StoreError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 
 logger = logging.getLogger("perdure.worker")
 

@@ -18,7 +18,7 @@ from perdure.core.background_loops import Guard, Health
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
 from perdure.core.model.run import Event
 from perdure.core.system import System
-from perdure.store.protocol import Line, Store
+from perdure.store.contract import Line, Store
 from perdure.worker.guard import is_end_of
 from perdure.worker.happenings import Happening
 

@@ -15,8 +15,8 @@ from perdure.core.background_loops import Guard, Health
 from perdure.core.model.run import Message
 from perdure.core.system import System
 from perdure.errors import StoreCorrupt, StoreError
-from perdure.store.protocol import Store
-from perdure.store.reads import check_counters
+from perdure.store.contract import Store
+from perdure.store.sql.reads import check_counters
 from perdure.worker.kept import Kept
 from perdure.worker.stage import Stage
 

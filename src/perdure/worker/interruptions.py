@@ -17,8 +17,8 @@ from perdure.core.model.run import Record, Run
 from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.replay.operations import StepOperation
-from perdure.store.interruptions import interruptions
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
+from perdure.store.sql.interruptions import interruptions
 from perdure.worker.passing import has_to_pass
 from perdure.worker.stage import Stage
 

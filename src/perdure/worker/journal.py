@@ -19,7 +19,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Block, Reason, Turn, Verdict
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.guard import Breakable
 from perdure.worker.moment import Moment
 from perdure.worker.witness import Subject, Witness

@@ -10,7 +10,7 @@ from perdure.core.model.run import Run
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.core.system import System
 from perdure.errors import StoreError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.claimer import Claimer
 
 logger = logging.getLogger("perdure.worker")

@@ -19,7 +19,7 @@ from perdure.core.model.claim_by_id import Executed, Refusal, Standing, Take, Ta
 from perdure.core.model.run import FAR, Finish, Reason, Run, Status, Turn, Verdict
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.alarm import Alarm
 
 if TYPE_CHECKING:

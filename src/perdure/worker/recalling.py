@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perdure.core.model.outputs import OutputKind
 from perdure.core.system import System
 from perdure.errors import StoreError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.stage import Stage
 
 if TYPE_CHECKING:

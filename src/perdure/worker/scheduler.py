@@ -13,7 +13,7 @@ from collections.abc import Callable
 from perdure.core.background_loops import Guard, Health
 from perdure.core.model.run import FAR
 from perdure.core.system import System
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.alarm import Alarm
 
 logger = logging.getLogger("perdure.worker")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.core.model.run import Turn, Verdict
 from perdure.replay.operations import StepOperation
-from perdure.store.borrowed.errors import Interrupted
+from perdure.store.user_connections.errors import Interrupted
 from perdure.worker.attempts import Attempt
 from perdure.worker.moment import Moment
 from perdure.worker.stage import Stage

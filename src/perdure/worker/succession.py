@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from perdure.core.model.run import Finish, Next, Run
 from perdure.core.policy.singleton import single_of
 from perdure.errors import StoreError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 
 logger = logging.getLogger("perdure.worker")
 

@@ -10,7 +10,7 @@ from perdure.core.background_loops import Guard, Health
 from perdure.core.policy.retention import Retention
 from perdure.core.system import System
 from perdure.errors import StoreError
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.aging import Aging
 from perdure.worker.succession import succeed
 

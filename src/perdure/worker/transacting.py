@@ -18,9 +18,9 @@ from msgspec import UNSET, Struct
 from perdure.core.model.run import Kind, Lease, Record, Run, Turn, Verdict
 from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.replay.operations import StepOperation
-from perdure.store.borrowed.deed import Deed
-from perdure.store.borrowed.errors import Doubtful, Interrupted, may_pass
-from perdure.store.dialect import drive
+from perdure.store.sql.dialect import drive
+from perdure.store.user_connections.errors import Doubtful, Interrupted, may_pass
+from perdure.store.user_connections.transaction_step import Deed
 from perdure.worker.arrivals import Recipient
 from perdure.worker.attempts import Attempt
 from perdure.worker.crew import Crew

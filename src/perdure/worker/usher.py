@@ -34,7 +34,7 @@ from perdure.core.model.run import ClaimedRun, Finish, Next, Run
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.errors import BreakerOpen, InvalidId
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.worker.attendance import Attendance
 from perdure.worker.judging import Judging, kept_out
 from perdure.workflow.activity import Activity

@@ -22,7 +22,7 @@ from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reaso
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.system import System
 from perdure.replay.drain_context import Around
-from perdure.store.protocol import Change, Store
+from perdure.store.contract import Change, Store
 from perdure.worker.arrivals import Arrivals
 from perdure.worker.beginnings import Beginnings
 from perdure.worker.claimer import Claimer

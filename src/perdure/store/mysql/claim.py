@@ -14,13 +14,13 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest, Run, Status
-from perdure.store.dialect import Row
-from perdure.store.gates import limited
+from perdure.store.mysql.claim_preview import MANY, MINE, Seen
 from perdure.store.mysql.literals import listed
-from perdure.store.mysql.looking import MANY, MINE, Seen
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.poison import Suspect, group, is_poison, is_suspect, set_aside
-from perdure.store.rows import RUN, to_run
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.limits.gates import limited
+from perdure.store.sql.rows import RUN, to_run
+from perdure.store.sql.runs.poison import Suspect, group, is_poison, is_suspect, set_aside
 
 #: How many due runs one claim makes ready, at most.
 _DUE = 512

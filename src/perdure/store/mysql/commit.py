@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perdure.core.model.run import Again, NewMessage, NewRun, SendOutcome, Turn, Verdict
-from perdure.store.dialect import Row
-from perdure.store.ledger import COLUMNS, Draft, Ledger
-from perdure.store.mysql.creating import NEW_RUNS, rows_of
+from perdure.store.mysql.create_runs import NEW_RUNS, rows_of
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.renewal import keys_of
-from perdure.store.turns import waves
-from perdure.store.wave import Wave, Written
+from perdure.store.server.batch_effects import COLUMNS, Draft, Ledger
+from perdure.store.server.commit_batch import Wave, Written
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.runs.continue_as_new import keys_of
+from perdure.store.sql.turn import waves
 
 HISTORY = "run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.store.dialect import Dialect
+from perdure.store.sql.dialect import Dialect
 
 #: The server's time in microseconds, when the statement began.
 NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"

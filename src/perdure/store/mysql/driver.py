@@ -15,8 +15,8 @@ import asyncmy
 import asyncmy.errors
 from msgspec import Struct
 
-from perdure.store.dialect import Row
-from perdure.store.patience import USUAL, Patience
+from perdure.store.server.timeouts import USUAL, Patience
+from perdure.store.sql.dialect import Row
 from perdure.store.url import MysqlUrl
 
 #: What the server or the driver says is wrong, with its number; the one thing that is asked for by its name.

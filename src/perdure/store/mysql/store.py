@@ -26,27 +26,28 @@ from perdure.core.model.run import (
 from perdure.core.model.worker_info import Swept, WorkerInfo
 from perdure.core.system import System
 from perdure.errors import StoreError
-from perdure.store import workers
-from perdure.store.append import Fence
-from perdure.store.dialect import Row, Transaction
-from perdure.store.identity import Outlived
-from perdure.store.lending import lend
-from perdure.store.mysql import creating, errors, loading
+from perdure.store.mysql import create_runs, errors
+from perdure.store.mysql import load as loading
 from perdure.store.mysql.claim import claim
+from perdure.store.mysql.claim_preview import Seen, look
 from perdure.store.mysql.commit import commit, deliver
+from perdure.store.mysql.commit_simple import commit_simply, is_simple
 from perdure.store.mysql.dialect import MYSQL, NOW
 from perdure.store.mysql.driver import AlreadyThere, Connection, Way
 from perdure.store.mysql.literals import Sql, Templates, listed
-from perdure.store.mysql.looking import Seen, look
-from perdure.store.mysql.migrating import migrate
+from perdure.store.mysql.migrate import migrate
 from perdure.store.mysql.session import name_of, prepare, relax, who_asks, who_is
-from perdure.store.mysql.simple import commit_simply, is_simple
 from perdure.store.mysql.sweep import ANYTHING
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.pauses import unpaused
-from perdure.store.pool import Pools
-from perdure.store.runs import is_single
-from perdure.store.server import ServerStore
+from perdure.store.server.lend import lend
+from perdure.store.server.pool import Pools
+from perdure.store.server.store import ServerStore
+from perdure.store.sql import workers
+from perdure.store.sql.append import Fence
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.identity import Outlived
+from perdure.store.sql.pauses import unpaused
+from perdure.store.sql.runs.create import is_single
 from perdure.store.url import MysqlUrl
 
 #: Every row that sending touches, parents of those that it may end included. Whoever locks several and waits locks them in this
@@ -119,7 +120,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
         async def quickly(tx: MysqlTransaction) -> builtins.list[Created] | None:
             try:
-                return await creating.create_new(tx, runs)
+                return await create_runs.create_new(tx, runs)
             except AlreadyThere as error:
                 await self._roll_back(tx.connection, error)
                 return None

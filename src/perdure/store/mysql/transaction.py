@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 
 from perdure.core.audit import Audit
-from perdure.store.clock import ServerClock
-from perdure.store.dialect import Params, Row
 from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
 from perdure.store.mysql.literals import Sql, Templates, row_of
-from perdure.store.noting import NotingOnServer
-from perdure.store.wave import Doubtful
+from perdure.store.server.clock import ServerClock
+from perdure.store.server.commit_batch import Doubtful
+from perdure.store.sql.dialect import Params, Row
+from perdure.store.sql.noting import NotingOnServer
 
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
 
@@ -29,7 +29,7 @@ VALUES :rows
 
 
 class MysqlTransaction(NotingOnServer):
-    """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
+    """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
         self,

@@ -14,13 +14,13 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest
-from perdure.store.dialect import Row
-from perdure.store.gates import limited
-from perdure.store.pauses import unpaused
-from perdure.store.poison import Suspect, group, is_poison, set_aside
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.rows import RUN, to_run
-from perdure.store.sight import Sight
+from perdure.store.server.claim_preview import Sight
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.limits.gates import limited
+from perdure.store.sql.pauses import unpaused
+from perdure.store.sql.rows import RUN, to_run
+from perdure.store.sql.runs.poison import Suspect, group, is_poison, set_aside
 
 #: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at that it will not take.
 _DUE = 512

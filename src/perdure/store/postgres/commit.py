@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.core.model.run import NewMessage, NewRun, SendOutcome, Turn, Verdict
-from perdure.store.dialect import Row
-from perdure.store.ledger import COLUMNS, Ledger
-from perdure.store.postgres.creating import NEW_RUNS, arrays_of
+from perdure.store.postgres.create_runs import NEW_RUNS, arrays_of
 from perdure.store.postgres.driver import AlreadyThere
-from perdure.store.postgres.history import HISTORY, arrays, given
+from perdure.store.postgres.history_arrays import HISTORY, arrays, given
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.turns import waves
-from perdure.store.wave import Doubtful, Wave, Written
+from perdure.store.server.batch_effects import COLUMNS, Ledger
+from perdure.store.server.commit_batch import Doubtful, Wave, Written
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.turn import waves
 
 _MESSAGES = {
     "run_id": "text", "seq": "bigint", "kind": "text", "name": "text", "payload": "text", "failed": "smallint",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.store.dialect import Dialect
+from perdure.store.sql.dialect import Dialect
 
 #: The server's time in microseconds, when the expression is reached and not when the transaction began.
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"

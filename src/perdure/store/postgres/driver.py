@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
-from perdure.store.patience import Patience
+from perdure.store.server.timeouts import Patience
 
 #: What the server says is wrong; what the driver itself says; the one thing that is asked for by its name.
 ServerError: type[Exception] = asyncpg.PostgresError

@@ -12,8 +12,8 @@ import logging
 
 from msgspec import Struct
 
-from perdure.store.identity import Known, Who
 from perdure.store.postgres.driver import Connection, ServerError
+from perdure.store.sql.identity import Known, Who
 
 _log = logging.getLogger("perdure.store")
 

@@ -15,11 +15,11 @@ from contextlib import suppress
 from perdure.core.background_loops import Guard, Health
 from perdure.core.process_fork import silence
 from perdure.core.system import System
-from perdure.store.patience import Patience
+from perdure.store.contract import Change, Listener
 from perdure.store.postgres import errors
 from perdure.store.postgres.driver import Connection, connect, say_goodbye
 from perdure.store.postgres.sessions import session_name
-from perdure.store.protocol import Change, Listener
+from perdure.store.server.timeouts import Patience
 from perdure.store.url import PostgresUrl
 
 _log = logging.getLogger("perdure.store")

@@ -29,26 +29,28 @@ from perdure.core.model.run import (
 from perdure.core.model.worker_info import Swept
 from perdure.core.system import System
 from perdure.errors import StoreError
-from perdure.store import reads, workers
-from perdure.store.append import NO_FENCE, Fence
-from perdure.store.dialect import Row, Transaction
-from perdure.store.identity import Known, Outlived
-from perdure.store.lending import lend
-from perdure.store.pool import Pools
-from perdure.store.postgres import creating, errors, loading, migrating
+from perdure.store.postgres import create_runs, errors
+from perdure.store.postgres import load as loading
+from perdure.store.postgres import migrate as migrating
 from perdure.store.postgres.claim import Seen, claim
+from perdure.store.postgres.claim_ready import claim_ready
 from perdure.store.postgres.commit import commit, deliver
+from perdure.store.postgres.commit_simple import append, commit_simply, go_on, is_simple
 from perdure.store.postgres.dialect import NOW, POSTGRES
 from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
 from perdure.store.postgres.identity import NOTHING_KNOWN, TIMELINE, Session, fence, on_timeline, timeline_of, who_is
 from perdure.store.postgres.notify import Notices
-from perdure.store.postgres.ready import claim_ready
 from perdure.store.postgres.sessions import end_abandoned, session_name
-from perdure.store.postgres.simple import append, commit_simply, go_on, is_simple
 from perdure.store.postgres.sweep import Littered, bury, look, together
 from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
-from perdure.store.runs import is_single
-from perdure.store.server import ServerStore
+from perdure.store.server.lend import lend
+from perdure.store.server.pool import Pools
+from perdure.store.server.store import ServerStore
+from perdure.store.sql import reads, workers
+from perdure.store.sql.append import NO_FENCE, Fence
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.identity import Known, Outlived
+from perdure.store.sql.runs.create import is_single
 from perdure.store.url import PostgresUrl
 
 T = TypeVar("T")
@@ -132,7 +134,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
         async def quickly(tx: PostgresTransaction) -> builtins.list[Created] | None:
             try:
-                return await creating.create_new(tx, runs)
+                return await create_runs.create_new(tx, runs)
             except AlreadyThere:
                 return None
 

@@ -18,13 +18,13 @@ from perdure.core.model.interruption import LOST
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import FAR
 from perdure.core.model.worker_info import Swept
-from perdure.store.clock import ServerClock
-from perdure.store.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON
+from perdure.store.contract import Change
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.sessions import LATELY
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.protocol import Change
-from perdure.store.workers import POISON_AFTER, REMEMBERED
+from perdure.store.server.clock import ServerClock
+from perdure.store.sql.runs.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON
+from perdure.store.sql.workers import POISON_AFTER, REMEMBERED
 
 #: Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
 _HOLDERS = """

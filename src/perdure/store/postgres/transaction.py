@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.core.audit import Audit
-from perdure.store.clock import ServerClock
-from perdure.store.dialect import Params, Row
-from perdure.store.noting import NotingOnServer
-from perdure.store.patience import Patience
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import Connection
+from perdure.store.server.clock import ServerClock
+from perdure.store.server.timeouts import Patience
+from perdure.store.sql.dialect import Params, Row
+from perdure.store.sql.noting import NotingOnServer
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"VALUES\s*\((.*?)\)", re.DOTALL)
@@ -98,7 +98,7 @@ class Statements:
 
 
 class PostgresTransaction(NotingOnServer):
-    """See `perdure.store.dialect.Transaction`. Without `locking`, rows are only looked at."""
+    """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
         self,

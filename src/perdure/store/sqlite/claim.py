@@ -14,11 +14,11 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest
-from perdure.store.dialect import Row
-from perdure.store.gates import limited
-from perdure.store.pauses import unpaused
-from perdure.store.poison import Suspect, group, is_poison, set_aside
-from perdure.store.rows import RUN, to_json, to_run
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.limits.gates import limited
+from perdure.store.sql.pauses import unpaused
+from perdure.store.sql.rows import RUN, to_json, to_run
+from perdure.store.sql.runs.poison import Suspect, group, is_poison, set_aside
 from perdure.store.sqlite.connection import NOT_TEXT, SqliteTransaction
 
 #: How many due runs one claim makes ready, and how many it passes over for the sake of affinity, at most.

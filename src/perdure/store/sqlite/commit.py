@@ -14,16 +14,16 @@ from operator import itemgetter
 
 from perdure.core.model.outputs import Renew
 from perdure.core.model.run import Again, Block, Finish, Park, Record, Release, Turn, Verdict
-from perdure.store.children import start_children
-from perdure.store.dialect import Row
-from perdure.store.extras import has_extras, write_extras
-from perdure.store.messages import deliver, send
-from perdure.store.renewal import carried, read_at_once
-from perdure.store.said import note_heartbeats
-from perdure.store.sqlite import states
+from perdure.store.sql.audit import note_heartbeats
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.extras import has_extras, write_extras
+from perdure.store.sql.runs.children import start_children
+from perdure.store.sql.runs.continue_as_new import carried, read_at_once
+from perdure.store.sql.runs.inbox import deliver, send
+from perdure.store.sql.turn import Standing, overtaken, record_row, standing_of, waves
+from perdure.store.sqlite import state_changes
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.statements import CROWD
-from perdure.store.turns import Standing, overtaken, record_row, standing_of, waves
 
 _HISTORY = """
 INSERT INTO perdure_history
@@ -124,7 +124,7 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
         if has_extras(turn):
             beyond.append(turn)
     if finished:
-        await states.tell_parents(tx, finished)
+        await state_changes.tell_parents(tx, finished)
     for index, rest in rests:
         verdicts[index] = await _rest(tx, turns[index], rest)
     if beyond:
@@ -149,25 +149,25 @@ async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
 async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
     match turn.next:
         case Finish() as outcome:
-            return await states.finish(tx, turn.lease, outcome)
+            return await state_changes.finish(tx, turn.lease, outcome)
         case Again() as retry:
-            return await states.again(tx, turn.lease, retry)
+            return await state_changes.again(tx, turn.lease, retry)
         case Release() as release:
-            return await states.release(tx, turn.lease, release)
+            return await state_changes.release(tx, turn.lease, release)
         case Block() as block:
-            return await states.block(tx, turn.lease, block)
+            return await state_changes.block(tx, turn.lease, block)
         case _:
             return True
 
 
 async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | Renew) -> Verdict:
     if isinstance(rest, Renew):
-        if await states.renew(tx, turn.lease, rest, turn.read):
+        if await state_changes.renew(tx, turn.lease, rest, turn.read):
             await tx.execute(_CONSUME, (turn.lease.run_id, turn.read))
             for message in carried(turn.lease.run_id, rest):
                 await deliver(tx, message)
             return Verdict.APPLIED
-    elif await states.park(tx, turn.lease, rest):
+    elif await state_changes.park(tx, turn.lease, rest):
         return Verdict.APPLIED
     match await _stand(tx, turn):
         case Standing.LIVE:

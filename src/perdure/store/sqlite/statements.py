@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.store.borrowed import styles
+from perdure.store.user_connections import parameter_styles
 
 #: How many rows go into one INSERT. Twice as many gain little more.
 CROWD = 32
@@ -33,7 +33,7 @@ class Statement(Struct, frozen=True):
 
 def prepare(sql: str) -> Statement:
     """A statement with `:name` or `?` parameters."""
-    found = styles.render(sql, "qmark")
+    found = parameter_styles.render(sql, "qmark")
     return Statement(found.text, _in_order(found.names or ()), crowded(found.text))
 
 

@@ -20,16 +20,16 @@ import msgspec
 from perdure.core.model.run import Claimed, ClaimRequest, Turn, Verdict
 from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
 from perdure.core.system import System
-from perdure.store.borrowed.transaction import Home
-from perdure.store.dialect import Row
-from perdure.store.protocol import Change
-from perdure.store.sql import SqlStore, Trace
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Row
+from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
 from perdure.store.sqlite.connection import SQLITE, Body, Clock, SqliteConnection
 from perdure.store.sqlite.files import note_inherited
-from perdure.store.sqlite.lane import Lane
+from perdure.store.sqlite.serial_thread import Lane
 from perdure.store.url import SqliteUrl
+from perdure.store.user_connections.transaction import Home
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from perdure.core.model.run import (
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.host import Host
 from perdure.store import Store
-from perdure.store.dialect import _TABLES
+from perdure.store.sql.dialect import _TABLES
 
 SECOND = 1_000_000
 #: When the suite's clock starts.

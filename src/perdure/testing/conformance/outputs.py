@@ -8,7 +8,7 @@ from perdure.core.model.outputs import NewOutput, OutputKind, Trim
 from perdure.core.model.run import Finish, Kind, Lease, Release, Status, Turn, Verdict
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
-from perdure.store.protocol import Change
+from perdure.store.contract import Change
 from perdure.testing.conformance.harness import (
     ACTOR,
     SECOND,

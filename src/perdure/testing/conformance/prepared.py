@@ -11,7 +11,7 @@ from perdure.core.model.orders import Order, Pause, PauseKind
 from perdure.core.model.run import FAR, Block, Finish, Kind, Reason, Status, Turn, Verdict
 from perdure.core.policy.retention import Prune
 from perdure.store import Store
-from perdure.store.borrowed.deed import Deed
+from perdure.store.user_connections.transaction_step import Deed
 from perdure.testing.conformance.breakers import PREPARE as BREAKERS
 from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (

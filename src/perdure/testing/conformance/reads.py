@@ -8,7 +8,7 @@ from perdure.core.model.listing import RunFilter
 from perdure.core.model.run import Finish, Release, Status
 from perdure.errors import InvalidCursor
 from perdure.store import Store
-from perdure.store.protocol import Change
+from perdure.store.contract import Change
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,

@@ -9,7 +9,7 @@ import pytest
 from perdure.core.audit import Audit, EventFilter
 from perdure.core.model.run import Again, Block, Event, Finish, Reason, Release, Status, Turn
 from perdure.store import Store
-from perdure.store.protocol import Line
+from perdure.store.contract import Line
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,

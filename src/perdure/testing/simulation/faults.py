@@ -21,8 +21,8 @@ from perdure.core.model.outputs import Broadcasted
 from perdure.core.model.run import Claimed, Lease, Loaded, Release, Turn, Verdict
 from perdure.errors import StoreUnavailable
 from perdure.store import MUTATING_VERBS
-from perdure.store.clock import ServerClock
-from perdure.store.protocol import Change, Listener
+from perdure.store.contract import Change, Listener
+from perdure.store.server.clock import ServerClock
 from perdure.store.sqlite.statements import Statement
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.ledger import Ledger

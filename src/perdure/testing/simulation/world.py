@@ -16,7 +16,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.errors import StoreError
 from perdure.store import Retrying, open_store
-from perdure.store.protocol import Store
+from perdure.store.contract import Store
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.audit import Audit, read_all
 from perdure.testing.simulation.author import Author

@@ -1,0 +1,177 @@
+"""Turns that reach nobody else: records, what was read, and an outcome or a wait, all in one packet.
+
+Its first statement locks the rows that are free and counts those for which the lease holds. If that is not all of them, the
+statement fails, and with it the packet, before anything is written. Then, or if a record is there already, everything is left to
+the transaction that can sort it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perdure.core.model.run import Finish, Park, Record, Status, Turn
+from perdure.store.contract import Change
+from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
+from perdure.store.mysql.literals import Sql, listed, literal, row_of, texts
+from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.sql.audit import note_finish, of_park
+from perdure.store.sql.extras import has_extras
+from perdure.store.sql.turn import KINDS, record_row
+
+#: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
+#: their token, so that a condition for each such group is quicker than one for each lease.
+FENCE = """
+SELECT 9223372036854775807 + ABS(COUNT(*) - :count)
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE status = 'running' AND (:groups)
+FOR UPDATE SKIP LOCKED
+"""
+
+#: Where several servers take writes, a lock on one is no concern of the others; only rows that are written are compared.
+_PROVE = "UPDATE perdure_runs SET wake_at = wake_at + 1 WHERE id IN (:ids)"
+
+#: The only record of the only turn: one statement, and no transaction around it.
+_RECORD = f"""
+INSERT INTO perdure_history ({HISTORY})
+SELECT :row
+FROM perdure_runs FORCE INDEX (PRIMARY)
+WHERE id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'
+FOR UPDATE SKIP LOCKED
+"""
+
+#: What most records have in the other columns is what the server puts there by itself. It reads every value that it is sent.
+_PLAIN_RECORDS = """
+INSERT INTO perdure_history (run_id, seq, token, kind, location, payload, at, started_at, digest, attempts)
+VALUES :rows
+"""
+
+#: Around the five texts of a record.
+_QUOTES = 10
+
+#: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
+_READ = """
+INSERT INTO perdure_runs (id, inbox_read)
+VALUES :rows
+ON DUPLICATE KEY UPDATE marked = inbox_seq > VALUES(inbox_read), inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
+"""
+
+_FINISH = """
+INSERT INTO perdure_runs (id, inbox_read, status, output, error, finished_at)
+VALUES :rows
+ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, output = VALUES(output), error = VALUES(error),
+  finished_at = VALUES(finished_at), worker = NULL, marked = 0, claims = 0,
+  inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
+"""
+
+#: `started_at` carries the time that it is, and is left as it was.
+_PARK = """
+INSERT INTO perdure_runs (id, inbox_read, wake_at, reason, started_at)
+VALUES :rows
+ON DUPLICATE KEY UPDATE
+  status = IF(LEAST(VALUES(wake_at), deadline) <= VALUES(started_at), 'pending', 'waiting'),
+  reason = IF(LEAST(VALUES(wake_at), deadline) <= VALUES(started_at), NULL, VALUES(reason)),
+  wake_at = LEAST(VALUES(wake_at), deadline), worker = NULL, marked = 0, claims = 0,
+  inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
+"""
+
+
+def is_simple(turns: Sequence[Turn]) -> bool:
+    """Whether one packet can write them, as far as can be told from here."""
+    return len({turn.lease.run_id for turn in turns}) == len(turns) > 0 and all(map(_stays_at_home, turns))
+
+
+def _stays_at_home(turn: Turn) -> bool:
+    if turn.children or turn.sends or has_extras(turn):
+        return False
+    after = turn.next
+    if type(after) is Finish:
+        # The usual id of a child has a slash. One that has none is found out by the fence, which costs a round trip more.
+        return "/" not in turn.lease.run_id
+    return after is None or type(after) is Park
+
+
+async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
+    """Write all of them, or none; whether they were written. Also raises what `errors.is_refusal` tells."""
+    clustered = tx.connection.clustered
+    if not clustered and len(turns) == 1 and len(turns[0].records) == 1 and turns[0].next is None and not turns[0].read:
+        return await _commit_record(tx, turns[0])
+    groups: dict[tuple[int, str, str], list[str]] = {}
+    read: list[tuple[object, ...]] = []
+    finished: list[tuple[object, ...]] = []
+    parked: list[tuple[object, ...]] = []
+    for turn in turns:
+        lease = turn.lease
+        run_id = lease.run_id
+        besides = ""
+        match turn.next:
+            # First what a step leaves.
+            case None if not turn.read:
+                pass
+            case Finish(status=status, payload=payload):
+                besides = " AND parent_id IS NULL"
+                outcome = (payload, None) if status is Status.COMPLETED else (None, payload)
+                finished.append((run_id, turn.read, status.value, *outcome, tx.now))
+                if tx.notes:
+                    note_finish(tx, run_id, turn.next)
+                tx.stir(Change.FINISHED)
+            case Park(wake_at=wake_at, reason=reason, seen=seen):
+                besides = f" AND inbox_seq = {seen}"
+                parked.append((run_id, turn.read, wake_at, reason.value, tx.now))
+                if tx.repeats:
+                    tx.note(run_id, *of_park(turn.next))
+                if wake_at <= tx.now:
+                    tx.stir(Change.READY)
+            case _:
+                read.append((run_id, turn.read))
+        groups.setdefault((lease.token, lease.nonce, besides), []).append(run_id)
+    tx.begin()
+    tx.later(tx.text(FENCE, count=len(turns), groups=_conditions(groups)))
+    if clustered and (stay := [turn.lease.run_id for turn in turns if turn.next is None]):
+        tx.later(tx.text(_PROVE, ids=listed(stay)))
+    plain, others = list[str](), list[str]()
+    for turn in turns:
+        for record in turn.records:
+            row = _plain_row(turn, record)
+            if row is not None:
+                plain.append(row)
+            else:
+                others.append(row_of(record_row(turn, record)))
+    tx.insert_written(_PLAIN_RECORDS, plain)
+    tx.insert_written(RECORDS, others)
+    for turn in turns:
+        if turn.read:
+            tx.later(tx.text(CONSUME, run_id=turn.lease.run_id, upto=turn.read))
+    tx.insert(_READ, read)
+    tx.insert(_FINISH, finished)
+    tx.insert(_PARK, parked)
+    tx.write_notes()
+    await tx.commit()
+    return True
+
+
+async def _commit_record(tx: MysqlTransaction, turn: Turn) -> bool:
+    lease, row = turn.lease, listed(record_row(turn, turn.records[0]))
+    [answer] = await tx.send(tx.text(_RECORD, row=row, run_id=lease.run_id, token=lease.token, nonce=lease.nonce))
+    return answer.count == 1
+
+
+def _plain_row(turn: Turn, record: Record) -> str | None:
+    """The row of the usual record, such as that of a step; None if it needs another column, or something in it has to be escaped."""
+    if record.failed or record.retry_at or record.inbox_seq or record.run_attempt != 1 or record.payload is None:
+        return None
+    lease = turn.lease
+    row = (
+        f"('{lease.run_id}',{record.seq},{lease.token},'{KINDS[record.kind]}','{record.location}','{record.payload}',"
+        f"{record.at},{record.started_at},'{record.digest}',{record.attempts})"
+    )
+    # Another quote than those that are written here, or a backslash, is in a value.
+    return row if row.count("'") == _QUOTES and "\\" not in row else None
+
+
+def _conditions(groups: Mapping[tuple[int, str, str], Sequence[str]]) -> Sql:
+    return Sql(
+        " OR ".join(
+            f"token = {token} AND nonce = {literal(nonce)}{besides} AND id IN ({texts(ids)})"
+            for (token, nonce, besides), ids in groups.items()
+        )
+    )

@@ -1,0 +1,223 @@
+"""A look at what there is to do, and taking what is ready if that is all: one statement, whether a worker is idle or busy.
+
+Timers that are due, runs under suspicion and answers that were lost are only reported; the transaction in `claim` sees to
+them. Nothing stays locked any longer than the statement takes. With several types it locks more rows than it takes, for that
+moment; whoever comes by meanwhile and finds nothing looks again soon. Queues and types are spelled out one by one and limits
+are hidden, because the planner then expects the same whatever the parameters are, and plans once instead of every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from perdure.core.audit import Audit
+from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimRequest
+from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
+from perdure.store.postgres.dialect import NOW
+from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.server.clock import ServerClock
+from perdure.store.sql.audit import of_claim
+from perdure.store.sql.dialect import Row
+
+_IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
+
+#: The order says which index to follow: the planner, told that any row will do, would rather read the table from its start.
+_ANY = f"""EXISTS (
+      SELECT 1
+      FROM pair
+      CROSS JOIN LATERAL (SELECT 1 FROM perdure_runs r WHERE {_IN_PAIR} AND {{}} LIMIT 1) one
+    )"""
+_OLDEST = "ORDER BY r.queue, r.type, r.wake_at, r.id"
+
+#: As an expression, of which the planner believes that it is often another worker's; it would plan anew for ever otherwise.
+_HOME = "COALESCE(r.home, $3)"
+
+#: `server` is the server's time, `now` the one that this process goes by, which is not later.
+_SEEN = f"""
+clock AS MATERIALIZED (
+  SELECT server, LEAST(server, COALESCE($2::bigint, server)) AS now FROM (SELECT COALESCE($1::bigint, {NOW}) AS server) one
+), living AS MATERIALIZED (
+  SELECT ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive') AS alive
+), seen AS MATERIALIZED (
+  SELECT server, now, alive,
+    EXISTS (
+      SELECT 1
+      FROM (
+        SELECT 1 FROM perdure_runs WHERE status = 'running' AND worker = $3 AND nonce = $4 ORDER BY worker, nonce, id LIMIT 1
+      ) one
+    ) AS held,
+    COALESCE((SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1), {FAR}) AS next_wake,
+    {_ANY.format(f"{OF_AGE} {_OLDEST}")} AS ready,
+    {_ANY.format("r.claims > 0 ORDER BY r.queue, r.type, r.priority, r.wake_at, r.id")} AS doubtful,
+    {_ANY.format(f"{OF_AGE} AND r.wake_at > server {_OLDEST}")} AS early,
+    (
+      SELECT MIN(one.wake_at)
+      FROM pair
+      CROSS JOIN LATERAL (
+        SELECT r.wake_at FROM perdure_runs r
+        WHERE {_IN_PAIR} AND {OF_AGE} AND r.wake_at > server - $5::bigint AND {_HOME} <> $3 AND {_HOME} = ANY (alive)
+        {_OLDEST} LIMIT 1
+      ) one
+    ) AS left_to_others
+  FROM clock
+  CROSS JOIN living
+)"""
+
+#: Ready, not suspicious, and not left to the worker that had it last.
+_FREE = f"""{_IN_PAIR} AND r.wake_at <= usual.now AND r.claims < $9
+      AND (r.home IS NULL OR r.home = $3 OR r.wake_at <= usual.now - $5 OR r.home <> ALL (usual.alive))"""
+
+#: Once: with the first of the runs that were taken, or alone. No arrays, about which the driver would have to ask first.
+_FACTS = ", ".join(
+    f"CASE WHEN COALESCE(taken.place, 1) = 1 THEN {fact} END"
+    for fact in (
+        "server",
+        "next_wake",
+        "held",
+        "ready",
+        "doubtful",
+        "early",
+        "left_to_others",
+        "EXISTS (SELECT 1 FROM usual)",
+        "array_to_string(alive, E'\\n')",
+        "(SELECT string_agg(kind || ' ' || name, E'\\n') FROM perdure_pauses)",
+        f"COALESCE((SELECT due_at FROM perdure_schedules ORDER BY due_at LIMIT 1), {FAR})",
+    )
+)
+_FACT_COUNT = 11
+
+
+#: The audit trail is part of the statement. What begins with a claim has its time.
+_STARTED = "started_at = (SELECT now FROM clock)"
+_NOTED = f"""), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT id, (SELECT now FROM clock), CASE WHEN {_STARTED} THEN 'started' ELSE 'claimed' END, $3,
+    '{{"token":' || token || ',"attempt":' || attempt || '}}'
+  FROM taken"""
+_TRAIL = {Audit.FULL: _NOTED, Audit.LIFECYCLE: f"{_NOTED}\n  WHERE {_STARTED}", Audit.OFF: ""}
+
+
+def take_ready(pairs: int, audit: Audit = Audit.LIFECYCLE) -> str:
+    """The statement for so many pairs of queue and type. The second pass leaves out what the first has."""
+    values = ", ".join(f"(${10 + 2 * pair}::text, ${11 + 2 * pair}::text)" for pair in range(pairs))
+    given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
+    return f"""
+WITH pair (queue, type) AS MATERIALIZED (
+  SELECT named.queue, named.type
+  FROM ({given}) AS named (queue, type)
+  WHERE NOT EXISTS (
+    SELECT 1 FROM perdure_pauses p
+    WHERE (p.kind IN ('type', 'limited-type') AND p.name = named.type)
+      OR (p.kind IN ('queue', 'limited-queue') AND p.name = named.queue)
+  )
+), wanted AS MATERIALIZED (
+  SELECT $6::bigint AS by_priority, $7::bigint AS by_age
+), {_SEEN}, usual AS MATERIALIZED (
+  SELECT now, alive FROM seen
+  WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR early OR next_wake <= server)
+), first AS MATERIALIZED (
+  SELECT one.priority, one.wake_at, one.id, one.token
+  FROM usual
+  CROSS JOIN pair
+  CROSS JOIN LATERAL (
+    SELECT r.priority, r.wake_at, r.id, r.token
+    FROM perdure_runs r
+    WHERE {_FREE}
+    ORDER BY r.priority, r.wake_at, r.id
+    LIMIT (SELECT by_priority FROM wanted)
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) one
+  ORDER BY one.priority, one.wake_at, one.id
+  LIMIT (SELECT by_priority FROM wanted)
+), aged AS MATERIALIZED (
+  SELECT one.wake_at, one.id, one.token
+  FROM usual
+  CROSS JOIN pair
+  CROSS JOIN LATERAL (
+    SELECT r.wake_at, r.id, r.token
+    FROM perdure_runs r
+    WHERE {_FREE} AND {OF_AGE} AND r.id <> ALL (ARRAY(SELECT id FROM first))
+    ORDER BY r.wake_at, r.id
+    LIMIT (SELECT CASE WHEN (SELECT COUNT(*) FROM first) >= by_priority THEN by_age ELSE 0 END FROM wanted)
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) one
+  ORDER BY one.wake_at, one.id
+  LIMIT (SELECT by_age FROM wanted)
+), chosen AS MATERIALIZED (
+  SELECT one.id AS run_id, one.place, encode(substring($8::bytea, (one.place * 16 - 15)::int, 16), 'hex') AS fresh_seed,
+    CASE WHEN one.token > 0 THEN (SELECT MAX(h.seq) FROM perdure_history h WHERE h.run_id = one.id) END AS last
+  FROM (
+    SELECT id, token, row_number() OVER () AS place FROM first
+    UNION ALL
+    SELECT id, token, $6::bigint + row_number() OVER () FROM aged
+  ) one
+), taken AS (
+  UPDATE perdure_runs r
+  SET {TAKEN.format(worker="$3", nonce="$4", now="(SELECT now FROM clock)")}
+  FROM chosen
+  WHERE r.id = chosen.run_id
+  RETURNING chosen.place, r.progress, {OF_RUN}
+{_TRAIL[audit]})
+SELECT {_FACTS}, taken.*
+FROM seen
+LEFT JOIN taken ON TRUE
+ORDER BY taken.place
+"""
+
+
+_TAKES = {level: partial(take_ready, audit=level) for level in Audit}
+
+
+async def claim_ready(
+    tx: PostgresTransaction, request: ClaimRequest, clock: ServerClock, entropy: Callable[[int], bytes]
+) -> tuple[Seen, Claimed | None]:
+    """Look, and take ready runs; None if there is more to it than that.
+
+    The statement decides which of the two it is, at the server's time. What it took is taken, whatever has become due since.
+    """
+    pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
+    seeds = entropy(16 * request.limit)
+    asked, known = clock.asking(), clock.known
+    rows = await tx.run_made(
+        _TAKES[tx.audit], len(pairs) // 2, clock.told, known, request.worker, request.nonce, request.affinity,
+        request.limit - request.by_age, request.by_age, seeds, SUSPECT_AFTER, *pairs,
+    )  # fmt: skip
+    seen = _seen(rows[0][:_FACT_COUNT], request.worker)
+    at = seen.now if known is None else min(seen.now, known)
+    seen = seen.at(clock.answered(asked, seen.now))
+    if not seen.usual or request.limit == 0:
+        return seen, seen.empty_handed() if seen.nothing else None
+    taken = rows if rows[0][_FACT_COUNT] is not None else []
+    next_wake = seen.next_wake
+    if len(taken) < request.limit and seen.left is not None:
+        next_wake = min(next_wake, seen.left + request.affinity)
+    elif not taken:
+        next_wake = min(next_wake, seen.now + MOMENT)
+    runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
+    if tx.heard is not None:
+        for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
+            tx.hear(claimed.run.id, *of_claim(claimed.run, starts=claimed.run.started_at == at))
+    answer = replace(seen.empty_handed(), runs=runs, next_wake=next_wake)
+    return seen, answer
+
+
+def _seen(facts: Row, worker: str) -> Seen:
+    server, next_wake, held, ready, doubtful, early, left, usual, living, paused, next_fire = facts
+    alive = living.split("\n")
+    return Seen(
+        now=server,
+        alive=alive,
+        welcome=worker in alive,
+        held=held,
+        next_wake=next_wake,
+        ready=ready,
+        doubtful=doubtful,
+        early=early,
+        left=left,
+        usual=usual,
+        next_fire=next_fire,
+        paused=tuple(line.partition(" ")[::2] for line in paused.split("\n")) if paused else (),
+    )

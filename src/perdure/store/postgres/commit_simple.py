@@ -1,0 +1,332 @@
+"""Turns that reach nobody else: records, what was read, and an outcome or a wait, all in one statement.
+
+It locks the rows that are free, sees for whom the lease holds, and writes for those. A turn that it does not write for (its row
+is busy or lost, something came in before it could park, or it has a parent to be told) is left to the transaction that can do
+everything. There is a statement for each shape of a batch, so that columns that are the same for all need not travel and what
+nobody asked for need not run: for small batches starting a statement costs more than its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from perdure.core.model.run import Finish, Kind, Next, Park, Record, Status, Turn
+from perdure.store.contract import Change
+from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.history_arrays import HISTORY
+from perdure.store.postgres.text_columns import Unjoinable, given, numbers, texts
+from perdure.store.postgres.transaction import PostgresTransaction, Statements, rows_of
+from perdure.store.sql.audit import of_finish, of_park
+from perdure.store.sql.turn import record_row
+
+# A member of an enum is slow to find by its class; these are looked at for every step or run.
+_STEP, _COMPLETED = Kind.STEP, Status.COMPLETED
+
+_LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
+#: `becomes` is the status of the run afterwards, if all goes well.
+_STATE = {
+    "becomes": "text", "outcome": "text", "wake_at": "bigint", "reason": "text", "seen": "bigint", "read": "bigint",
+}  # fmt: skip
+#: For the audit trail; none, if it is not to be told.
+_SAID = {"said": "text"}
+_SUCCESS = {
+    "seq": "bigint", "location": "text", "payload": "text", "at": "bigint", "started_at": "bigint", "digest": "text",
+}  # fmt: skip
+_REST = {
+    "kind": "text", "failed": "smallint", "attempts": "bigint", "retry_at": "bigint", "inbox_seq": "bigint",
+    "run_attempt": "bigint",
+}  # fmt: skip
+_REST_OF_SUCCESS = {
+    "kind": "'step'", "failed": "0", "attempts": "1", "retry_at": "0", "inbox_seq": "0", "run_attempt": "1",
+}  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """What the turns of a batch have in common."""
+
+    #: None finishes, parks or has read anything.
+    goes_on: bool
+    #: All records are of steps that succeeded at the first attempt.
+    succeeds: bool
+    #: Each has one record.
+    single: bool
+    #: There is something for the audit trail, and it is more than what became of them.
+    noted: bool
+    said: bool
+
+    @property
+    def turn(self) -> Mapping[str, str]:
+        """The columns of a turn."""
+        state = {} if self.goes_on else _STATE | _SAID if self.said else _STATE
+        return {**_LEASE, **state, **(self.record if self.single else {})}
+
+    @property
+    def record(self) -> Mapping[str, str]:
+        """The columns of a record."""
+        return _SUCCESS if self.succeeds else _SUCCESS | _REST
+
+
+#: A lease on a row as it is when it was locked. The first part is always true, though not in the eyes of the planner: for the one row
+#: that it expects then, it asks the index. That is the one of ids, as the second part hides from it that all of them are running.
+#: Nobody is waited for, so that rows may be locked in any order.
+#: Behind a pooler, `{fence}` is true on the server that is expected there only.
+_HOLDS = """given.run_id = given.run_id || '' AND r.status || '' = 'running' AND r.token = given.token
+    AND r.nonce = given.nonce{fence}"""
+
+#: One record of one run, whose row is locked and looked at, but not written. The row that counts is the one that was locked.
+ONE_RECORD = f"""
+INSERT INTO perdure_history ({", ".join(HISTORY)})
+SELECT {", ".join(f"${place}::{kind}" for place, kind in enumerate(HISTORY.values(), 1))}
+FROM perdure_runs
+WHERE id = $1 AND status = 'running' AND token = $3 AND nonce = ${len(HISTORY) + 1}{{fence}}
+FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+
+def _one_each(shape: Shape) -> str:
+    """One record of each of many runs, as `ONE_RECORD` does it."""
+    sources = _sources(shape, "given") | {"run_id": "given.run_id", "token": "given.token"}
+    return f"""
+INSERT INTO perdure_history ({", ".join(HISTORY)})
+SELECT {", ".join(sources[name] for name in HISTORY)}
+FROM {given(shape.turn, 1)}
+JOIN perdure_runs r ON r.id = given.run_id
+WHERE {_HOLDS}
+FOR NO KEY UPDATE OF r SKIP LOCKED
+"""
+
+
+def _statement(shape: Shape) -> str:
+    """Its first parameter is how many turns there are; the answer is empty if all were written, else the places of those."""
+    return f"""
+WITH live AS MATERIALIZED (
+  SELECT given.*, r.deadline
+  FROM {given(shape.turn, 2, "place")}
+  JOIN perdure_runs r ON r.id = given.run_id
+  WHERE {_HOLDS}{_allowed(shape)}
+  FOR NO KEY UPDATE OF r SKIP LOCKED
+), written AS ({_records(shape)}
+){_states(shape)}
+SELECT string_agg(place::text, ' ') FROM live HAVING COUNT(*) <> $1
+"""
+
+
+def _records(shape: Shape) -> str:
+    sources = _sources(shape, "live" if shape.single else "record") | {"run_id": "live.run_id", "token": "live.token"}
+    several = given({"turn": "bigint", **shape.record}, 2 + len(shape.turn), name="record")
+    return f"""
+  INSERT INTO perdure_history ({", ".join(HISTORY)})
+  SELECT {", ".join(sources[name] for name in HISTORY)}
+  FROM live{"" if shape.single else f" JOIN {several} ON record.turn = live.place"}"""
+
+
+def _sources(shape: Shape, row: str) -> dict[str, str]:
+    """Where the columns of a record come from. What is empty has arrived as NULL."""
+    sources = _REST_OF_SUCCESS | {name: f"{row}.{name}" for name in shape.record}
+    return sources | {name: f"COALESCE({sources[name]}, '')" for name in ("location", "digest")}
+
+
+def _allowed(shape: Shape) -> str:
+    return (
+        ""
+        if shape.goes_on
+        else """
+    AND CASE given.becomes WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL END"""
+    )
+
+
+def _states(shape: Shape) -> str:
+    if shape.goes_on:
+        return ""
+    first = 2 + len(shape.turn) + (0 if shape.single else 1 + len(shape.record))
+    now, actor = f"${first}::bigint", f"${first + 1}::text"
+    noted = f"""
+), noted AS (
+  INSERT INTO perdure_events (run_id, at, kind, actor, data)
+  SELECT run_id, {now}, CASE WHEN parks THEN 'parked' ELSE becomes END, {actor}, {"said" if shape.said else "'{}'"}
+  FROM changing WHERE {"said IS NOT NULL" if shape.said else "ends"}"""
+    return f""", taken_in AS (
+  UPDATE perdure_messages m
+  SET consumed = 1, payload = NULL
+  FROM live
+  WHERE live.read > 0 AND m.run_id = live.run_id AND m.seq <= live.read AND m.consumed = 0
+), changing AS MATERIALIZED (
+  SELECT run_id, becomes, outcome, reason, read{", said" if shape.said else ""}, LEAST(wake_at, deadline) AS due,
+    becomes = 'running' AS stays, becomes = 'waiting' AS parks, becomes NOT IN ('running', 'waiting') AS ends
+  FROM live
+  WHERE becomes <> 'running' OR read > 0
+), changed AS (
+  UPDATE perdure_runs r
+  SET status = CASE WHEN parks AND due <= {now} THEN 'pending' ELSE becomes END,
+      reason = CASE WHEN stays THEN r.reason WHEN parks AND due > {now} THEN changing.reason END,
+      wake_at = CASE WHEN parks THEN due ELSE r.wake_at END,
+      output = CASE WHEN NOT ends THEN r.output WHEN becomes = 'completed' THEN outcome END,
+      error = CASE WHEN NOT ends THEN r.error WHEN becomes <> 'completed' THEN outcome END,
+      finished_at = CASE WHEN ends THEN {now} ELSE r.finished_at END,
+      worker = CASE WHEN stays THEN r.worker END,
+      claims = CASE WHEN stays THEN r.claims ELSE 0 END,
+      marked = CASE WHEN stays AND r.inbox_seq > read THEN 1 ELSE 0 END,
+      inbox_read = GREATEST(r.inbox_read, read)
+  FROM changing
+  WHERE r.id = changing.run_id{noted if shape.noted else ""}
+)"""
+
+
+STATEMENTS = {
+    shape: _one_each(shape) if shape.goes_on and shape.single else _statement(shape)
+    for shape in (Shape(*flags) for flags in product((False, True), repeat=5))
+    if shape.noted >= shape.said and not (shape.goes_on and shape.noted)
+}
+
+
+def is_simple(turns: Sequence[Turn]) -> bool:
+    """Whether one statement can write them."""
+    kinds: set[type[object]] = set()
+    for turn in turns:
+        if turn.children or turn.sends or turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes:
+            return False
+        # It has more to say than one line.
+        if type(turn.next) is Finish and turn.next.timeout:
+            return False
+        kinds.add(type(turn.next))
+    kinds.discard(type(None))
+    # A run that parks has to see the outcomes of its children in the same batch, which this statement leaves alone.
+    if len(kinds) > 1 or not kinds <= {Finish, Park}:
+        return False
+    return 0 < len(turns) == len({turn.lease.run_id for turn in turns})
+
+
+def go_on(turns: Sequence[Turn]) -> bool:
+    """Whether none of them finishes, parks or has read anything."""
+    return all(turn.next is None and not turn.read for turn in turns)
+
+
+async def append(connection: Connection, statements: Statements, turns: Sequence[Turn]) -> set[str]:
+    """As `commit_simply`, for turns that go on. Without a transaction, as there is nothing to note and nobody to be told."""
+    if len(turns) == 1 and len(turns[0].records) == 1:
+        [turn] = turns
+        status = await connection.execute(
+            statements.plain(ONE_RECORD), *record_row(turn, turn.records[0]), turn.lease.nonce
+        )
+        return set() if rows_of(status) else {turn.lease.run_id}
+    try:
+        shape, columns = _columns_of(turns, None, goes_on=True)
+    except Unjoinable:
+        return {turn.lease.run_id for turn in turns}
+    if shape.single:
+        # Which of them were not written is for the transaction to find out.
+        status = await connection.execute(statements.plain(STATEMENTS[shape]), *columns)
+        return set() if rows_of(status) == len(turns) else {turn.lease.run_id for turn in turns}
+    answer = await connection.fetch(statements.plain(STATEMENTS[shape]), len(turns), *columns)
+    return _left_out(turns, answer[0][0]) if answer else set()
+
+
+async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[str]:
+    """Write what can be written; for which runs it was not. Raises `AlreadyThere`, and writes nothing, if a record is there."""
+    try:
+        shape, columns = _columns_of(turns, _said(tx, turns), goes_on=False)
+    except Unjoinable:
+        return {turn.lease.run_id for turn in turns}
+    columns += [tx.now, tx.actor] if shape.noted else [tx.now]
+    answer = await tx.run(STATEMENTS[shape], len(turns), *columns)
+    left_out = _left_out(turns, answer[0][0]) if answer else set[str]()
+    for turn in turns:
+        if turn.next is None or turn.lease.run_id in left_out:
+            continue
+        if tx.heard is not None and (tx.repeats or not isinstance(turn.next, Park)):
+            tx.hear(turn.lease.run_id, *_line(turn.next))
+        if isinstance(turn.next, Finish):
+            tx.stir(Change.FINISHED)
+        elif isinstance(turn.next, Park) and turn.next.wake_at <= tx.now:
+            tx.stir(Change.READY)
+    return left_out
+
+
+def _left_out(turns: Sequence[Turn], places: str | None) -> set[str]:
+    written = {int(place) for place in places.split(" ")} if places else set[int]()
+    return {turn.lease.run_id for place, turn in enumerate(turns, 1) if place not in written}
+
+
+def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None] | None:
+    """What the audit trail is told of each, besides what became of it; empty if nothing, None if it is told of none."""
+    # All outcomes, or all waits: a batch has one or the other.
+    first = next((turn.next for turn in turns if turn.next is not None), None)
+    if first is None or not tx.audit.writes(_line(first)[0]):
+        return None
+    if all(turn.next is None or (type(turn.next) is Finish and turn.next.status is _COMPLETED) for turn in turns):
+        return []
+    return [None if turn.next is None else _line(turn.next)[1] for turn in turns]
+
+
+def _line(after: Next) -> tuple[str, str]:
+    if isinstance(after, Park):
+        return of_park(after)
+    assert isinstance(after, Finish)
+    return of_finish(after)
+
+
+def _columns_of(
+    turns: Sequence[Turn], said: Sequence[str | None] | None, *, goes_on: bool
+) -> tuple[Shape, list[object]]:
+    """The shape of a batch and its parameters but for the first and the last."""
+    leases = [turn.lease for turn in turns]
+    records = [record for turn in turns for record in turn.records]
+    succeeds = all(map(_succeeds, records))
+    single = len(records) == len(turns) and all(turn.records for turn in turns)
+    columns: list[object] = [
+        texts([lease.run_id for lease in leases]),
+        numbers([lease.token for lease in leases]),
+        texts([lease.nonce for lease in leases]),
+    ]
+    if not goes_on:
+        becomes, outcomes, times, reasons, seen = zip(*[_state(turn.next) for turn in turns], strict=True)
+        columns += [texts(becomes), texts(outcomes), numbers(times), texts(reasons), numbers(seen)]
+        columns.append(numbers([turn.read for turn in turns]))
+    if said:
+        columns.append(texts(said))
+    if not single:
+        columns.append(numbers([place for place, turn in enumerate(turns, 1) for _ in turn.records]))
+    columns += _columns_of_records(records, succeeds=succeeds)
+    return Shape(goes_on, succeeds, single, said is not None, bool(said)), columns
+
+
+def _columns_of_records(records: Sequence[Record], *, succeeds: bool) -> list[object]:
+    columns: list[object] = [
+        numbers([record.seq for record in records]),
+        texts([record.location for record in records]),
+        texts([record.payload for record in records]),
+        numbers([record.at for record in records]),
+        numbers([record.started_at for record in records]),
+        texts([record.digest for record in records]),
+    ]
+    if not succeeds:
+        columns += [
+            texts([record.kind for record in records]),
+            numbers([int(record.failed) for record in records]),
+            numbers([record.attempts for record in records]),
+            numbers([record.retry_at for record in records]),
+            numbers([record.inbox_seq for record in records]),
+            numbers([record.run_attempt for record in records]),
+        ]
+    return columns
+
+
+def _succeeds(record: Record) -> bool:
+    return (
+        record.kind is _STEP
+        and record.attempts == 1
+        and record.run_attempt == 1
+        and not (record.failed or record.retry_at or record.inbox_seq)
+    )
+
+
+def _state(after: Next | None) -> tuple[str, str | None, int, str | None, int]:
+    match after:
+        case Finish(status=status, payload=payload):
+            return status.value, payload, 0, None, 0
+        case Park(wake_at=wake_at, reason=reason, seen=seen):
+            return "waiting", None, wake_at, reason.value, seen
+        case _:
+            return "running", None, 0, None, 0

@@ -1,0 +1,122 @@
+"""Creating runs that are not there yet, in one statement.
+
+A run whose id or key is taken makes the statement fail as a whole; the shared verb then finds out which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from perdure.core.model.run import Created, NewRun
+from perdure.store.contract import Change
+from perdure.store.postgres.text_columns import Unjoinable, given, numbers, texts
+from perdure.store.postgres.transaction import PostgresTransaction
+from perdure.store.sql.audit import of_created
+from perdure.store.sql.runs.create import as_run, params_of
+
+_NULLABLE = frozenset({"idempotency_key", "parent_id", "parent_location"})
+_COLUMNS = {
+    "id": "text",
+    "type": "text",
+    "input": "text",
+    "queue": "text",
+    "priority": "bigint",
+    "status": "text",
+    "reason": "text",
+    "wake_at": "bigint",
+    "deadline": "bigint",
+    "now": "bigint",
+    "idempotency_key": "text",
+    "parent_id": "text",
+    "parent_location": "text",
+    "write_id": "text",
+    "close_by": "bigint",
+    "max_attempts": "bigint",
+    "options": "text",
+}
+
+NEW_RUNS = f"""
+INSERT INTO perdure_runs
+  (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
+   parent_location, write_id, close_by, max_attempts, options)
+SELECT * FROM unnest({", ".join(f"${place}::{kind}[]" for place, kind in enumerate(_COLUMNS.values(), 1))})
+"""
+
+_CREATE = f"""
+WITH made AS ({NEW_RUNS})
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT *
+FROM unnest(${len(_COLUMNS) + 1}::text[], ${len(_COLUMNS) + 2}::bigint[], ${len(_COLUMNS) + 3}::text[],
+  ${len(_COLUMNS) + 4}::text[], ${len(_COLUMNS) + 5}::text[])
+"""
+
+
+_JOINED = {
+    "id": "text", "type": "text", "input": "text", "queue": "text", "priority": "bigint", "wake_at": "bigint",
+    "deadline": "bigint", "idempotency_key": "text", "parent_id": "text", "parent_location": "text", "write_id": "text",
+    "close_by": "bigint", "max_attempts": "bigint", "options": "text", "said": "text",
+}  # fmt: skip
+_NOW, _ACTOR = f"${len(_JOINED) + 1}::bigint", f"${len(_JOINED) + 2}::text"
+
+_MAKE = f"""
+INSERT INTO perdure_runs
+  (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
+   parent_location, write_id, close_by, max_attempts, options)
+SELECT id, COALESCE(type, ''), COALESCE(input, ''), COALESCE(queue, ''), priority,
+  CASE WHEN wake_at > {_NOW} THEN 'waiting' ELSE 'pending' END, CASE WHEN wake_at > {_NOW} THEN 'timer' END,
+  GREATEST(wake_at, {_NOW}), deadline, {_NOW}, idempotency_key, parent_id, parent_location, COALESCE(write_id, ''),
+  close_by, max_attempts, COALESCE(options, '')
+FROM given
+"""
+
+#: The same with columns as text, and with the line of the trail for each, if there is one.
+CREATE_JOINED = f"""
+WITH given AS MATERIALIZED (
+  SELECT * FROM {given(_JOINED, 1, name="split")}
+), made AS ({_MAKE})
+INSERT INTO perdure_events (run_id, at, kind, actor, data)
+SELECT id, {_NOW}, 'created', {_ACTOR}, said FROM given WHERE said IS NOT NULL
+"""
+
+
+async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[Created]:
+    """Create them all. Raises `AlreadyThere` if one is there."""
+    if not runs:
+        return []
+    # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
+    ordered = sorted(runs, key=attrgetter("id"))
+    try:
+        columns = _joined(tx, ordered)
+    except Unjoinable:
+        for new in runs:
+            tx.note(new.id, *of_created(new))
+        await tx.run(_CREATE, *arrays_of(runs, tx.now), *tx.take_notes())
+    else:
+        await tx.run(CREATE_JOINED, *columns, tx.now, tx.actor)
+        if tx.heard is not None:
+            for new in runs:
+                tx.hear(new.id, *of_created(new))
+    tx.stir(Change.READY)
+    return [Created(as_run(new, tx.now), True) for new in runs]
+
+
+def _joined(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[str]:
+    """The parameters of `CREATE_JOINED` but for the last two. Raises `Unjoinable`."""
+    said = [of_created(new)[1] if tx.audit.writes("created") else None for new in runs]
+    columns: list[str] = []
+    for name, kind in _JOINED.items():
+        items: list[Any] = list(said) if name == "said" else list(map(attrgetter(name), runs))
+        if kind == "text" and name in _NULLABLE and "" in items:
+            # It would arrive as NULL, which is not the same there.
+            raise Unjoinable
+        columns.append(texts(items) if kind == "text" else numbers(items))
+    return columns
+
+
+def arrays_of(runs: Sequence[NewRun], now: int) -> list[list[object]]:
+    """The parameters of `NEW_RUNS`."""
+    # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
+    rows = [params_of(new, now) for new in sorted(runs, key=lambda new: new.id)]
+    return [[row[column] for row in rows] for column in _COLUMNS]

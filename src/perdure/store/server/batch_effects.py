@@ -1,0 +1,240 @@
+"""Locked rows of runs, and what a batch of turns makes of them before anything is written.
+
+A row may be the target of one statement only once. So all effects on a run (its own next state, entries for its inbox, a
+cancellation) are folded into one draft here, in the order of the turns, and written together. The rules are those of
+`perdure.store.sql.runs.inbox` and of the states on SQLite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import (
+    FINISHED,
+    Again,
+    Block,
+    Finish,
+    Kind,
+    Lease,
+    NewMessage,
+    NewRun,
+    Park,
+    Reason,
+    Release,
+    SendOutcome,
+    Status,
+)
+from perdure.errors import RunCancelled
+from perdure.store.contract import Change
+from perdure.store.sql.audit import note_again, note_finish, of_block, of_park
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.rows import failure, to_json
+from perdure.store.sql.runs.continue_as_new import carried
+from perdure.store.sql.runs.finish import word_to_parent
+
+#: What a draft needs to know of a row, in the order of `Draft`'s parameters.
+COLUMNS = (
+    "id, status, token, nonce, inbox_seq, inbox_read, marked, started_at, attempt, generation, wake_at, reason, deadline, "
+    "finished_at, parent_id, parent_location"
+)
+
+_RUNNING = Status.RUNNING.value
+
+
+class Draft:
+    """A run's row as it will be."""
+
+    def __init__(self, row: Row) -> None:
+        self.status: str
+        self.token: int
+        self.nonce: str
+        self.inbox_seq: int
+        self.started_at: int
+        (
+            self.id, self.status, self.token, self.nonce, self.inbox_seq, self.inbox_read, self.marked, self.started_at,
+            self.attempt, self.generation, self.wake_at, self.reason, self.deadline, self.finished_at, self.parent_id,
+            self.parent_location,
+        ) = row  # fmt: skip
+        self.touched = False
+        #: Nobody holds it any more, and whoever had it last does not count.
+        self.let_go = False
+        self.moves = False
+        self.home: str | None = None
+        self.sets_output = False
+        self.output: str | None = None
+        self.sets_error = False
+        self.error: str | None = None
+
+    def held_under(self, lease: Lease) -> bool:
+        """Whether the lease is the right to write it."""
+        return self.status == _RUNNING and self.token == lease.token and self.nonce == lease.nonce
+
+    def become(self, status: str, reason: str | None = None) -> None:
+        """Go from running into another state."""
+        self.touched = self.let_go = True
+        self.status, self.reason, self.marked = status, reason, 0
+
+    def fail(self, error: str | None) -> None:
+        """Keep an error."""
+        self.sets_error, self.error = True, error
+
+
+class Ledger:
+    """Every row that a batch touches."""
+
+    def __init__(self, tx: Transaction, rows: Iterator[Draft], known: set[tuple[str, str]]) -> None:
+        self._tx = tx
+        self.drafts = {draft.id: draft for draft in rows}
+        #: Keys of messages that were accepted before.
+        self._known = known
+        self.messages: list[tuple[str, int, str, str, str | None, int, str, int]] = []
+        self.consumed: list[tuple[str, int]] = []
+        #: Runs whose children nobody else will stop.
+        self.ended_without_code: list[str] = []
+
+    def add(self, child: NewRun) -> None:
+        """A run that was created just now."""
+        status, reason, wake_at = child.begins(self._tx.now)
+        row = (child.id, status, 0, "", 0, 0, 0, 0, 1, 1, wake_at, reason, child.deadline, 0)
+        self.drafts[child.id] = Draft((*row, child.parent_id, child.parent_location))
+
+    def read(self, run_id: str, upto: int) -> None:
+        """The history has taken in the inbox up to this entry."""
+        draft = self.drafts[run_id]
+        draft.inbox_read = max(draft.inbox_read, upto)
+        draft.marked = int(draft.inbox_seq > upto)
+        draft.touched = True
+        self.consumed.append((run_id, upto))
+
+    def send(self, message: NewMessage) -> SendOutcome:
+        """What a run sends to another one."""
+        draft = self.drafts.get(message.run_id)
+        if draft is None:
+            return SendOutcome.UNKNOWN
+        started, status = draft.started_at, draft.status
+        outcome = self.put(message)
+        if outcome is not SendOutcome.ACCEPTED:
+            return outcome
+        if message.kind is not Kind.CANCEL:
+            self._tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
+            return outcome
+        self._tx.note(message.run_id, "cancel_requested", f'{{"reason":{message.payload or "null"}}}')
+        if status == Status.BLOCKED or (started == 0 and draft.attempt == 1 and status != Status.RUNNING):
+            reason = msgspec.json.decode(message.payload or "null")
+            because = f": {reason}" if reason else ""
+            text = f"run {draft.id!r} was cancelled before it could go on{because}"
+            self._end(draft, Finish(Status.CANCELLED, failure(RunCancelled, text)))
+            if status == Status.BLOCKED:
+                self.ended_without_code.append(draft.id)
+        return outcome
+
+    def put(self, message: NewMessage) -> SendOutcome:
+        """An entry for an inbox, with its wake-up."""
+        draft = self.drafts.get(message.run_id)
+        if draft is None or message.only_child_of not in (None, draft.parent_id):
+            return SendOutcome.UNKNOWN
+        if (message.run_id, message.key) in self._known:
+            return SendOutcome.DUPLICATE
+        if draft.status in FINISHED:
+            return SendOutcome.FINISHED
+        self._known.add((message.run_id, message.key))
+        draft.inbox_seq += 1
+        draft.touched = True
+        self.messages.append((
+            message.run_id, draft.inbox_seq, message.kind.value, message.name, message.payload, int(message.failed),
+            message.key, self._tx.now,
+        ))  # fmt: skip
+        running = draft.status == _RUNNING
+        # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
+        stirs = message.kind is Kind.CANCEL or (draft.started_at != 0 and draft.reason != Reason.PAUSED)
+        if draft.status == Status.WAITING and stirs:
+            draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
+            self._tx.stir(Change.READY)
+        elif running:
+            self._tx.stir(Change.MARKED)
+        draft.marked = int(running)
+        return SendOutcome.ACCEPTED
+
+    def finish(self, draft: Draft, outcome: Finish) -> None:
+        """End with an outcome, and tell the parent."""
+        self._end(draft, outcome)
+
+    def again(self, draft: Draft, retry: Again, *, to_be_stopped: bool) -> None:
+        """Wait for the next attempt at the whole run, unless it is to be stopped."""
+        draft.become(Status.WAITING.value, Reason.RETRY.value)
+        draft.attempt += 1
+        draft.started_at = 0
+        draft.wake_at = min(retry.wake_at, draft.deadline)
+        draft.fail(retry.error)
+        note_again(self._tx, draft.id, retry, draft.attempt, draft.wake_at)
+        sent_just_now = any(entry[0] == draft.id and entry[2] == Kind.CANCEL.value for entry in self.messages)
+        if draft.wake_at <= self._tx.now or to_be_stopped or sent_just_now:
+            draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
+            self._tx.stir(Change.READY)
+
+    def release(self, draft: Draft, release: Release) -> None:
+        """Hand back for any worker to take."""
+        draft.become(Status.PENDING.value)
+        draft.token += 1
+        draft.wake_at = self._tx.now
+        draft.moves, draft.home = True, release.home
+        self._tx.note(draft.id, "released", to_json({"token": draft.token}))
+        self._tx.stir(Change.READY)
+
+    def block(self, draft: Draft, block: Block) -> None:
+        """Set aside."""
+        draft.become(Status.BLOCKED.value, block.reason.value)
+        draft.wake_at = self._tx.now
+        draft.fail(block.error)
+        self._tx.note(draft.id, *of_block(block))
+
+    def park(self, draft: Draft, park: Park) -> bool:
+        """Wait, if the inbox has not grown past what was seen."""
+        if draft.inbox_seq != park.seen:
+            return False
+        wake_at = min(park.wake_at, draft.deadline)
+        if wake_at <= self._tx.now:
+            draft.become(Status.PENDING.value)
+            self._tx.stir(Change.READY)
+        else:
+            draft.become(Status.WAITING.value, park.reason.value)
+        draft.wake_at = wake_at
+        if self._tx.repeats:
+            self._tx.note(draft.id, *of_park(park))
+        return True
+
+    def renew(self, draft: Draft, renew: Renew, read: int) -> bool:
+        """Begin anew, if the inbox has not grown past what was seen; with what was carried over unread in it."""
+        if draft.inbox_seq != renew.seen:
+            return False
+        if read:
+            self.read(draft.id, read)
+        draft.become(Status.PENDING.value)
+        draft.token += 1
+        draft.attempt = 1
+        draft.started_at = 0
+        draft.wake_at = self._tx.now
+        draft.fail(None)
+        self._tx.note(draft.id, "continued", to_json({"generation": draft.generation + 1}))
+        self._tx.stir(Change.READY)
+        for message in carried(draft.id, renew):
+            self.put(message)
+        return True
+
+    def _end(self, draft: Draft, outcome: Finish) -> None:
+        completed = outcome.status is Status.COMPLETED
+        draft.become(outcome.status.value)
+        draft.finished_at = self._tx.now
+        draft.sets_output, draft.output = True, outcome.payload if completed else None
+        draft.fail(None if completed else outcome.payload)
+        if self._tx.notes:
+            note_finish(self._tx, draft.id, outcome)
+        self._tx.stir(Change.FINISHED)
+        word = word_to_parent(
+            draft.id, draft.parent_id, draft.parent_location, draft.generation, outcome.payload, failed=not completed
+        )
+        if word is not None:
+            self.put(word)

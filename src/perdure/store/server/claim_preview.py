@@ -1,0 +1,58 @@
+"""What a worker that looks for something to do sees first, on every server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perdure.core.model.run import Claimed
+from perdure.store.sql.limits.gates import limited
+
+S = TypeVar("S", bound="Sight")
+
+
+class Sight(Struct, frozen=True, kw_only=True):
+    """See the module."""
+
+    now: int
+    #: The workers that live, and whether the one that asks is among them.
+    alive: list[str]
+    welcome: bool
+    #: This claim was made before; its answer was lost.
+    held: bool
+    next_wake: int
+    #: How many are ready, as far as that matters; or whether any is.
+    ready: int
+    early: bool
+    #: When a schedule is due next.
+    next_fire: int
+    #: Kind and name of what is paused.
+    paused: Collection[tuple[str, str]]
+
+    @property
+    def due(self) -> bool:
+        """Whether a run waits to be woken."""
+        return self.next_wake <= self.now
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to do for this worker."""
+        return not (self.held or (self.welcome and (self.due or self.ready)))
+
+    def at(self: S, now: int) -> S:
+        """The same at the time that this process goes by."""
+        return replace(self, now=now)
+
+    def empty_handed(self) -> Claimed:
+        """The answer of a claim that took nothing."""
+        return Claimed(
+            runs=(),
+            next_wake=self.next_wake,
+            suspects=False,
+            now=self.now,
+            next_fire=self.next_fire,
+            limited=limited(self.paused),
+        )

@@ -1,0 +1,248 @@
+"""A batch of turns of different runs, on a server: lock what they touch, decide, write.
+
+Rows that somebody else holds are skipped and never waited for. A turn one of whose rows was skipped is BUSY and leaves no trace.
+How rows are locked, looked up and written is each database's own; what becomes of them is decided here and in `ledger`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from perdure.core.model.outputs import Renew
+from perdure.core.model.run import (
+    Again,
+    Block,
+    Finish,
+    Kind,
+    NewMessage,
+    NewRun,
+    Park,
+    Release,
+    SendOutcome,
+    Turn,
+    Verdict,
+)
+from perdure.store.contract import Change
+from perdure.store.server.batch_effects import Draft, Ledger
+from perdure.store.sql.audit import note_heartbeats, of_created
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.extras import has_extras, write_extras
+from perdure.store.sql.runs.children import adopt, within_limits
+from perdure.store.sql.runs.continue_as_new import keys_of, read_at_once, renew
+from perdure.store.sql.runs.inbox import stop_children
+from perdure.store.sql.singletons import line_up
+from perdure.store.sql.turn import Standing, overtaken, record_row, standing_of
+
+X = TypeVar("X", bound=Transaction)
+#: Records as they are there, by run and number.
+Written = dict[str, dict[int, Row]]
+
+
+class Doubtful(Exception):
+    """Something is there already; nothing was written."""
+
+
+class Wave(ABC, Generic[X]):
+    """Turns of different runs. `doubtful`: their records may be there already."""
+
+    def __init__(
+        self,
+        tx: X,
+        turns: Sequence[Turn],
+        wave: list[int],
+        verdicts: list[Verdict],
+        busy: set[str],
+        *,
+        doubtful: bool,
+    ) -> None:
+        self._tx = tx
+        self._wave = {index: turns[index] for index in wave}
+        self._verdicts = verdicts
+        self._busy = busy
+        self._doubtful = doubtful
+        self._rows: list[Row] = []
+
+    @abstractmethod
+    async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
+        """Lock these runs and the parents of those children, as far as they are free; columns of `Draft`."""
+
+    @abstractmethod
+    async def _there(self, run_ids: list[str]) -> set[str]:
+        """Which of these runs exist."""
+
+    @abstractmethod
+    async def _written(self, turns: Sequence[Turn]) -> Written:
+        """What is there at the numbers of the turns' records."""
+
+    @abstractmethod
+    async def _known(self, keys: list[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Which of these keys of messages were accepted before, by run."""
+
+    @abstractmethod
+    async def _made(self, new: list[NewRun]) -> set[str]:
+        """Create runs that are not there yet; which."""
+
+    @abstractmethod
+    async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
+        """Which of these runs have a request to stop past what they have read."""
+
+    @abstractmethod
+    async def _write(self, ledger: Ledger) -> None:
+        """Write everything that was decided."""
+
+    async def commit(self) -> None:
+        """Lock, decide, write."""
+        drafts = await self._lock()
+        live = await self._stand(drafts)
+        keys = [key for turn in live.values() for key in keys_of(turn)]
+        ledger = Ledger(self._tx, iter(drafts.values()), await self._known(keys) if keys else set())
+        await self._start_children(ledger, live)
+        stopped = await self._stopped(ledger, live)
+        for turn in live.values():
+            draft = ledger.drafts[turn.lease.run_id]
+            self._prove(draft)
+            if read := read_at_once(turn):
+                ledger.read(draft.id, read)
+            for message in turn.sends:
+                ledger.send(message)
+            if self._tx.repeats and turn.outputs:
+                note_heartbeats(self._tx, turn)
+            _leave(ledger, draft, turn, stopped)
+        renewed: dict[str, Renew] = {}
+        # Last of all, so that a run whose children finish in the same batch finds its inbox grown.
+        for index, turn in live.items():
+            draft = ledger.drafts[turn.lease.run_id]
+            if isinstance(turn.next, Park) and not ledger.park(draft, turn.next):
+                self._verdicts[index] = Verdict.AWAKE
+            elif isinstance(turn.next, Renew):
+                if ledger.renew(draft, turn.next, turn.read):
+                    renewed[draft.id] = turn.next
+                else:
+                    self._verdicts[index] = Verdict.AWAKE
+        await self._write(ledger)
+        await renew(self._tx, renewed)
+        if beyond := [turn for turn in live.values() if has_extras(turn)]:
+            await write_extras(self._tx, beyond)
+        for run_id in ledger.ended_without_code:
+            await stop_children(self._tx, run_id)
+
+    def _prove(self, draft: Draft) -> None:
+        """See to it that a commit on another server, which changes the lease of a row that is locked here, excludes this one."""
+
+    async def deliver(self, messages: Sequence[NewMessage]) -> list[SendOutcome]:
+        """Put messages into inboxes of runs whose rows were locked before."""
+        rows = await self._locked([message.run_id for message in messages], [])
+        known = await self._known([(message.run_id, message.key) for message in messages])
+        ledger = Ledger(self._tx, iter([Draft(row) for row in rows]), known)
+        outcomes = [ledger.send(message) for message in messages]
+        await self._write(ledger)
+        return outcomes
+
+    async def _lock(self) -> dict[str, Draft]:
+        """The rows that the turns touch; turns one of whose rows somebody else holds are taken out."""
+        touched: dict[str, None] = {}
+        children: list[str] = []
+        for turn in self._wave.values():
+            touched[turn.lease.run_id] = None
+            touched.update(dict.fromkeys(message.run_id for message in turn.sends))
+            if isinstance(turn.next, Finish):
+                children.append(turn.lease.run_id)
+            children += [message.run_id for message in turn.sends if message.kind is Kind.CANCEL]
+        drafts = {row[0]: Draft(row) for row in await self._locked(list(touched), children)}
+        parents = {drafts[child].parent_id for child in children if child in drafts} - {None}
+        missing = [run_id for run_id in (*touched, *parents) if run_id not in drafts]
+        held = await self._there(missing) if missing else set[str]()
+        for index, turn in list(self._wave.items()):
+            run_id = turn.lease.run_id
+            if run_id in self._busy or not held.isdisjoint(_touches(turn, drafts)):
+                self._busy.add(run_id)
+                self._verdicts[index] = Verdict.BUSY
+                del self._wave[index]
+        return drafts
+
+    async def _stand(self, drafts: dict[str, Draft]) -> dict[int, Turn]:
+        """The turns whose lease holds. What is there of their records already is not written again."""
+        # Of a turn that holds its lease, only a repetition can be there; the unique key tells.
+        asked = [
+            turn
+            for turn in self._wave.values()
+            if turn.records and (self._doubtful or not _holds(turn, drafts.get(turn.lease.run_id)))
+        ]
+        written = await self._written(asked) if asked else {}
+        live: dict[int, Turn] = {}
+        for index, turn in self._wave.items():
+            draft = drafts.get(turn.lease.run_id)
+            state = None if draft is None else (draft.status, draft.token, draft.nonce, draft.started_at)
+            there = written.get(turn.lease.run_id, {})
+            standing = standing_of(turn, state, there)
+            if standing is Standing.OVERTAKEN:
+                live[index] = overtaken(turn)
+                self._verdicts[index] = Verdict.LOST
+            elif standing is Standing.LIVE:
+                live[index] = turn
+                self._rows += [record_row(turn, record) for record in turn.records if record.seq not in there]
+            elif standing is Standing.LOST:
+                self._verdicts[index] = Verdict.LOST
+        return live
+
+    async def _start_children(self, ledger: Ledger, live: dict[int, Turn]) -> None:
+        wanted: dict[str, tuple[str, NewRun]] = {}
+        again: list[tuple[str, NewRun]] = []
+        for turn in live.values():
+            children, refusals = await within_limits(self._tx, turn.lease.run_id, turn.children)
+            for refusal in refusals:
+                await self._tell(ledger, refusal)
+            for child in children:
+                if child.id in wanted:
+                    again.append((turn.lease.run_id, child))
+                else:
+                    wanted[child.id] = turn.lease.run_id, child
+        if not wanted:
+            return
+        made = await self._made([child for _, child in wanted.values()])
+        await line_up(self._tx, [child for _, child in wanted.values() if child.held_back and child.id in made])
+        for parent, child in (*wanted.values(), *again):
+            if child.id in made and wanted[child.id][1] is child:
+                ledger.add(child)
+                if self._tx.notes:
+                    self._tx.note(child.id, *of_created(child))
+                self._tx.stir(Change.READY)
+            else:
+                word = await adopt(self._tx, parent, child)
+                if word is not None:
+                    await self._tell(ledger, word)
+
+    async def _tell(self, ledger: Ledger, word: NewMessage) -> None:
+        if not await self._known([(word.run_id, word.key)]):
+            ledger.put(word)
+
+    async def _stopped(self, ledger: Ledger, live: dict[int, Turn]) -> set[str]:
+        read = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, Again)}
+        unread = {id: max(upto, ledger.drafts[id].inbox_read) for id, upto in read.items()}
+        behind = {id: upto for id, upto in unread.items() if ledger.drafts[id].inbox_seq > upto}
+        return await self._to_be_stopped(behind) if behind else set()
+
+
+def _holds(turn: Turn, draft: Draft | None) -> bool:
+    return draft is not None and draft.held_under(turn.lease)
+
+
+def _touches(turn: Turn, drafts: dict[str, Draft]) -> set[str | None]:
+    touched: set[str | None] = {turn.lease.run_id, *(message.run_id for message in turn.sends)}
+    return touched | {drafts[run_id].parent_id for run_id in touched if run_id in drafts}
+
+
+def _leave(ledger: Ledger, draft: Draft, turn: Turn, stopped: set[str]) -> None:
+    match turn.next:
+        case Finish() as outcome:
+            ledger.finish(draft, outcome)
+        case Again() as retry:
+            ledger.again(draft, retry, to_be_stopped=draft.id in stopped)
+        case Release() as release:
+            ledger.release(draft, release)
+        case Block() as block:
+            ledger.block(draft, block)
+        case _:
+            pass

@@ -1,0 +1,229 @@
+"""A few connections for one event loop.
+
+A connection belongs to the loop that opened it, so each loop that uses the store has a pool of its own; a heartbeat on its own
+loop therefore never waits for connections that others hold. When a loop ends, its connections end with it. A
+connection comes back as it went, so that there is nothing to reset between two uses. One to a server that another one has
+replaced is not used again. While the server cannot be reached, one
+at a time knocks for all, at growing random intervals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+from perdure.core.process_fork import do_not_mourn, silence
+from perdure.core.system import System
+from perdure.errors import EngineClosed
+
+#: Seconds before the second attempt to reach a server that could not be reached, and between two attempts at the most.
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+
+class Pooled(Protocol):
+    """What a pool needs to know of a connection."""
+
+    #: Which of the servers that were met at this address it leads to (see `perdure.store.sql.identity`).
+    epoch: int
+
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+
+    def fileno(self) -> int:
+        """The descriptor of its socket; negative if it has none any more."""
+
+    def terminate(self) -> None:
+        """End it at once."""
+
+
+C = TypeVar("C", bound=Pooled)
+
+
+class Pool(Generic[C]):
+    """Connections, the one that was last used for the same purpose first, then the most recently used.
+
+    A server prepares and plans statements for each connection apart. A claim of PostgreSQL is planned six times on a connection before
+    one plan is kept for all, at more than the statement itself costs.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        connect: Callable[[], Awaitable[C]],
+        say_goodbye: Callable[[C], Awaitable[None]],
+        size: int,
+        is_current: Callable[[C], bool],
+        ended: Callable[[Pool[C]], object],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._system = system
+        self._connect = connect
+        self._say_goodbye = say_goodbye
+        self._is_current = is_current
+        self._ended = ended
+        self._room = asyncio.Semaphore(size)
+        self._idle: list[C] = []
+        #: By purpose, the connection that was last used for it, whatever has become of it.
+        self._last: dict[str, C] = {}
+        #: Those that are idle and those in use.
+        self._opened: weakref.WeakSet[C] = weakref.WeakSet()
+        self._closed = False
+        #: Attempts in a row that failed, and the one for whose end everybody waits.
+        self._failures = 0
+        self._knocking: asyncio.Task[None] | None = None
+        self._keeper = system.spawn(self._keep(), "perdure connections")
+        # A process may end while the loop goes on, on a thread of its own.
+        do_not_mourn(self._keeper)
+
+    async def take(self, purpose: str = "") -> C:
+        """A connection, for the caller alone until it is given back or dropped."""
+        await self._room.acquire()
+        try:
+            connection = self._pop(purpose)
+            if connection is None and self._failures:
+                await self._knock()
+                connection = self._pop(purpose)
+            if self._closed:
+                raise EngineClosed("The store was closed while a connection was waited for.")
+            return connection or await self._open()
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _pop(self, purpose: str) -> C | None:
+        last = self._last.get(purpose)
+        if last is not None and last in self._idle:
+            self._idle.remove(last)
+            self._idle.append(last)
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_closed():
+                continue
+            if self._is_current(connection):
+                return connection
+            connection.terminate()
+        return None
+
+    async def _open(self) -> C:
+        try:
+            connection = await self._connect()
+        except Exception:
+            self._failures += 1
+            raise
+        self._failures = 0
+        self._opened.add(connection)
+        return connection
+
+    async def _knock(self) -> None:
+        """Wait for the next attempt to reach the server, whoever makes it; raises what it raises."""
+        if self._knocking is None:
+            self._knocking = self._system.spawn(self._try_again(), "perdure reconnect")
+            self._knocking.add_done_callback(_look_at)
+        knocking = self._knocking
+        await asyncio.wait([knocking])
+        if not knocking.cancelled():
+            knocking.result()
+
+    async def _try_again(self) -> None:
+        try:
+            pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE)
+            await self._system.sleep(pause * (0.5 + self._system.random() / 2))
+            self._idle.append(await self._open())
+        finally:
+            self._knocking = None
+
+    def give(self, connection: C, purpose: str = "") -> None:
+        """Back, in order and outside of any transaction."""
+        self._last[purpose] = connection
+        if self._closed:
+            connection.terminate()
+        elif not connection.is_closed():
+            self._idle.append(connection)
+        self._room.release()
+
+    def drop(self, connection: C) -> None:
+        """Back, in an unknown state: it is not used again."""
+        connection.terminate()
+        self._room.release()
+
+    def flush(self) -> None:
+        """Use none of the idle connections again."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
+
+    def silence(self) -> None:
+        """In a forked child: cut off its copies of the connections."""
+        for connection in list(self._opened):
+            if not connection.is_closed() and (descriptor := connection.fileno()) >= 0:
+                silence(descriptor)
+
+    async def close(self) -> None:
+        """End every idle connection; those in use end when they are given back."""
+        self._closed = True
+        if asyncio.get_running_loop() is self.loop:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._keeper.cancel)
+
+    async def _keep(self) -> None:
+        # Cancelled by `close`, or by the loop's own end. If the process ends without either, nothing can be waited for any more.
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self._closed = True
+            if self._knocking is not None:
+                self._knocking.cancel()
+            self._ended(self)
+            idle, self._idle = self._idle, []
+            await asyncio.gather(*(self._say_goodbye(connection) for connection in idle))
+            raise
+
+
+class Pools(Generic[C]):
+    """A pool for each event loop that asks."""
+
+    def __init__(
+        self,
+        system: System,
+        connect: Callable[[], Awaitable[C]],
+        say_goodbye: Callable[[C], Awaitable[None]],
+        size: int,
+        is_current: Callable[[C], bool],
+    ) -> None:
+        self._make: Callable[[], Pool[C]] = lambda: Pool(system, connect, say_goodbye, size, is_current, self._forget)
+        self._pools: dict[asyncio.AbstractEventLoop, Pool[C]] = {}
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    def here(self) -> Pool[C]:
+        """That of the running loop."""
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = self._pools[loop] = self._make()
+        return pool
+
+    def silence(self) -> None:
+        """In a forked child: cut off its copies of the connections."""
+        for pool in list(self._pools.values()):
+            pool.silence()
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for pool in list(self._pools.values()):
+            await pool.close()
+
+    def _forget(self, pool: Pool[C]) -> None:
+        self._pools.pop(pool.loop, None)
+
+
+def _look_at(knocking: asyncio.Task[None]) -> None:
+    # Whoever waited for it may have given up meanwhile; its failure is nobody's surprise.
+    if not knocking.cancelled():
+        knocking.exception()

@@ -1,0 +1,417 @@
+"""Base of the stores on database servers: connections, transactions on them, and repetition after an error.
+
+A verb is a transaction on one connection. After a lost connection it is repeated as a whole, a few times. After a lost race (a
+deadlock, a serialization failure, a lock wait that timed out) it is repeated after growing random pauses, for as long as a statement
+may take. Every verb may be repeated. After that the caller is told that the database is unavailable.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Protocol, TypeVar
+
+from perdure.core.audit import Audit
+from perdure.core.model.outputs import Broadcasted
+from perdure.core.model.run import Kind, NewMessage, SendOutcome, Turn, Verdict
+from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
+from perdure.core.routing import TypeInfo
+from perdure.core.system import System
+from perdure.core.time.schedule import Fired
+from perdure.store.contract import Change
+from perdure.store.server.clock import ServerClock
+from perdure.store.server.commit_batch import Doubtful
+from perdure.store.server.pool import Pool, Pooled, Pools
+from perdure.store.server.timeouts import USUAL
+from perdure.store.sql import registry, schedules, workers
+from perdure.store.sql.append import NO_FENCE, Fence
+from perdure.store.sql.corrupt import known
+from perdure.store.sql.dialect import Dialect, Gathered, Transaction
+from perdure.store.sql.identity import Identity, Outlived
+from perdure.store.sql.runs.inbox import cancel, send
+from perdure.store.sql.runs.topics import broadcast
+from perdure.store.sql.store import SqlStore, Trace
+from perdure.store.user_connections.transaction_step import Deed, perform
+
+T = TypeVar("T")
+
+#: How often a transaction that loses its connection is tried before its caller is told.
+TRIES = 5
+#: The longest pause after the first failure, and after any failure, in seconds. Pauses are random, so that two transactions which
+#: stood in each other's way do not meet again.
+FIRST_PAUSE = 0.01
+LONGEST_PAUSE = 0.5
+#: The longest pause after a commit all of whose rows were busy, in seconds.
+PAUSE = 0.05
+
+
+C = TypeVar("C", bound=Pooled)
+
+
+class ServerTransaction(Transaction, Gathered, Protocol):
+    """A transaction that has things to tell when it is over."""
+
+    @property
+    def epoch(self) -> int:
+        """Of its connection."""
+
+
+X = TypeVar("X", bound=ServerTransaction)
+
+
+class ServerStore(SqlStore, ForkAware, Generic[C, X]):
+    """The verbs of `Store` over a server. `time` replaces the server's clock in tests."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        tables: str,
+        system: System,
+        *,
+        migrate: bool,
+        audit: Audit,
+        pool: int,
+        time: Callable[[], int] | None,
+    ) -> None:
+        super().__init__(dialect, tables, migrate=migrate, audit=audit)
+        # What an idle worker costs: two looks in three seconds.
+        self.poll_interval = 1.5
+        self.lanes = 1
+        self._system = system
+        self._clock = ServerClock(system, time)
+        self._identity = Identity(lambda: self.where, lambda: self._tell(Change.REPLACED))
+        self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool, self._is_current)
+        self._patience = USUAL
+        self._trace: Trace | None = None
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        if self._process == os.getpid():
+            self._process = 0
+            await self._pools.close()
+
+    async def changed(self) -> bool:
+        """True: it cannot be known without asking, and asking is as dear as claiming."""
+        self._check_open()
+        return True
+
+    def clock(self) -> int:
+        """The server's time as last measured, carried on by the monotonic clock."""
+        return self._clock.now()
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+
+        async def body(tx: X) -> builtins.list[SendOutcome]:
+            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
+            if ends or len(messages) > 1:
+                await self._lock_in_order(tx, [message.run_id for message in messages], ends)
+            return await send(tx, messages)
+
+        return await self._transact("send", actor, body)
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+
+        async def body(tx: X) -> SendOutcome:
+            await self._lock_in_order(tx, [run_id], [run_id])
+            return await cancel(tx, run_id, reason, key)
+
+        return await self._transact("cancel", actor, body)
+
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """Send a message to the next so many runs that listen to a topic."""
+
+        async def body(tx: X) -> Broadcasted:
+            async def deliver(messages: Sequence[NewMessage]) -> Sequence[SendOutcome]:
+                await self._lock_in_order(tx, [message.run_id for message in messages], [])
+                return await self._deliver(tx, messages)
+
+            return await broadcast(tx, topic, payload, key, after, limit, deliver)
+
+        return await self._transact("broadcast", actor, body)
+
+    async def fire(self, limit: int, actor: str) -> Fired:
+        """Let the slots that are due become runs; one statement as long as none is."""
+        self._check_open()
+        self._system.crash_point("fire.enter")
+        due = await self._read("fire", schedules.next_due)
+        if due <= self.clock():
+            return await self._transact("fire", actor, lambda tx: schedules.fire(tx, limit), entered=True)
+        self._pass_by("fire")
+        return Fired(runs=(), next_due=due)
+
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement to a callback. For tests and tools."""
+        self._trace = callback
+        self._pools.here().flush()
+
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Begin a life, and from now on wait for the server no longer than its lease allows."""
+        patience = self._patience.within(worker.lease / 1e6)
+        if patience != self._patience:
+            self._patience = patience
+            self._pools.here().flush()
+
+        async def body(tx: X) -> None:
+            await registry.enlist(tx, serves)
+            await self._register(tx, worker)
+            self._identity.begin(worker.id, tx.epoch)
+
+        await self._transact("register", worker.id, body)
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row; False as well if it began on a server that another one has replaced."""
+        life = self._identity.life(worker_id)
+        try:
+            beat = await self._at_once(
+                "heartbeat", worker_id, lambda tx: self._beat(tx, worker_id, 0 if life is None else life.beat)
+            )
+        except Outlived:
+            return False
+        if life is None:
+            return beat is not None
+        if beat is None:
+            if await self._read("heartbeat", lambda tx: workers.went_back(tx, worker_id, life.beat)):
+                self._identity.went_back()
+            return False
+        life.beat = beat
+        return True
+
+    @abstractmethod
+    async def _beat(self, tx: X, worker_id: str, last: int) -> int | None:
+        """Renew the row if it is not older than `last`; the time that it has then, None if it was not renewed."""
+
+    async def transact(self, deed: Deed) -> Verdict:
+        """Run a function of the user's and write the record of its result in one transaction."""
+        self._check_open()
+        fence = self._fence(deed.actor)
+        try:
+            return await perform(
+                deed, self._home, lambda: self._lend_to(deed.actor), self._system.crash_point, self._limit(), fence
+            )
+        except Outlived:
+            return Verdict.LOST
+
+    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+        """What became of the one record of a turn."""
+        try:
+            return await super().recorded(turn, actor)
+        except Outlived:
+            return Verdict.LOST
+
+    @abstractmethod
+    def _lend_to(self, worker: str) -> AbstractAsyncContextManager[object]:
+        """A connection for a function of the user's in a run that the worker holds. Raises `Outlived`."""
+
+    def _fence(self, worker: str) -> Fence:
+        """What it takes to prove a lease of the worker's in a transaction of the user's."""
+        return NO_FENCE
+
+    def _is_current(self, connection: C) -> bool:
+        return connection.epoch == self._identity.epoch
+
+    async def _register(self, tx: X, worker: WorkerInfo) -> None:
+        await workers.register(tx, worker)
+
+    @abstractmethod
+    async def _open_connection(self) -> C:
+        """A connection to a server that fits."""
+
+    @abstractmethod
+    async def _say_goodbye(self, connection: C) -> None:
+        """End a connection in order."""
+
+    @abstractmethod
+    def _transaction(self, connection: C, actor: str, *, locking: bool) -> X:
+        """A transaction on a connection; not begun yet."""
+
+    @abstractmethod
+    async def _begin(self, tx: X) -> None:
+        """Begin it."""
+
+    @abstractmethod
+    async def _end(self, tx: X) -> None:
+        """Make it durable."""
+
+    @abstractmethod
+    async def _rolled_back(self, connection: C) -> bool:
+        """End what may be open on a connection; whether it can be used again."""
+
+    @abstractmethod
+    async def _lock_in_order(self, tx: X, run_ids: Sequence[str], ends: Sequence[str]) -> None:
+        """Lock these runs, and parents of those that may end, in everybody's order: no two may wait for each other."""
+
+    @abstractmethod
+    async def _deliver(self, tx: X, messages: Sequence[NewMessage]) -> builtins.list[SendOutcome]:
+        """Put messages into the inboxes of runs whose rows are locked."""
+
+    @abstractmethod
+    async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[Verdict]:
+        """Write the turns; raises `Doubtful`, unless told that records may be there already."""
+
+    def _learn(self, error: Exception) -> None:
+        """Take note of what an error says about the way to the server."""
+
+    @abstractmethod
+    def _is_race(self, error: Exception) -> bool:
+        """Whether trying again may help."""
+
+    @abstractmethod
+    def _is_lost(self, error: Exception) -> bool:
+        """Whether another connection may help."""
+
+    @abstractmethod
+    def _translated(self, error: Exception) -> Exception:
+        """The error that the contract knows; one that it knows already is left as it is."""
+
+    def _after_fork_in_child(self) -> None:
+        """Leave the parent's connections alone, and keep the child from using them by accident."""
+        self._pools.silence()
+        keep_for_ever(self)
+
+    async def _connect(self) -> None:
+        self._process = os.getpid()
+        watch_forks(self)
+        try:
+            await self.now()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _write(self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]]) -> T:
+        return await self._transact(verb, actor, body)
+
+    async def _read(self, verb: str, body: Callable[[X], Coroutine[Any, Any, T]]) -> T:
+        return await self._with(verb, lambda connection: body(self._transaction(connection, "", locking=False)))
+
+    async def _transact(
+        self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T]], *, entered: bool = False
+    ) -> T:
+        """Run a verb in a transaction of its own. What goes on from an earlier look begins anew should the answer be lost."""
+        self._check_open()
+        if self._clock.is_old:
+            await self.now()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: C) -> tuple[T, X]:
+            tx = self._transaction(connection, actor, locking=True)
+            await self._begin(tx)
+            self._system.crash_point(f"{verb}.begun")
+            answer = await body(tx)
+            self._system.crash_point(f"{verb}.written")
+            await self._end(tx)
+            return answer, tx
+
+        # A life ends on whatever server is there.
+        life = "" if verb in ("register", "retire") else actor
+        answer, tx = await self._with(verb, attempt, entered=entered, life=life)
+        self._committed(verb, tx)
+        return answer
+
+    async def _at_once(
+        self, verb: str, actor: str, body: Callable[[X], Coroutine[Any, Any, T | None]], *, entered: bool = False
+    ) -> T | None:
+        """Run a verb that is one round trip. None: nothing was written, and it takes a transaction."""
+        self._check_open()
+        if self._clock.is_old:
+            await self.now()
+        if not entered:
+            self._system.crash_point(f"{verb}.enter")
+
+        async def attempt(connection: C) -> tuple[T | None, X]:
+            tx = self._transaction(connection, actor, locking=True)
+            self._system.crash_point(f"{verb}.begun")
+            self._system.crash_point(f"{verb}.written")
+            return await body(tx), tx
+
+        answer, tx = await self._with(verb, attempt, entered=entered, life=actor)
+        if answer is not None:
+            self._committed(verb, tx)
+        return answer
+
+    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable in a transaction of their own."""
+        try:
+            verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=False))
+        except Doubtful:
+            verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=True))
+        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
+            # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
+            await self._system.sleep(PAUSE * self._system.random())
+            await self._held_up()
+        return verdicts
+
+    async def _held_up(self) -> None:
+        """Every row of a batch was busy: see whether that has another cause than other transactions."""
+
+    def _committed(self, verb: str, tx: X) -> None:
+        self._system.crash_point(f"{verb}.committed")
+        self._done(tx)
+
+    def _pass_by(self, verb: str) -> None:
+        for place in ("begun", "written", "committed"):
+            self._system.crash_point(f"{verb}.{place}")
+
+    async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False, life: str = "") -> T:
+        """Do something on a connection, again and again while that may help.
+
+        What a worker does in its `life` is done on the server on which that began: raises `Outlived` otherwise.
+        """
+        self._check_open()
+        failures, until = 0, 0.0
+        while True:
+            try:
+                pool = self._pools.here()
+                connection = await pool.take(verb)
+                try:
+                    if life:
+                        self._identity.check(life, connection.epoch)
+                    answer = await work(connection)
+                except Exception as error:
+                    await self._put_back(pool, connection, error)
+                    raise
+                except BaseException:
+                    # Cancelled in the middle of something: the server rolls back when the connection goes.
+                    pool.drop(connection)
+                    raise
+                pool.give(connection, verb)
+                return answer
+            except Exception as error:
+                self._learn(error)
+                failures += 1
+                # A race may be lost for as long as a statement may take, counted from the first failure.
+                until = until or self._system.monotonic() + self._patience.statement
+                if not self._is_worth_repeating(error, failures, until, entered=entered):
+                    translated = known(self._translated(error), verb, self.where)
+                    if translated is error:
+                        raise
+                    raise translated from error
+            await self._system.sleep(_pause(failures) * self._system.random())
+
+    def _is_worth_repeating(self, error: Exception, failures: int, until: float, *, entered: bool) -> bool:
+        """Whether a verb is repeated: a lost race while there is time, a lost connection a few times."""
+        if self._is_race(error):
+            return self._system.monotonic() < until
+        return self._is_lost(error) and not entered and failures < TRIES
+
+    async def _put_back(self, pool: Pool[C], connection: C, error: Exception) -> None:
+        """After an error: as it was, or not at all."""
+        if not self._is_lost(error) and await self._rolled_back(connection):
+            pool.give(connection)
+        else:
+            pool.drop(connection)
+            # A server that went away took all of them with it.
+            pool.flush()
+
+
+def _pause(failures: int) -> float:
+    """The longest pause after so many failures in a row, in seconds."""
+    return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 10), LONGEST_PAUSE)

@@ -1,0 +1,381 @@
+"""Letting runs pass gates: one transaction for all that a worker has room for.
+
+Gates are locked first (see `grip`), then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
+has arrived joins the line of the gate that keeps it, or passes. Then those in lines that are due pass, one gate after the other in turns, until the
+worker is full or nobody may pass. What passes gets its permits and is claimed in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from perdure.core.limits.admission import AdmitRequest, Admitted
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Bounds, Hold, Pass
+from perdure.core.model.run import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.limits.admit_steps import STEPS, Passage, steps_before
+from perdure.store.sql.limits.breakers import barred
+from perdure.store.sql.limits.due import due_gates, next_due, waited_at
+from perdure.store.sql.limits.gates import count_held, in_chunks, open_up, save_gates
+from perdure.store.sql.limits.locked_gates import Grip
+from perdure.store.sql.limits.permits import grant
+from perdure.store.sql.limits.waitlist import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places, tell_next
+from perdure.store.sql.pauses import unpaused
+from perdure.store.sql.rows import RUN, to_run
+from perdure.store.sql.runs.claim import LAST, take
+from perdure.store.sql.runs.poison import Suspect, group, is_poison, is_suspect, set_aside
+
+#: Gates that one transaction looks at because they are due.
+GATES = 20
+_STANDING = (Reason.LIMIT, Reason.BREAKER)
+
+_HELD_BEFORE = f"""
+SELECT progress, {RUN}
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND nonce = :nonce
+ORDER BY priority, wake_at, id
+"""
+
+_ALIVE = "SELECT 1 FROM perdure_workers WHERE id = :worker AND status = 'alive'"
+_PAUSES = "SELECT kind, name FROM perdure_pauses WHERE kind IN ('type', 'queue')"
+
+_RUNS = f"SELECT progress, home, {RUN} FROM perdure_runs {{use PRIMARY}} WHERE id IN ({{names}}) {{skip_locked}}"
+_KEPT = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'run'"
+_CANCELLED = f"""
+SELECT m.run_id
+FROM perdure_messages m
+JOIN perdure_runs r ON r.id = m.run_id
+WHERE m.run_id IN ({{names}}) AND m.kind = '{Kind.CANCEL.value}' AND m.seq > r.inbox_read
+"""
+
+_LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id = :run_id AND status = 'pending'"
+
+
+async def admit(
+    tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]
+) -> tuple[Admitted, dict[str, Bounds]]:
+    """Let runs pass, and claim them. What comes with the answer are gates that have to be made first."""
+    grip = Grip(tx, request)
+    # A step passes without a slot.
+    slotless = tuple(type for type in request.types if type == STEPS)
+    due = await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES)
+    taken = await grip.take(due)
+    before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
+    if not taken and not before:
+        return Admitted(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
+    if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
+        runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in before)
+        admitted = Admitted(
+            runs=runs,
+            counted=frozenset(one.run.id for one in runs),
+            barred=tuple(await barred(tx, [one.run for one in runs], request.failing)),
+            steps=await steps_before(tx, request.steps),
+            next_due=await next_due(tx, request.types),
+            now=tx.now,
+        )
+        return admitted, {}
+    await grip.tell()
+    return await _Admission(tx, request, grip, entropy).run(), grip.missing
+
+
+class _Admission:
+    """One transaction."""
+
+    def __init__(self, tx: Transaction, request: AdmitRequest, grip: Grip, entropy: Callable[[int], bytes]) -> None:
+        self._tx = tx
+        self._request = request
+        self._entropy = entropy
+        self._grip = grip
+        self._gates = grip.gates
+        #: Locked runs, and the number of the last record of each.
+        self._runs: dict[str, tuple[int, Run]] = {}
+        self._last: dict[str, int] = {}
+        #: Who stood in which line before.
+        self._placed: dict[str, tuple[str, int]] = {}
+        #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
+        self._joining: dict[str, InLine] = {}
+        self._passing: list[tuple[InLine, tuple[Pass, ...]]] = []
+        #: Those that are to be set aside.
+        self._poison: list[InLine] = []
+        self._gone: list[str] = []
+        self._counted: frozenset[str] = frozenset()
+        #: Runs that were let in before until their end, and where; and those that are to end.
+        self._kept: set[tuple[str, str]] = set()
+        self._cancelled: set[str] = set()
+        #: Who passes only to be told that a breaker is open, and until when.
+        self._barred: dict[str, int] = {}
+        #: Gates that steps passed or stand at.
+        self._passed_by_steps: set[str] = set()
+        #: The workers that had the locked runs last; whether suspects were passed over; and those that pass, and nothing else beside them.
+        self._homes: dict[str, str | None] = {}
+        self._suspects = False
+        self._group: frozenset[str] = frozenset()
+
+    async def run(self) -> Admitted:
+        """Look, let pass, write."""
+        tx, request, grip = self._tx, self._request, self._grip
+        lines = await self._heads()
+        arrived = [InLine(one.run_id, one.gating) for one in grip.arrivals]
+        await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
+        passage = Passage(tx, self._gates)
+        await passage.look(
+            [name for name, gate in self._gates.items() if gate.due_at <= tx.now and STEPS in request.types]
+        )
+        await grip.take_more([*(one for line in lines.values() for one in line), *passage.standing])
+        await count_held(tx, self._gates.values())
+        self._turns = Turns(tx, self._gates)
+        await passage.run(request.steps, self._turns, lines)
+        direct = await self._line_up(arrived, lines)
+        await self._let_pass(lines, direct)
+        await passage.rest(self._turns)
+        self._passed_by_steps = passage.touched
+        runs = await self._write(lines)
+        await tell_next(tx, self._gates, grip.freed, request)
+        due_at = await next_due(tx, request.types)
+        return Admitted(
+            runs=runs,
+            counted=self._counted,
+            barred=tuple(self._barred.items()),
+            steps=tuple(passage.verdicts),
+            called=passage.called,
+            next_due=due_at,
+            suspects=self._suspects,
+            busy=grip.busy,
+            untold=tuple(grip.untold),
+            untold_steps=tuple(grip.untold_steps),
+            now=tx.now,
+        )
+
+    async def _heads(self) -> dict[str, list[InLine]]:
+        """Those who may be next, at gates that are due."""
+        request, now = self._request, self._tx.now
+        due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
+        if not due or not request.limit or request.only:
+            return {}
+        served = unpaused(
+            ClaimRequest(
+                worker="",
+                nonce="",
+                limit=0,
+                types=tuple(type for type in request.types if type != STEPS),
+                queues=request.queues,
+            ),
+            [(kind, name) for kind, name in await self._tx.fetch(_PAUSES, {})],
+        )
+        if not served.types or not served.queues:
+            return {}
+        enough = request.limit if len(due) <= 2 else max(4, 2 * request.limit // len(due))
+        return await heads(self._tx, due, served.types, served.queues, enough, enough // AGE_SHARE)
+
+    async def _lock_runs(self, run_ids: Sequence[str]) -> None:
+        for progress, home, *row in await in_chunks(self._tx, _RUNS, run_ids):
+            run = to_run(tuple(row))
+            self._runs[run.id] = progress, run
+            self._homes[run.id] = home
+        self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
+        begun = [id for id, (_, run) in self._runs.items() if run.token]
+        self._kept = {(row[0], row[1]) for row in await in_chunks(self._tx, _KEPT, begun)}
+        self._placed = await places(self._tx, [one.run_id for one in self._grip.arrivals])
+
+    async def _line_up(
+        self, arrived: list[InLine], lines: dict[str, list[InLine]]
+    ) -> list[tuple[InLine, tuple[Pass, ...]]]:
+        """Those of the arrived whom no line keeps from passing; the others join one."""
+        tx, now = self._tx, self._tx.now
+        tokens = {one.run_id: one.token for one in self._grip.arrivals}
+        present: list[InLine] = []
+        for one in arrived:
+            run = self._runs[one.run_id][1] if one.run_id in self._runs else None
+            if run is None or run.status is not Status.PENDING or run.token != tokens[one.run_id]:
+                continue
+            if run.wake_at > now:
+                await tx.execute(_LATER, {"run_id": run.id})
+                continue
+            one.priority = run.priority
+            present.append(one)
+        runs = [self._runs[one.run_id][1] for one in present]
+        told = [run.id for run in runs if run.inbox_seq > run.inbox_read]
+        self._cancelled = {row[0] for row in await in_chunks(tx, _CANCELLED, told)}
+        direct: list[tuple[InLine, tuple[Pass, ...]]] = []
+        behind: dict[str, list[InLine]] = {}
+        for one in present:
+            passes = self._passes(one)
+            place = self._placed.get(one.run_id)
+            line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
+            if self._bars(one, passes):
+                direct.append((one, ()))
+            elif line is None or self._request.only:
+                direct.append((one, passes))
+            elif place is not None and place[0] in self._gates:
+                one.gate, one.turn = place
+                self._joining[one.run_id] = one
+            else:
+                behind.setdefault(line, []).append(one)
+        for gate, those in behind.items():
+            await self._stand(gate, those)
+            if gate in lines:
+                lines[gate] += those
+        return direct
+
+    def _passes(self, one: InLine) -> tuple[Pass, ...]:
+        """What it has yet to pass: nothing where it was let in for good, and nothing at all if it is to end."""
+        passes = () if one.run_id in self._cancelled else one.gating.passes
+        return tuple(wanted for wanted in passes if (one.run_id, wanted.gate) not in self._kept)
+
+    async def _stand(self, gate: str, those: list[InLine]) -> None:
+        await self._turns.give(gate, those)
+        self._joining |= {one.run_id: one for one in those}
+
+    async def _let_pass(self, lines: dict[str, list[InLine]], direct: list[tuple[InLine, tuple[Pass, ...]]]) -> None:
+        """In turns: one of each line, and one of those who have only just come."""
+        taking = deque([Line(gate, line) for gate, line in lines.items()])
+        coming = deque(direct)
+        while self._has_room and (taking or coming):
+            if coming:
+                one, passes = coming.popleft()
+                refused = self._refused_by(passes)
+                if refused is not None and not self._bars(one, passes):
+                    await self._stand(refused, [one])
+                elif not self._judge(one, () if refused else passes):
+                    await self._keep_waiting(one)
+            if taking and self._has_room:
+                line = taking.popleft()
+                if await self._let_one_pass(line):
+                    taking.append(line)
+        for one, _ in coming:
+            await self._keep_waiting(one)
+
+    async def _keep_waiting(self, one: InLine) -> None:
+        """It might pass, but not to this worker, or not now; one that has no gate to pass stays as ready as it is."""
+        if passes := self._passes(one):
+            await self._stand(passes[0].gate, [one])
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._passing) < (len(self._group) or self._request.limit)
+
+    async def _let_one_pass(self, line: Line) -> bool:
+        """Whether it is worth asking this line again."""
+        one = line.first()
+        if one is None:
+            return False
+        run = self._runs.get(one.run_id)
+        passes = self._passes(one)
+        refused = self._refused_by(passes)
+        if refused is not None and self._bars(one, passes):
+            passes, refused = (), None
+        if refused == line.gate:
+            return False
+        line.pop()
+        if run is None:
+            # Somebody else has it locked; it stays where it is.
+            return True
+        if not self._stands(run[1], one):
+            self._gone.append(one.run_id)
+        elif refused is None:
+            if self._judge(one, passes):
+                gate = self._gates[line.gate]
+                gate.turn, gate.changed = max(gate.turn, one.turn), True
+        elif refused in self._gates:
+            if one.run_id not in self._joining:
+                self._placed[one.run_id] = line.gate, one.turn
+            await self._stand(refused, [one])
+        return True
+
+    def _stands(self, run: Run, one: InLine) -> bool:
+        return one.run_id in self._joining or (run.status is Status.WAITING and run.reason in _STANDING)
+
+    def _refused_by(self, passes: Sequence[Pass]) -> str | None:
+        """The first gate that does not let it pass."""
+        for wanted in passes:
+            gate = self._gates.get(wanted.gate)
+            if gate is None or not gate.has_room(self._tx.now):
+                return wanted.gate
+        return None
+
+    def _bars(self, one: InLine, passes: Sequence[Pass]) -> bool:
+        """Whether it is to fail because a breaker does not let it pass."""
+        for wanted in passes:
+            breaker = self._gates[wanted.gate].breaker if wanted.gate in self._gates else None
+            if breaker is not None and wanted.rule is not None and wanted.rule.fails:
+                gate = self._gates[wanted.gate]
+                if breaker.lacks(gate.held) or (gate.waited_at and breaker.circuit is not Circuit.CLOSED):
+                    self._barred[one.run_id] = breaker.until
+                    return True
+        return False
+
+    def _judge(self, one: InLine, passes: tuple[Pass, ...]) -> bool:
+        """Let it pass, unless it may have killed its workers: that one passes with those of its group alone, or is set aside."""
+        if self._is_suspect(one.run_id):
+            if is_poison(self._runs[one.run_id][1].claims, self._request.poison_after):
+                self._poison.append(one)
+                return True
+            if not self._passing and self._request.alone:
+                self._group = self._group_of(one.run_id)
+            if one.run_id not in self._group:
+                self._suspects = True
+                return False
+        elif self._group:
+            return False
+        for wanted in passes:
+            self._gates[wanted.gate].let_pass(self._tx.now)
+        self._passing.append((one, passes))
+        return True
+
+    async def _write(self, lines: dict[str, list[InLine]]) -> tuple[ClaimedRun, ...]:
+        tx = self._tx
+        for one in self._poison:
+            await set_aside(tx, one.run_id, self._runs[one.run_id][1].claims)
+        passing = self._passing
+        taken = {one.run_id for one, _ in passing} | {one.run_id for one in self._poison}
+        joining = [one for one in self._joining.values() if one.run_id not in taken]
+        await leave(tx, [*taken, *self._gone])
+        await join(tx, joining, {id: run for id, (_, run) in self._runs.items()}, self._placed, self._reasons(joining))
+        locked = [self._runs[one.run_id] for one, _ in passing]
+        claimed = await take(tx, locked, self._request.worker, self._request.nonce, self._entropy)
+        await self._permit(passing, {one.run.id: one.run.token for one in claimed})
+        joined = {one.gate for one in joining}
+        # Whoever was forgotten as counting no more has made room that nobody will tell of.
+        roomy = {gate.name for gate in self._gates.values() if gate.waits_for == "room" and gate.has_room(tx.now)}
+        touched = joined | lines.keys() | self._passed_by_steps | roomy
+        waited = joined | await waited_at(tx, touched - joined)
+        for name in touched:
+            self._gates[name].settle(tx.now, waited_at=name in waited)
+            if name not in waited:
+                await open_up(tx, self._gates[name])
+        await save_gates(tx, self._gates.values())
+        await self._turns.save()
+        return tuple(claimed)
+
+    def _reasons(self, joining: Sequence[InLine]) -> dict[str, str]:
+        kinds = {True: Reason.BREAKER.value, False: Reason.LIMIT.value}
+        return {one.gate: kinds[self._gates[one.gate].breaker is not None] for one in joining}
+
+    def _is_suspect(self, run_id: str) -> bool:
+        progress, run = self._runs[run_id]
+        return is_suspect(run.claims, progressed=self._last.get(run_id, -1) > progress)
+
+    def _group_of(self, run_id: str) -> frozenset[str]:
+        """The run, and those of its group that were looked at."""
+        others = [id for id in self._runs if id != run_id and self._is_suspect(id)]
+        suspects = [Suspect(id, self._runs[id][1].claims, self._homes[id]) for id in (run_id, *others)]
+        return frozenset(group(suspects, self._request.limit))
+
+    async def _permit(self, passing: Sequence[tuple[InLine, tuple[Pass, ...]]], tokens: dict[str, int]) -> None:
+        rows = [
+            {
+                "gate": wanted.gate,
+                "run_id": one.run_id,
+                "token": tokens[one.run_id],
+                "hold": wanted.hold.value,
+                "now": self._tx.now,
+            }
+            for one, passes in passing
+            for wanted in passes
+            if wanted.hold is Hold.RUN or self._gates[wanted.gate].counts
+        ]
+        await grant(self._tx, [one.run_id for one, _ in passing], rows)
+        kept = {run_id for run_id, _ in self._kept}
+        self._counted = frozenset(str(row["run_id"]) for row in rows) | (kept & tokens.keys())

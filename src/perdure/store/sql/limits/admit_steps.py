@@ -1,0 +1,285 @@
+"""Steps at gates: the run that a step belongs to is held, or waits and is woken when the step's turn comes.
+
+A step that may not pass stands in a line of its own, by its run and its place there. When its turn comes, whoever looks keeps a permit
+for it for a while (`hold = 'turn'`) and wakes the run, in one transaction; the worker that takes the run asks again and
+gets that permit for its lease. A step has a row for each gate that remembers who has passed, by which a repeated request is recognised; what it
+passes besides, such as a closed breaker, it may pass again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perdure.core.audit import NEXT
+from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Pass
+from perdure.core.model.run import FAR, FINISHED, Kind, NewMessage, Status
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.limits.gate_state import GateState
+from perdure.store.sql.limits.gates import RESERVED, in_chunks
+from perdure.store.sql.limits.waitlist import InLine, Turns, read_gating
+from perdure.store.sql.runs.inbox import deliver
+
+#: What lines of steps have for a type, and for a queue: whoever looks may let them pass.
+STEPS = ""
+#: So many at each gate are looked at together.
+_ENOUGH = 50
+
+_FIRST = """
+SELECT * FROM (
+  SELECT gate, priority, turn, run_id, location, gating
+  FROM perdure_lines {use perdure_lines_by_priority}
+  WHERE gate = :gate# AND type = ''
+  ORDER BY priority, turn, run_id
+  LIMIT :limit
+) part#
+"""
+
+_RUNS = "SELECT id, status, token FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
+_TOKENS = "SELECT id, token FROM perdure_runs WHERE id IN ({names})"
+_PERMITS = "SELECT run_id, location, gate, token, hold, granted_at FROM perdure_permits WHERE run_id IN ({names}) AND location <> ''"
+_PLACES = "SELECT run_id, location, gate FROM perdure_lines WHERE run_id IN ({names}) AND location <> ''"
+
+_JOIN = """
+INSERT INTO perdure_lines (run_id, location, gate, queue, type, priority, turn, gating, since)
+VALUES (:run_id, :place, :gate, '', '', :priority, :turn, :gating, :now)
+"""
+_MOVE = """
+UPDATE perdure_lines
+SET gate = :gate, turn = :turn, gating = :gating
+WHERE run_id = :run_id AND location = :place
+"""
+_LEAVE = "DELETE FROM perdure_lines WHERE run_id = :run_id AND location = :place AND since <= :stood_at"
+
+_PERMIT = """
+INSERT INTO perdure_permits (gate, run_id, location, token, hold, granted_at)
+VALUES (:gate, :run_id, :place, :token, :hold, :now)
+"""
+_CONVERT = """
+UPDATE perdure_permits
+SET token = :token, hold = 'lease', granted_at = :now
+WHERE run_id = :run_id AND location = :place
+"""
+_FORGET = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place"
+_RELEASE = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
+
+
+class StepInLine(InLine):
+    """A step that stands in a line, or is about to."""
+
+    location: str = ""
+
+
+class Passage:
+    """The steps of one transaction."""
+
+    def __init__(self, tx: Transaction, gates: dict[str, GateState]) -> None:
+        self._tx = tx
+        self._gates = gates
+        self.standing: list[StepInLine] = []
+        self.verdicts: list[StepVerdict] = []
+        #: Runs of those that stand in lines, which are locked: status and token.
+        self._runs: dict[str, tuple[str, int]] = {}
+        #: Gates at which something may have changed.
+        self.touched: set[str] = set()
+        self.called = 0
+
+    async def look(self, due: Sequence[str]) -> None:
+        """Those who may be next, at gates that are due."""
+        tx = self._tx
+        self.touched |= set(due)
+        broken: list[tuple[str, str]] = []
+        if due:
+            parts = " UNION ALL ".join(_FIRST.replace("#", str(number)) for number in range(len(due)))
+            names = {f"gate{number}": name for number, name in enumerate(due)}
+            for gate, priority, turn, run_id, place, text in await tx.fetch(parts, {**names, "limit": _ENOUGH}):
+                gating = read_gating(text, run_id, place)
+                if gating is None:
+                    broken.append((run_id, place))
+                    continue
+                one = StepInLine(run_id, gating, priority, turn, gate)
+                one.location = place
+                self.standing.append(one)
+        ids = sorted({one.run_id for one in self.standing}.union(run_id for run_id, _ in broken))
+        self._runs = {run_id: (status, token) for run_id, status, token in await in_chunks(tx, _RUNS, ids)}
+        for run_id, place in broken:
+            if run_id in self._runs:
+                await self._ask_anew(run_id, place)
+
+    async def _ask_anew(self, run_id: str, place: str) -> None:
+        """Have a step leave a line in which it cannot be read what it has to pass; its run is told, and asks again."""
+        tx = self._tx
+        await tx.execute(_LEAVE, {"run_id": run_id, "place": place, "stood_at": FAR})
+        if Status(self._runs[run_id][0]) not in FINISHED:
+            key = f" call:{tx.now}:{place}"
+            await deliver(tx, NewMessage(run_id=run_id, kind=Kind.CALL, name=place, key=key))
+
+    async def run(self, arrivals: Sequence[StepArrival], turns: Turns, runs: Mapping[str, Sequence[InLine]]) -> None:
+        """Let pass who may: those in lines whose turn is before that of the first run there, and those who have only just come."""
+        first = {gate: min(one.place for one in line) for gate, line in runs.items() if line}
+        before = [one for one in self.standing if one.gate not in first or one.place < first[one.gate]]
+        self.standing = [one for one in self.standing if one not in before]
+        await self._call_all(before, turns)
+        await self._arrive(arrivals, turns)
+
+    async def rest(self, turns: Turns) -> None:
+        """Let pass who may of the others, when the runs have had their turn."""
+        await self._call_all(self.standing, turns)
+
+    async def _call_all(self, those: Sequence[StepInLine], turns: Turns) -> None:
+        full: set[str] = set()
+        for one in those:
+            if one.gate not in full and not await self._call(one, turns):
+                full.add(one.gate)
+
+    async def _call(self, one: StepInLine, turns: Turns) -> bool:
+        """Let one that stands in a line pass; whether it is worth asking that line again."""
+        tx = self._tx
+        if one.run_id not in self._runs:
+            return True
+        status, token = self._runs[one.run_id]
+        place = {"run_id": one.run_id, "place": one.location}
+        if Status(status) in FINISHED:
+            await tx.execute(_LEAVE, {**place, "stood_at": tx.now})
+            return True
+        barred = self._bars(one.gating.passes)
+        refused = None if barred else self._refused_by(one.gating.passes)
+        if refused == one.gate:
+            return False
+        if refused is not None:
+            if refused in self._gates:
+                await turns.give(refused, [one])
+                await tx.execute(_MOVE, {**place, "gate": refused, "turn": one.turn, "gating": one.gating.to_json()})
+                self.touched.add(refused)
+            return True
+        if not barred:
+            await self._permit(one.run_id, one.location, token, "turn", one.gating.passes)
+        gate = self._gates[one.gate]
+        gate.turn, gate.changed = max(gate.turn, one.turn), True
+        await tx.execute(_LEAVE, {**place, "stood_at": tx.now})
+        key = f" call:{tx.now}:{one.location}"
+        self.called += 1
+        await deliver(tx, NewMessage(run_id=one.run_id, kind=Kind.CALL, name=one.location, key=key))
+        if Status(status) is not Status.RUNNING:
+            tx.note(one.run_id, NEXT)
+        return True
+
+    async def _arrive(self, arrivals: Sequence[StepArrival], turns: Turns) -> None:
+        tx = self._tx
+        ids = sorted({one.run_id for one in arrivals})
+        tokens = {one.run_id: one.token for one in arrivals}
+        permits: dict[tuple[str, str], set[str]] = {}
+        for run_id, place, gate, token, hold, granted_at in await in_chunks(tx, _PERMITS, ids):
+            asked = next((one for one in arrivals if (one.run_id, one.place) == (run_id, place)), None)
+            reserved = hold == "turn" and granted_at > tx.now - RESERVED
+            if asked is not None and (reserved or (hold == "lease" and token == asked.token)):
+                permits.setdefault((run_id, place), set()).add(gate)
+            elif asked is None and hold == "lease" and token < tokens[run_id]:
+                # Of a step that ended while its worker died.
+                await tx.execute(_RELEASE, {"run_id": run_id, "place": place, "token": token})
+        places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
+        # By now: a request may come late, and whoever has the run since has permits of its own.
+        owned = {(run_id, token) for run_id, token in await in_chunks(tx, _TOKENS, ids)}
+        for one in arrivals:
+            if (one.run_id, one.token) not in owned:
+                self.verdicts.append(StepVerdict(one.run_id, one.place, gate=one.gating.passes[0].gate))
+                continue
+            stands_at = places.get((one.run_id, one.place))
+            await self._arrived(one, permits.get((one.run_id, one.place), set()), stands_at, turns)
+
+    async def _arrived(self, one: StepArrival, has: set[str], stands_at: str | None, turns: Turns) -> None:
+        tx, passes = self._tx, one.gating.passes
+        place = {"run_id": one.run_id, "place": one.place}
+        counting = [wanted for wanted in passes if self._gates[wanted.gate].remembers]
+        if has and has >= {wanted.gate for wanted in counting}:
+            await tx.execute(_CONVERT, {**place, "token": one.token, "now": tx.now})
+            self._let_begin(one)
+            return
+        barred_until = self._bars(passes)
+        if barred_until:
+            self.verdicts.append(StepVerdict(one.run_id, one.place, barred_until=barred_until))
+            return
+        line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
+        refused = stands_at or line or self._refused_by(passes)
+        # Rows of an earlier lease count no more; nor does a turn that was kept for less than is asked for now.
+        await tx.execute(_FORGET, place)
+        if refused is None:
+            await self._permit(one.run_id, one.place, one.token, "lease", counting)
+            self._let_begin(one, permit=bool(counting))
+            return
+        if stands_at is None:
+            new = StepInLine(one.run_id, one.gating, one.priority)
+            await turns.give(refused, [new])
+            row = {"gate": refused, "turn": new.turn, "gating": one.gating.to_json(), "priority": one.priority}
+            await tx.execute(_JOIN, {**place, **row, "now": tx.now})
+            self.touched.add(refused)
+        self.verdicts.append(StepVerdict(one.run_id, one.place, gate=refused))
+
+    def _let_begin(self, one: StepArrival, *, permit: bool = True) -> None:
+        breakers = [self._gates[wanted.gate].breaker for wanted in one.gating.passes]
+        probe = any(breaker is not None and breaker.circuit is Circuit.HALF_OPEN for breaker in breakers)
+        self.verdicts.append(StepVerdict(one.run_id, one.place, permit=permit, probe=probe))
+
+    async def _permit(self, run_id: str, place: str, token: int, hold: str, passes: Sequence[Pass]) -> None:
+        for wanted in passes:
+            self._gates[wanted.gate].let_pass(self._tx.now)
+        row = {"run_id": run_id, "place": place, "token": token, "hold": hold, "now": self._tx.now}
+        await self._tx.execute_many(_PERMIT, [{**row, "gate": wanted.gate} for wanted in passes])
+
+    def _refused_by(self, passes: Sequence[Pass]) -> str | None:
+        for wanted in passes:
+            gate = self._gates.get(wanted.gate)
+            if gate is None or not gate.has_room(self._tx.now):
+                return wanted.gate
+        return None
+
+    def _bars(self, passes: Sequence[Pass]) -> int:
+        """Until when a breaker does not let pass what is to fail then; 0 if it may pass."""
+        for wanted in passes:
+            gate = self._gates.get(wanted.gate)
+            breaker = gate.breaker if gate is not None and wanted.rule is not None and wanted.rule.fails else None
+            if gate is not None and breaker is not None and breaker.lacks(gate.held):
+                return breaker.until
+        return 0
+
+
+async def gates_of_steps(tx: Transaction, left: Sequence[StepLeft]) -> dict[tuple[str, str], set[str]]:
+    """By run and place, the gates that steps passed or stand at which have ended, or are wanted no more."""
+    steps = {(one.run_id, one.place): one for one in left}
+    ids = sorted({one.run_id for one in left})
+    found: dict[tuple[str, str], set[str]] = {}
+    for run_id, place, gate, token, _, _ in await in_chunks(tx, _PERMITS, ids):
+        if (run_id, place) in steps and token <= steps[run_id, place].token:
+            found.setdefault((run_id, place), set()).add(gate)
+    standing = sorted({one.run_id for one in left if one.stood_at})
+    for run_id, place, gate in await in_chunks(tx, _PLACES, standing):
+        if (run_id, place) in steps and steps[run_id, place].stood_at:
+            found.setdefault((run_id, place), set()).add(gate)
+    return found
+
+
+async def release_steps(tx: Transaction, left: Sequence[StepLeft]) -> None:
+    """They need their permits and their places no more."""
+    rows = [{"run_id": one.run_id, "place": one.place, "token": one.token} for one in left]
+    await tx.execute_many(_RELEASE, rows)
+    standing = [{"run_id": one.run_id, "place": one.place, "stood_at": one.stood_at} for one in left if one.stood_at]
+    await tx.execute_many(_LEAVE, standing)
+
+
+async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[StepVerdict, ...]:
+    """What became of steps that were asked for before; those of which nothing is known are to be asked for again."""
+    ids = sorted({one.run_id for one in steps})
+    granted = {
+        (run_id, place, token)
+        for run_id, place, _, token, hold, _ in await in_chunks(tx, _PERMITS, ids)
+        if hold == "lease"
+    }
+    places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
+    verdicts: list[StepVerdict] = []
+    for one in steps:
+        if (one.run_id, one.place, one.token) in granted:
+            verdicts.append(StepVerdict(one.run_id, one.place, permit=True, probe=True))
+        elif (one.run_id, one.place) in places:
+            verdicts.append(StepVerdict(one.run_id, one.place, gate=places[one.run_id, one.place]))
+    return tuple(verdicts)

@@ -1,0 +1,172 @@
+"""A gate while it is locked: what may pass, and what has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.limits.breaker import BreakerRule, BreakerState, Circuit
+from perdure.core.limits.limit import Bounds
+from perdure.core.model.run import FAR
+from perdure.store.sql.corrupt import UNREADABLE, unreadable
+from perdure.store.sql.dialect import Row
+
+#: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
+BACKSTOP = 15_000_000
+
+#: A turn past this one cannot be: as many have never passed.
+LAST_TURN = 2**61
+
+COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
+
+_bounds = decoder_for(Bounds)
+
+T = TypeVar("T")
+
+_log = logging.getLogger("perdure.store")
+
+
+class GateState:
+    """See the module."""
+
+    def __init__(self, row: Row) -> None:
+        name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker = row
+        self.name: str = name
+        self.arrival: int = arrival
+        self.turn: int = min(turn, LAST_TURN)
+        self.due_at: int = due_at
+        self.waits_for: str = waits_for
+        self.declared = Bounds(concurrency, pace, burst)
+        self.breaker: BreakerState | None = None
+        self.override: Bounds | None = None
+        #: By column, what cannot be read. Nothing passes until a person sets anew what holds.
+        self.problems: dict[str, str] = {}
+        self._breaker_text: str = breaker
+        self._attempt("concurrency, pace, burst", lambda: check_bounds(self.declared))
+        if override:
+            self.override = self._attempt("override", lambda: to_bounds(override))
+        if breaker:
+            self.breaker = self._attempt("breaker", lambda: BreakerState.from_json(breaker))
+        self.bounds = self.override or self.declared
+        self.held = 0
+        #: Somebody stands in its line.
+        self.waited_at = self.due_at < FAR
+        self.changed = False
+
+    @property
+    def problem(self) -> str:
+        """Why it is set aside; empty: it is not."""
+        return next(iter(self.problems.values()), "")
+
+    def _attempt(self, column: str, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except UNREADABLE as error:
+            self.problems[column] = str(unreadable("perdure_gates", f"name {self.name!r}, {column}", error))
+            return None
+
+    def declare(self, bounds: Bounds) -> None:
+        """What the code says now."""
+        if bounds != Bounds() and "concurrency, pace, burst" in self.problems:
+            del self.problems["concurrency, pace, burst"]
+            self.changed = True
+        if bounds != self.declared and bounds != Bounds():
+            self.declared = bounds
+            self.bounds = self.override or bounds
+            self.changed = True
+
+    def guard(self, rule: BreakerRule) -> BreakerState:
+        """What the code says now about its breaker."""
+        if self.breaker is None:
+            self.breaker = BreakerState()
+            self.changed = True
+        self.changed |= self.breaker.declare(rule)
+        return self.breaker
+
+    def mend(self, column: str) -> None:
+        """Forget that a column could not be read: a person has set anew what holds."""
+        self.problems.pop(column, None)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters how many have passed."""
+        half_open = self.breaker is not None and self.breaker.circuit is Circuit.HALF_OPEN
+        return half_open or self.bounds.concurrency > 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether one that has passed makes a difference to the next."""
+        return self.counts or self.bounds.pace > 0
+
+    def has_room(self, now: int) -> bool:
+        """Whether one more may pass now."""
+        return self.lacks(now) == ""
+
+    def lacks(self, now: int) -> str:
+        """What the next one would have to wait for; nothing if it may pass."""
+        if self.problem:
+            return "open"
+        if self.breaker is not None and (lacks := self.breaker.lacks(self.held)):
+            return lacks
+        if self.bounds.concurrency and self.held >= self.bounds.concurrency:
+            return "room"
+        # Further ahead than its slack and one more it cannot be, unless a clock was set back or the row is damaged.
+        self.arrival = min(self.arrival, now + self.bounds.slack + self.bounds.pace)
+        return "rate" if self.bounds.ready_at(self.arrival) > now else ""
+
+    def let_pass(self, now: int) -> None:
+        """One passes."""
+        self.held += 1
+        # A breaker that is closed stays as it is, so that what passes costs no write.
+        self.changed |= self.breaker is None or self.bounds != Bounds()
+        if self.bounds.pace:
+            self.arrival = max(self.arrival, now) + self.bounds.pace
+
+    def settle(self, now: int, *, waited_at: bool) -> None:
+        """Say when it is worth looking again."""
+        lacks = self.lacks(now) if waited_at else ""
+        due = FAR
+        if waited_at and self.problem:
+            _log.error("the gate %s is set aside and lets nothing pass: %s", self.name, self.problem)
+            # The row itself may be mended.
+            due = now + BACKSTOP
+        elif waited_at:
+            due = {"": now, "room": now + BACKSTOP, "open": self._until}.get(lacks, self.bounds.ready_at(self.arrival))
+        if (due, lacks) != (self.due_at, self.waits_for):
+            self.due_at, self.waits_for, self.changed = due, lacks, True
+
+    @property
+    def _until(self) -> int:
+        return FAR if self.breaker is None else self.breaker.until
+
+    def row(self) -> dict[str, object]:
+        """As it is saved."""
+        return {
+            "name": self.name,
+            "concurrency": self.declared.concurrency,
+            "pace": self.declared.pace,
+            "burst": self.declared.burst,
+            "arrival": self.arrival,
+            "turn": self.turn,
+            "due_at": self.due_at,
+            "waits_for": self.waits_for,
+            "breaker": self._breaker_text
+            if "breaker" in self.problems
+            else ""
+            if self.breaker is None
+            else self.breaker.to_json(),
+        }
+
+
+def to_bounds(text: str) -> Bounds | None:
+    """Bounds as a column has them."""
+    return check_bounds(_bounds.decode(text)) if text else None
+
+
+def check_bounds(bounds: Bounds) -> Bounds:
+    """Give back bounds that make sense. Raises `ValueError`."""
+    if not (0 <= bounds.concurrency < 2**31 and 0 <= bounds.pace < FAR and 1 <= bounds.burst < 2**31):
+        raise ValueError(f"no bounds: {bounds!r}")
+    return bounds

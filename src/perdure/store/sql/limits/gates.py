@@ -1,0 +1,314 @@
+"""Gates: one row each, locked by whoever lets runs pass; what has passed and counts; what was set at run time.
+
+A permit counts while it is valid, which is seen from its run: held under the same lease, or unfinished. So nothing that ends a run has to know of
+permits, and no crash leaves one behind that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit, view
+from perdure.core.limits.limit import KEYED, Bounds, Gate, base_of, of_queue, of_type
+from perdure.core.model.run import FAR
+from perdure.store.contract import Change
+from perdure.store.sql.corrupt import UNREADABLE, unreadable
+from perdure.store.sql.dialect import Row, Transaction, placeholders
+from perdure.store.sql.limits.due import waited_at
+from perdure.store.sql.limits.gate_state import COLUMNS, GateState, to_bounds
+from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
+from perdure.store.sql.runs.create import CHUNK
+
+#: So many full gates are looked at when somebody has gone without a word; the others when they are due.
+_STIRRED = 5000
+#: For so long a step's turn is kept for a run that was woken for it, in microseconds.
+RESERVED = 30_000_000
+
+_LOCKED = f"SELECT {COLUMNS} FROM perdure_gates WHERE name IN ({{names}}) ORDER BY name {{lock}}"
+
+_THERE = "SELECT name FROM perdure_gates WHERE name IN ({names})"
+
+_MAKE = """
+INSERT INTO perdure_gates (name, concurrency, pace, burst)
+VALUES (:name, :concurrency, :pace, :burst)
+{keep_gate}
+"""
+
+_OVERRIDES = "SELECT name, override FROM perdure_gates WHERE name IN ({names}) AND override <> ''"
+
+_SAVE = """
+UPDATE perdure_gates
+SET concurrency = :concurrency, pace = :pace, burst = :burst, arrival = :arrival, turn = :turn, due_at = :due_at,
+    waits_for = :waits_for, breaker = :breaker
+WHERE name = :name
+"""
+
+#: Whether a permit `p` of a run `r` counts.
+VALID = """((p.hold = 'lease' AND r.status = 'running' AND r.token = p.token)
+    OR (p.hold = 'run' AND r.status IN ('pending', 'running', 'waiting', 'blocked'))
+    OR (p.hold = 'turn' AND p.granted_at > :reserved AND r.status IN ('pending', 'running', 'waiting', 'blocked')))"""
+
+_HELD = f"""
+SELECT p.gate, SUM(CASE WHEN {VALID} THEN 1 ELSE 0 END), COUNT(*)
+FROM perdure_permits p
+LEFT JOIN perdure_runs r ON r.id = p.run_id
+WHERE p.gate IN ({{names}})
+GROUP BY p.gate
+"""
+
+_FORGET = f"""
+DELETE FROM perdure_permits
+WHERE gate IN ({{names}}) AND NOT EXISTS (
+  SELECT 1 FROM perdure_runs r
+  WHERE r.id = perdure_permits.run_id AND {VALID.replace("p.", "perdure_permits.")}
+)
+"""
+
+_SET = """
+UPDATE perdure_gates
+SET override = :override, changed_at = :now, changed_by = :actor, due_at = CASE WHEN due_at < :far THEN :now ELSE due_at END
+WHERE name = :name
+"""
+
+_FORGET_PAUSE = "DELETE FROM perdure_pauses WHERE kind = :kind AND name = :name"
+
+_PAUSE = """
+INSERT INTO perdure_pauses (kind, name, reason, actor, paused_at)
+VALUES (:kind, :name, '', :actor, :now)
+{or_ignore}
+"""
+
+_PAUSED = "SELECT 1 FROM perdure_pauses WHERE kind = :kind AND name = :name"
+
+_PAGE = f"""
+SELECT {COLUMNS}, (SELECT COUNT(*) FROM perdure_lines l WHERE l.gate = perdure_gates.name)
+FROM perdure_gates
+WHERE name > :after
+ORDER BY name
+LIMIT :limit
+"""
+
+#: Gates of single keys of which nothing has to be remembered.
+_IDLE = f"""
+SELECT g.name
+FROM perdure_gates g
+WHERE (g.due_at = {FAR} OR g.due_at <= :now) AND g.name LIKE '%{KEYED}%' AND g.override = '' AND g.breaker = '' AND g.arrival <= :now {{among}}
+  AND NOT EXISTS (SELECT 1 FROM perdure_lines l WHERE l.gate = g.name)
+  AND NOT EXISTS (
+    SELECT 1 FROM perdure_permits p JOIN perdure_runs r ON r.id = p.run_id WHERE p.gate = g.name AND {VALID}
+  )
+ORDER BY g.name
+LIMIT :limit
+"""
+_FORGET_OF = tuple(
+    f"DELETE FROM perdure_{table} WHERE {column} IN ({{names}})"
+    for table, column in (("permits", "gate"), ("shares", "gate"), ("gates", "name"))
+)
+
+_NEXT_LINE = "SELECT MIN(gate) FROM perdure_lines WHERE gate > :after"
+_NEVER_DUE = f"SELECT name FROM perdure_gates WHERE name IN ({{names}}) AND due_at >= {FAR} {{skip_locked}}"
+_DUE_NOW = f"UPDATE perdure_gates SET due_at = :now WHERE name IN ({{names}}) AND due_at >= {FAR}"
+
+_FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name LIMIT :limit {skip_locked}"
+_STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
+
+
+async def lock_gates(tx: Transaction, wanted: Mapping[str, Bounds], *, waiting: bool = True) -> dict[str, GateState]:
+    """Gates, made if need be, locked in the order of their names; without `waiting`, those that are there and free."""
+    lock = _LOCKED.replace("{lock}", "{for_update}" if waiting else "{skip_locked}")
+    gates: dict[str, GateState] = {}
+    while names := sorted(wanted.keys() - gates.keys()):
+        if waiting:
+            await make_gates(tx, await missing_gates(tx, {name: wanted[name] for name in names}))
+        gates |= {row[0]: GateState(row) for row in await in_chunks(tx, lock, names)}
+        # One that was forgotten while it was waited for is made again.
+        if not waiting:
+            break
+    for name, gate in gates.items():
+        gate.declare(wanted[name])
+    await _override(tx, gates)
+    return gates
+
+
+async def missing_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """Those that are not there."""
+    there = {row[0] for row in await in_chunks(tx, _THERE, sorted(wanted))}
+    return {name: bounds for name, bounds in wanted.items() if name not in there}
+
+
+async def make_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> None:
+    """Make gates; whoever makes the same one waits until this transaction is over."""
+    await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in sorted(wanted)])
+
+
+async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
+    """What was set for a limit holds for each of its keys that has nothing of its own."""
+    bases = sorted({base for name in gates if (base := base_of(name)) != name})
+    overrides: dict[str, Bounds | None] = {}
+    broken: dict[str, str] = {}
+    for name, text in await in_chunks(tx, _OVERRIDES, bases):
+        try:
+            overrides[name] = to_bounds(text)
+        except UNREADABLE as error:
+            broken[name] = str(unreadable("perdure_gates", f"name {name!r}, override", error))
+    for name, gate in gates.items():
+        if gate.override is None and base_of(name) != name:
+            gate.bounds = overrides.get(base_of(name)) or gate.declared
+            if base_of(name) in broken:
+                gate.problems.setdefault("override", broken[base_of(name)])
+
+
+async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
+    """Find out how many have passed and count, where that matters; forget those that do not count."""
+    counted = {gate.name: gate for gate in gates if gate.counts}
+    stale: list[str] = []
+    for name, held, there in await in_chunks(tx, _HELD, sorted(counted), reserved=tx.now - RESERVED):
+        counted[name].held = int(held)
+        if there > held:
+            stale.append(name)
+    for start in range(0, len(stale), CHUNK):
+        chosen, params = placeholders("name", stale[start : start + CHUNK])
+        await tx.execute(_FORGET.replace("{names}", chosen), {**params, "reserved": tx.now - RESERVED})
+
+
+async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
+    """Write what has changed."""
+    await tx.execute_many(_SAVE, [gate.row() for gate in gates if gate.changed])
+
+
+async def stir_gates(tx: Transaction) -> None:
+    """Have every gate looked at that waits for room: somebody may have gone without a word."""
+    # In nobody's way: who has one locked looks at it anyway.
+    full = [row[0] for row in await tx.fetch(_FULL, {"limit": _STIRRED})]
+    for start in range(0, len(full), CHUNK):
+        chosen, params = placeholders("name", full[start : start + CHUNK])
+        await tx.execute(_STIR.replace("{names}", chosen), {**params, "now": tx.now})
+    if full:
+        tx.stir(Change.READY)
+
+
+async def forget_gates(tx: Transaction, limit: int) -> int:
+    """Forget gates of keys that nobody uses any more; how many."""
+    await mend_gates(tx, limit)
+    params: dict[str, object] = {"now": tx.now, "limit": limit, "reserved": tx.now - RESERVED}
+    found = [row[0] for row in await tx.fetch(_IDLE.replace("{among}", ""), params)]
+    locked = sorted(await lock_gates(tx, dict.fromkeys(found, Bounds()), waiting=False)) if found else []
+    if not locked:
+        return 0
+    # Looked at again: somebody may have passed before the lock was had.
+    chosen, names = placeholders("name", locked)
+    rows = await tx.fetch(_IDLE.replace("{among}", f"AND g.name IN ({chosen})"), {**params, **names})
+    if rows:
+        chosen, names = placeholders("name", [row[0] for row in rows])
+        for sql in _FORGET_OF:
+            await tx.execute(sql.replace("{names}", chosen), names)
+    return len(rows)
+
+
+async def mend_gates(tx: Transaction, limit: int) -> None:
+    """Have gates looked at in whose lines runs stand, although their rows are gone or say that none does."""
+    # Leaps from gate to gate along the index of lines.
+    names: list[str] = []
+    while len(names) < limit:
+        [(name,)] = await tx.fetch(_NEXT_LINE, {"after": names[-1] if names else ""})
+        if name is None:
+            break
+        names.append(name)
+    await make_gates(tx, await missing_gates(tx, dict.fromkeys(names, Bounds())))
+    for start in range(0, len(names), CHUNK):
+        chosen, params = placeholders("name", names[start : start + CHUNK])
+        idle = [row[0] for row in await tx.fetch(_NEVER_DUE.replace("{names}", chosen), params)]
+        if idle:
+            chosen, params = placeholders("name", idle)
+            await tx.execute(_DUE_NOW.replace("{names}", chosen), {**params, "now": tx.now})
+            tx.stir(Change.READY)
+
+
+async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:
+    """Override what the code says about a gate, or no longer."""
+    gate = (await lock_gates(tx, {name: Bounds()}))[name]
+    override = "" if bounds is None else msgspec.json.encode(bounds).decode()
+    if gate.override != bounds or "override" in gate.problems:
+        await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "far": FAR})
+        tx.note(f"gate:{name}", "limit_set" if bounds else "limit_cleared", override or "{}")
+    row = _limited_row(name)
+    if row is not None and bounds is not None and not await tx.fetch(_PAUSED, row):
+        await tx.execute(_PAUSE, {**row, "actor": tx.actor, "now": tx.now})
+    if row is not None and bounds is None and not await waited_at(tx, [name]):
+        await tx.execute(_FORGET_PAUSE, row)
+    tx.stir(Change.READY)
+
+
+async def open_up(tx: Transaction, gate: GateState) -> None:
+    """Let claims take the runs of a type or queue again whose limit was cleared, once nobody stands in line there."""
+    row = _limited_row(gate.name)
+    if row is not None and gate.override is None:
+        await tx.execute(_FORGET_PAUSE, row)
+
+
+async def gates(tx: Transaction, after: str, limit: int) -> list[Gate]:
+    """Gates in the order of their names, past one."""
+    return await _shown(tx, await tx.fetch(_PAGE, {"after": after, "limit": limit}))
+
+
+async def one_gate(tx: Transaction, name: str) -> Gate:
+    """One gate, as it is."""
+    found = await _shown(
+        tx, await tx.fetch(_PAGE.replace("name > :after", "name = :after"), {"after": name, "limit": 1})
+    )
+    if not found:
+        problem = f"perdure_gates has no row of the name {name!r}; one is made when the worker sweeps next"
+        return Gate(name=name, bounds=Bounds(), problem=problem)
+    return found[0]
+
+
+async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
+    states = {row[0]: GateState(row[:-1]) for row in rows}
+    await _override(tx, states)
+    rows_held = await in_chunks(tx, _HELD, sorted(states), reserved=tx.now - RESERVED)
+    held = {name: int(count) for name, count, _ in rows_held}
+    return [
+        Gate(
+            name=name,
+            bounds=state.bounds,
+            override=state.override,
+            held=held.get(name, 0),
+            waiting=row[-1],
+            due_at=state.due_at if state.waited_at else 0,
+            problem=state.problem,
+            breaker=_shown_breaker(state, tx.now, row[-1]),
+        )
+        for row, (name, state) in zip(rows, states.items(), strict=True)
+    ]
+
+
+def _shown_breaker(state: GateState, now: int, waiting: int) -> BreakerView | None:
+    if state.breaker is not None:
+        return view(state.name, state.breaker, now, waiting)
+    if not (state.problem and state.name.startswith(PREFIX)):
+        return None
+    name = state.name.removeprefix(PREFIX)
+    return BreakerView(name=name, circuit=Circuit.OPEN, since=0, waiting=waiting, problem=state.problem)
+
+
+def limited(known: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Gates of whole types and queues, from kinds and names among the pauses."""
+    of = {LIMITED_TYPE: of_type, LIMITED_QUEUE: of_queue}
+    return tuple(of[kind](name) for kind, name in known if kind in of)
+
+
+async def in_chunks(tx: Transaction, sql: str, names: Sequence[str], **others: object) -> list[Row]:
+    """The rows of a query over `{names}`, asked for a part at a time."""
+    rows: list[Row] = []
+    for start in range(0, len(names), CHUNK):
+        chosen, params = placeholders("name", names[start : start + CHUNK])
+        rows += await tx.fetch(sql.replace("{names}", chosen), {**params, **others})
+    return rows
+
+
+def _limited_row(gate: str) -> dict[str, object] | None:
+    kind, _, name = gate.partition(":")
+    kinds = {"type": LIMITED_TYPE, "queue": LIMITED_QUEUE}
+    return {"kind": kinds[kind], "name": name} if kind in kinds else None

@@ -1,0 +1,362 @@
+"""Lines at gates: runs that are ready and may not pass yet, in the order of their turns.
+
+A run stands in one line at a time, at the gate that keeps it from passing. Turns are those of start-time fair queueing: the next turn of a key is
+a stride after its last one, but not before the turn that passed last, so that a key that was away gains nothing by that, and one that
+has a thousand runs waiting gets one turn when others have theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+
+from msgspec import Struct
+
+from perdure.core.audit import NEXT
+from perdure.core.limits.admission import AdmitRequest, Look, Waiting
+from perdure.core.limits.call_limits import given_by
+from perdure.core.limits.limit import STRIDE, Gating, Position
+from perdure.core.model.run import FAR, Run
+from perdure.errors import StoreCorrupt
+from perdure.store.contract import Change
+from perdure.store.sql.corrupt import UNREADABLE, readable
+from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
+from perdure.store.sql.limits.due import next_due
+from perdure.store.sql.limits.gate_state import LAST_TURN, GateState
+from perdure.store.sql.limits.gates import in_chunks, one_gate
+
+_log = logging.getLogger("perdure.store")
+
+#: How many parts a statement may have.
+_PARTS = 60
+#: One in so many is let pass by its turn alone, whatever its priority.
+AGE_SHARE = 8
+#: No weight costs more than that.
+LAST_STRIDE = 1000 * STRIDE
+#: Shares that say nothing any more are forgotten each time that so many turns have passed.
+_FORGET_AFTER = 1024 * STRIDE
+
+_ARRIVED = """
+SELECT * FROM (
+  SELECT r.id, r.type, r.queue, r.token, r.input, r.options
+  FROM perdure_runs r {use perdure_runs_to_claim}
+  WHERE {pending r.queue} = :queue# AND r.type = :type# AND NOT EXISTS (
+    SELECT 1 FROM perdure_pauses p
+    WHERE (p.kind = 'type' AND p.name = :type#) OR (p.kind = 'queue' AND p.name = :queue#)
+  )
+  ORDER BY r.priority, r.wake_at, r.id
+  LIMIT :limit
+) part#
+"""
+
+_FIRST, _LAST = "r.priority, r.wake_at, r.id", "r.priority DESC, r.wake_at DESC, r.id DESC"
+
+_HEADS = """
+SELECT * FROM (
+  SELECT gate, priority, turn, run_id, location, gating, queue
+  FROM perdure_lines {use perdure_lines_by_priority}
+  WHERE gate = :gate# AND type = :type# {queues}
+  ORDER BY priority, turn, run_id
+  LIMIT :limit
+) part#
+"""
+
+_OLDEST = """
+SELECT * FROM (
+  SELECT gate, priority, turn, run_id, location, gating, queue
+  FROM perdure_lines {use perdure_lines_by_turn}
+  WHERE gate = :gate# AND type = :type# {queues}
+  ORDER BY turn, run_id
+  LIMIT :by_age
+) part#
+"""
+
+_SHARES = "SELECT gate, fair_key, turn FROM perdure_shares WHERE gate = :gate AND fair_key IN ({names})"
+
+_NEW_SHARE = "INSERT INTO perdure_shares (gate, fair_key, turn) VALUES (:gate, :fair_key, :turn)"
+_SHARE = "UPDATE perdure_shares SET turn = :turn WHERE gate = :gate AND fair_key = :fair_key"
+_FORGET_SHARES = "DELETE FROM perdure_shares WHERE gate = :gate AND turn <= :turn"
+
+_IN_LINE = "SELECT run_id, gate, turn FROM perdure_lines WHERE run_id IN ({names}) AND location = ''"
+_LEAVE = "DELETE FROM perdure_lines WHERE run_id IN ({names}) AND location = ''"
+
+_JOIN = """
+INSERT INTO perdure_lines (run_id, gate, queue, type, priority, turn, gating, since)
+VALUES (:run_id, :gate, :queue, :type, :priority, :turn, :gating, :since)
+"""
+
+_MOVE = """
+UPDATE perdure_lines
+SET gate = :gate, turn = :turn, gating = :gating
+WHERE run_id = :run_id AND location = ''
+"""
+
+_STANDING = "SELECT gate, type, priority, turn, since FROM perdure_lines WHERE run_id = :run_id ORDER BY since LIMIT 1"
+#: Each part along the index.
+_AHEAD = """
+SELECT COUNT(*) FROM (
+  SELECT 1 FROM (
+    SELECT 1 FROM perdure_lines
+    WHERE gate = :gate AND type = :type AND priority < :priority
+    ORDER BY priority, turn, run_id
+    LIMIT 1000
+  ) more_urgent
+  UNION ALL
+  SELECT 1 FROM (
+    SELECT 1 FROM perdure_lines
+    WHERE gate = :gate AND type = :type AND priority = :priority AND turn < :turn
+    ORDER BY priority, turn, run_id
+    LIMIT 1000
+  ) earlier
+) ahead
+"""
+
+_STAND = f"""
+UPDATE perdure_runs
+SET status = 'waiting', reason = :reason, wake_at = {FAR}
+WHERE id IN ({{names}}) AND status = 'pending'
+"""
+
+
+_FREE = "SELECT id FROM perdure_runs {use PRIMARY} WHERE id IN ({names}) {skip_locked}"
+_READY_AGAIN = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, wake_at = :now
+WHERE id = :run_id AND status = 'waiting' AND reason IN ('limit', 'breaker')
+"""
+
+_START_BY = """
+UPDATE perdure_runs
+SET close_by = deadline, deadline = :start_by
+WHERE id = :run_id AND deadline > :start_by
+"""
+
+
+class InLine(Struct):
+    """One that wants to pass."""
+
+    run_id: str
+    gating: Gating
+    priority: int = 0
+    #: Where it stands; -1 until that is known.
+    turn: int = -1
+    #: The line that it stands in; empty if it has only just arrived.
+    gate: str = ""
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """What it is sorted by."""
+        return self.priority, self.turn, self.run_id
+
+
+async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool) -> Look:
+    """Runs of these queues and types that are ready, and when somebody who stands in a line may pass."""
+    rows: list[Row] = []
+    for start in range(0, len(pairs), _PARTS):
+        part = pairs[start : start + _PARTS]
+        params: dict[str, object] = {"limit": limit}
+        for number, (queue, type) in enumerate(part):
+            params |= {f"queue{number}": queue, f"type{number}": type}
+        arrived_by = _ARRIVED.replace(_FIRST, _LAST) if newest else _ARRIVED
+        sql = " UNION ALL ".join(arrived_by.replace("#", str(number)) for number in range(len(part)))
+        rows += await tx.fetch(sql, params)
+    arrived = tuple(Waiting(*row) for row in rows)
+    types = list(dict.fromkeys(type for _, type in pairs))
+    return Look(arrived=arrived, next_due=await next_due(tx, types), now=tx.now)
+
+
+async def heads(
+    tx: Transaction, gates: Sequence[str], types: Sequence[str], queues: Sequence[str], limit: int, by_age: int
+) -> dict[str, list[InLine]]:
+    """The first in some lines, those of each by their turns within priorities, and by turns alone."""
+    found: dict[str, dict[str, InLine]] = {gate: {} for gate in gates}
+    broken: list[str] = []
+    named, among = placeholders("queue", list(queues))
+    asked = [
+        (sql, gate, type) for gate in gates for type in types for sql in ((_HEADS, _OLDEST) if by_age else (_HEADS,))
+    ]
+    for start in range(0, len(asked), _PARTS):
+        params: dict[str, object] = {**among, "limit": limit}
+        if by_age:
+            params["by_age"] = by_age
+        parts: list[str] = []
+        for number, (sql, gate, type) in enumerate(asked[start : start + _PARTS]):
+            params |= {f"gate{number}": gate, f"type{number}": type}
+            parts.append(sql.replace("#", str(number)).replace("{queues}", f"AND queue IN ({named})"))
+        for gate, priority, turn, run_id, _, text, _ in await tx.fetch(" UNION ALL ".join(parts), params):
+            gating = read_gating(text, run_id, "")
+            if gating is None:
+                broken.append(run_id)
+            else:
+                found[gate][run_id] = InLine(run_id, gating, priority, turn, gate)
+    await _arrive_anew(tx, broken)
+    return {gate: list(those.values()) for gate, those in found.items()}
+
+
+def read_gating(text: str, run_id: str, location: str) -> Gating | None:
+    """What one that stands in a line has to pass; None, and an error in the log, if that cannot be read."""
+    try:
+        return readable(Gating.from_json, text, "perdure_lines", f"run_id {run_id!r}, location {location!r}")
+    except StoreCorrupt as error:
+        _log.error("a place in line is given up and asked for anew: %s", error)
+        return None
+
+
+async def _arrive_anew(tx: Transaction, run_ids: Sequence[str]) -> None:
+    """Have runs leave lines in which it cannot be read what they have to pass, and arrive again: their code says it anew."""
+    for row in await in_chunks(tx, _FREE, sorted(set(run_ids))):
+        await tx.execute(_LEAVE.replace("{names}", ":run_id"), {"run_id": row[0]})
+        await tx.execute(_READY_AGAIN, {"run_id": row[0], "now": tx.now})
+        tx.stir(Change.READY)
+
+
+async def tell_next(
+    tx: Transaction, gates: Mapping[str, GateState], freed: Mapping[str, int], request: AdmitRequest
+) -> None:
+    """Say who is next, as many as there is new room for, where whoever made it takes nobody from a line."""
+    if not tx.listened or (request.limit and not request.only):
+        return
+    for name in [name for name in freed if gates[name].waited_at and gates[name].has_room(tx.now)]:
+        found: list[Row] = []
+        for start in range(0, len(request.types), _PARTS):
+            part = request.types[start : start + _PARTS]
+            params: dict[str, object] = {f"type{number}": type for number, type in enumerate(part)}
+            params |= {f"gate{number}": name for number in range(len(part))}
+            sql = " UNION ALL ".join(_HEADS.replace("#", str(number)) for number in range(len(part)))
+            found += await tx.fetch(sql.replace("{queues}", "AND location = ''"), {**params, "limit": freed[name]})
+        for row in sorted(found, key=lambda row: row[1:4])[: freed[name]]:
+            tx.note(row[3], NEXT)
+
+
+class Turns:
+    """Gives out turns at gates that are locked."""
+
+    def __init__(self, tx: Transaction, gates: Mapping[str, GateState]) -> None:
+        self._tx = tx
+        self._gates = gates
+        self._shares: dict[tuple[str, str], int] = {}
+        self._there: set[tuple[str, str]] = set()
+        self._before = {name: gate.turn for name, gate in gates.items()}
+
+    async def give(self, gate: str, those: Sequence[InLine]) -> None:
+        """The next turns at a gate, in this order."""
+        state = self._gates[gate]
+        self._before.setdefault(gate, state.turn)
+        keys = sorted({one.gating.fair_key for one in those} - {key for name, key in self._shares if name == gate})
+        for start in range(0, len(keys), 400):
+            chosen, params = placeholders("name", keys[start : start + 400])
+            rows = await self._tx.fetch(_SHARES.replace("{names}", chosen), {**params, "gate": gate})
+            for name, key, turn in rows:
+                self._shares[name, key] = turn
+                self._there.add((name, key))
+        for one in those:
+            share = gate, one.gating.fair_key
+            before = min(max(state.turn, self._shares.get(share, 0)), LAST_TURN)
+            one.turn = self._shares[share] = before + min(max(1, one.gating.stride), LAST_STRIDE)
+            one.gate = gate
+
+    async def save(self) -> None:
+        """Write the last turn of each key, and forget those that say nothing any more."""
+        rows = [{"gate": gate, "fair_key": key, "turn": turn} for (gate, key), turn in self._shares.items()]
+        await self._tx.execute_many(_SHARE, [row for row in rows if (row["gate"], row["fair_key"]) in self._there])
+        await self._tx.execute_many(
+            _NEW_SHARE, [row for row in rows if (row["gate"], row["fair_key"]) not in self._there]
+        )
+        for name, gate in self._gates.items():
+            empty = gate.changed and gate.due_at == FAR
+            before = self._before.get(name, gate.turn)
+            if (empty and before != gate.turn) or before // _FORGET_AFTER != gate.turn // _FORGET_AFTER:
+                await self._tx.execute(_FORGET_SHARES, {"gate": name, "turn": gate.turn})
+
+
+async def standing(tx: Transaction, run_id: str) -> Position | None:
+    """Where a run stands in line."""
+    rows = await tx.fetch(_STANDING, {"run_id": run_id})
+    if not rows:
+        return None
+    gate, type, priority, turn, since = rows[0]
+    [(ahead,)] = await tx.fetch(_AHEAD, {"gate": gate, "type": type, "priority": priority, "turn": turn})
+    return Position(gate=await one_gate(tx, gate), ahead=min(ahead, 1000), since=since)
+
+
+async def places(tx: Transaction, run_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Gate and turn of those of the runs that stand in a line."""
+    return {run_id: (gate, turn) for run_id, gate, turn in await in_chunks(tx, _IN_LINE, run_ids)}
+
+
+async def join(
+    tx: Transaction, given: Sequence[InLine], runs: Mapping[str, Run], there: Container[str], reason: Mapping[str, str]
+) -> None:
+    """Have runs stand in the lines that they were given turns in; `there` are those that have stood in one before."""
+    rows = [
+        {
+            "run_id": one.run_id,
+            "gate": one.gate,
+            "queue": runs[one.run_id].queue,
+            "type": runs[one.run_id].type,
+            "priority": runs[one.run_id].priority,
+            "turn": one.turn,
+            "gating": one.gating.to_json(),
+            "since": tx.now,
+        }
+        for one in given
+    ]
+    new = [row for row, one in zip(rows, given, strict=True) if one.run_id not in there]
+    await tx.execute_many(_JOIN, new)
+    await tx.execute_many(_START_BY, _start_by(tx.now, [runs[str(row["run_id"])] for row in new]))
+    moved = [
+        {"run_id": one.run_id, "gate": one.gate, "turn": one.turn, "gating": one.gating.to_json()}
+        for one in given
+        if one.run_id in there
+    ]
+    await tx.execute_many(_MOVE, moved)
+    for why in sorted(set(reason.values())):
+        standing = [one.run_id for one in given if reason[one.gate] == why]
+        for start in range(0, len(standing), 400):
+            chosen, params = placeholders("name", standing[start : start + 400])
+            await tx.execute(_STAND.replace("{names}", chosen), {**params, "reason": why})
+
+
+def _start_by(now: int, runs: Sequence[Run]) -> list[Params]:
+    """Those whose first beginning is to come soon, which the claim that sent them here took for done."""
+    found: list[Params] = []
+    for run in runs:
+        try:
+            within = given_by(run.options).start_within
+        except UNREADABLE:
+            # It is set aside when it is taken up.
+            continue
+        if within is not None and run.attempt == 1 and run.close_by == 0:
+            found.append({"run_id": run.id, "start_by": now + int(within * 1e6)})
+    return found
+
+
+async def leave(tx: Transaction, run_ids: Sequence[str]) -> None:
+    """They stand in no line any more."""
+    for start in range(0, len(run_ids), 400):
+        chosen, params = placeholders("name", run_ids[start : start + 400])
+        await tx.execute(_LEAVE.replace("{names}", chosen), params)
+
+
+class Line:
+    """The first of a line, in the order in which they are let pass: by priority, and now and then by turn alone."""
+
+    def __init__(self, gate: str, those: list[InLine]) -> None:
+        self.gate = gate
+        self._those = those
+        self._asked = 0
+
+    def first(self) -> InLine | None:
+        """Who is next."""
+        if not self._those:
+            return None
+        if self._asked % AGE_SHARE == AGE_SHARE - 1:
+            return min(self._those, key=lambda one: (one.turn, one.run_id))
+        return min(self._those, key=lambda one: one.place)
+
+    def pop(self) -> None:
+        """That one has been dealt with."""
+        first = self.first()
+        assert first is not None
+        self._asked += 1
+        self._those.remove(first)

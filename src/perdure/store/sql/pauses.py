@@ -1,0 +1,81 @@
+"""Pauses of whole types and queues: one row each, which every claim looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.run import ClaimRequest
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Transaction
+
+#: Kinds of rows that are no pauses: a claim leaves such types and queues to whoever guards their gates.
+LIMITED_TYPE, LIMITED_QUEUE = "limited-type", "limited-queue"
+
+_PAUSE = """
+INSERT INTO perdure_pauses (kind, name, reason, actor, paused_at)
+VALUES (:kind, :name, :reason, :actor, :now)
+{or_ignore}
+"""
+
+_THERE = """
+SELECT 1
+FROM perdure_pauses
+WHERE kind = :kind AND name = :name
+"""
+
+_RESUME = """
+DELETE FROM perdure_pauses
+WHERE kind = :kind AND name = :name
+"""
+
+_ALL = """
+SELECT kind, name, reason, actor, paused_at
+FROM perdure_pauses
+WHERE kind IN ('type', 'queue')
+ORDER BY kind, name
+"""
+
+
+async def pause(tx: Transaction, pause: Pause) -> None:
+    """Let nobody take runs of it any more; a pause that is there stays as it is."""
+    row = {
+        "kind": pause.kind.value,
+        "name": pause.name,
+        "reason": pause.reason,
+        "actor": tx.actor,
+        "now": tx.now,
+    }
+    if not await tx.fetch(_THERE, {"kind": pause.kind.value, "name": pause.name}):
+        await tx.execute(_PAUSE, row)
+    tx.stir(Change.READY)
+
+
+async def resume(tx: Transaction, kind: PauseKind, name: str) -> None:
+    """Let its runs be taken again."""
+    await tx.execute(_RESUME, {"kind": kind.value, "name": name})
+    tx.stir(Change.READY)
+
+
+async def pauses(tx: Transaction) -> list[Pause]:
+    """Everything that is paused."""
+    return [
+        Pause(kind=PauseKind(kind), name=name, reason=reason, actor=actor, paused_at=paused_at)
+        for kind, name, reason, actor, paused_at in await tx.fetch(_ALL, {})
+    ]
+
+
+def unpaused(request: ClaimRequest, paused: Iterable[tuple[str, str]]) -> ClaimRequest:
+    """A claim without what is paused, or left to whoever guards its gate; both given as pairs of kind and name."""
+    names = set(paused)
+    if not names:
+        return request
+    types = {name for kind, name in names if kind in (PauseKind.TYPE.value, LIMITED_TYPE)}
+    queues = {name for kind, name in names if kind in (PauseKind.QUEUE.value, LIMITED_QUEUE)}
+    return replace(
+        request,
+        types=tuple(name for name in request.types if name not in types),
+        queues=tuple(name for name in request.queues if name not in queues),
+    )

@@ -1,0 +1,310 @@
+"""Dead letters, read and decided upon.
+
+They are listed along the index of statuses, the latest run first, so that what completed costs nothing. A run that goes on keeps what it had
+ended with among its outputs, one for each time, written under its row's lock and with a key that tells a repeated request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from perdure.core.model.dead_letter import (
+    DeadFilter,
+    DeadLetter,
+    DeadPage,
+    Deletion,
+    Fault,
+    Requeue,
+    Requeued,
+    Requeueing,
+    readable,
+    reason_of,
+)
+from perdure.core.model.reopen import kept
+from perdure.core.model.run import Run, Status
+from perdure.core.routing import ANY
+from perdure.errors import InvalidCursor
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Params, Transaction, placeholders
+from perdure.store.sql.rows import RUN, to_json, to_run, values
+from perdure.store.sql.runs.inbox import cancel
+from perdure.store.sql.runs.reopen import locked, remember, take_in_all
+from perdure.store.sql.singletons import hold_back_again
+
+_NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
+#: One of each status, and the obvious besides: without it, an index of all but the completed would not be used.
+_PAGE = f"""
+SELECT * FROM (
+  SELECT * FROM (
+    SELECT {RUN} FROM perdure_runs WHERE status = 'failed' AND status <> 'completed' {{where}} {_NEWEST}
+  ) AS failed
+  UNION ALL
+  SELECT * FROM (
+    SELECT {RUN} FROM perdure_runs
+    WHERE status = 'blocked' AND status <> 'completed' AND reason IN ('poison', 'undecodable') {{where}} {_NEWEST}
+  ) AS blocked
+) AS dead
+{_NEWEST}
+"""
+
+_FAULTS = """
+SELECT run_id, at, started_at, location, attempts, run_attempt, kind, payload
+FROM perdure_history
+WHERE run_id IN ({chosen}) AND failed = 1
+ORDER BY run_id, seq
+"""
+
+_CHANCES = """
+SELECT run_id, payload
+FROM perdure_outputs
+WHERE run_id IN ({chosen}) AND kind = 'requeue'
+ORDER BY run_id, position
+"""
+
+_KNOWN = """
+SELECT 1
+FROM perdure_outputs
+WHERE run_id = :run_id AND output_key = :key
+"""
+
+#: Whether the registry knows what a type is.
+_KIND = "SELECT kind FROM perdure_registry WHERE type = :type"
+
+#: What an activity's history does not have.
+_STEPS = """
+SELECT 1
+FROM perdure_history
+WHERE run_id = :run_id AND NOT (kind = 'attempt' AND digest = '' AND location = :type)
+LIMIT 1
+"""
+
+_ANY_RECORD = "SELECT 1 FROM perdure_history WHERE run_id = :run_id LIMIT 1"
+
+_GO_ON = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, generation = :generation, attempt = :attempt, token = token + 1, seed = :seed,
+    output = NULL, error = NULL, started_at = :started_at, finished_at = 0, wake_at = :now,
+    deadline = :deadline, close_by = :close_by, inbox_read = :inbox_read, worker = NULL, home = NULL, marked = 0, claims = 0,
+    input = :input, options = :options, max_attempts = :max_attempts, queue = :queue, priority = :priority
+WHERE id = :run_id
+"""
+
+_FORGET_HEARTBEAT = "DELETE FROM perdure_outputs WHERE run_id = :run_id AND kind = 'beat'"
+_DELETE = "UPDATE perdure_runs SET deleted_at = :at WHERE id = :run_id"
+
+#: How many rows are looked at in one statement.
+_LOOK = 200
+
+
+async def dead(tx: Transaction, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+    """A page of dead letters, the latest run first."""
+    found: list[Run] = []
+    while len(found) <= limit:
+        where, params = _where(filter, cursor)
+        rows = await tx.fetch(_PAGE.replace("{where}", where), {**params, "limit": _LOOK})
+        runs = values(to_run, rows)
+        found += [run for run in runs if _is_meant(run, filter)]
+        if len(runs) < _LOOK:
+            break
+        cursor = _encode(runs[-1])
+    letters = await _letters(tx, found[:limit])
+    return DeadPage(tuple(letters), _encode(found[limit - 1]) if len(found) > limit else None)
+
+
+async def letter(tx: Transaction, run_id: str) -> DeadLetter | None:
+    """One dead letter; None: the run is none."""
+    rows = await tx.fetch(f"SELECT {RUN} FROM perdure_runs WHERE id = :run_id", {"run_id": run_id})
+    runs = [run for run in values(to_run, rows) if reason_of(run.status, run.reason) is not None]
+    return next(iter(await _letters(tx, runs)), None)
+
+
+async def requeue(tx: Transaction, order: Requeue) -> Requeued:
+    """Let a dead run, or one that was cancelled, go on. Said twice, it is done once."""
+    run = await locked(tx, order.run_id)
+    if run is None:
+        return Requeued.UNKNOWN
+    key = f"requeue:{order.token}"
+    if await tx.fetch(_KNOWN, {"run_id": run.id, "key": key}):
+        return Requeued.OPEN if _is_as_wanted(run, order) else Requeued.OTHERWISE
+    ended = run.status in (Status.FAILED, Status.CANCELLED)
+    if not ended and reason_of(run.status, run.reason) is None:
+        return Requeued.ALIVE
+    if run.deleted_at:
+        return Requeued.DELETED
+    due = run.deadline if order.deadline is None else order.deadline
+    if due <= tx.now:
+        return Requeued.EXPIRED
+    begins_anew = await _begins_anew(tx, run, order)
+    if order.input is not None and not begins_anew and await tx.fetch(_ANY_RECORD, {"run_id": run.id}):
+        return Requeued.BEGUN
+    if ended:
+        await take_in_all(tx, run)
+    await remember(tx, run, key)
+    await tx.execute(_GO_ON, {**_as_it_goes_on(run, order, due, ended=ended, anew=begins_anew), "now": tx.now})
+    if order.input is not None:
+        await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})
+    tx.note(run.id, "requeued", to_json({"generation": run.generation + ended, "reason": run.reason or run.status}))
+    if ended:
+        await hold_back_again(tx, run.id, run.options)
+    tx.stir(Change.READY)
+    return Requeued.OPEN
+
+
+async def delete(tx: Transaction, run_id: str, reason: str, *, discard: bool) -> Deletion:
+    """Hide a finished run; with `discard`, only a dead letter, which is ended first if it is blocked."""
+    run = await locked(tx, run_id)
+    if run is None:
+        return Deletion.UNKNOWN
+    if run.deleted_at:
+        return Deletion.ALREADY
+    dead = reason_of(run.status, run.reason) is not None
+    if not (dead if discard else run.status.finished):
+        return Deletion.REFUSED
+    if run.status is Status.BLOCKED:
+        await cancel(tx, run_id, f"discarded: {reason}" if reason else "discarded", f"discard:{run.token}")
+    await tx.execute(_DELETE, {"run_id": run_id, "at": tx.now})
+    tx.note(run_id, "discarded" if discard else "deleted", to_json({"reason": reason}))
+    return Deletion.DONE
+
+
+async def undelete(tx: Transaction, run_id: str) -> Deletion:
+    """Bring a deleted run back."""
+    run = await locked(tx, run_id)
+    if run is None:
+        return Deletion.UNKNOWN
+    if not run.deleted_at:
+        return Deletion.ALREADY
+    await tx.execute(_DELETE, {"run_id": run_id, "at": 0})
+    tx.note(run_id, "undeleted")
+    return Deletion.DONE
+
+
+async def _begins_anew(tx: Transaction, run: Run, order: Requeue) -> bool:
+    if order.is_activity is not None:
+        return order.is_activity
+    known = await tx.fetch(_KIND, {"type": run.type})
+    if known:
+        return bool(known[0][0] == "activity")
+    return not await tx.fetch(_STEPS, {"run_id": run.id, "type": run.type})
+
+
+def _as_it_goes_on(run: Run, order: Requeue, due: int, *, ended: bool, anew: bool) -> dict[str, object]:
+    generation = run.generation + ended
+    return {
+        "run_id": run.id,
+        "generation": generation,
+        "attempt": 1 if anew else run.attempt + ended,
+        "seed": kept(run.seed, run.generation, generation) if ended else run.seed,
+        "started_at": 0 if ended or anew else run.started_at,
+        "deadline": due,
+        "close_by": order.close_by if order.deadline is not None else 0,
+        "inbox_read": run.inbox_seq if ended else run.inbox_read,
+        "input": run.input if order.input is None else order.input,
+        "options": run.options if order.options is None else order.options,
+        "max_attempts": run.max_attempts if order.max_attempts is None else order.max_attempts,
+        "queue": run.queue if order.queue is None else order.queue,
+        "priority": run.priority if order.priority is None else order.priority,
+    }
+
+
+def _is_as_wanted(run: Run, order: Requeue) -> bool:
+    wanted = ((order.input, run.input), (order.options, run.options), (order.queue, run.queue))
+    return all(given is None or given == there for given, there in wanted)
+
+
+async def _letters(tx: Transaction, runs: Sequence[Run]) -> list[DeadLetter]:
+    if not runs:
+        return []
+    chosen, params = placeholders("id", [run.id for run in runs])
+    faults: dict[str, list[Fault]] = {}
+    for run_id, at, started_at, location, attempts, run_attempt, kind, payload in await tx.fetch(
+        _FAULTS.replace("{chosen}", chosen), params
+    ):
+        attempt = attempts if kind in ("step", "attempt") else run_attempt
+        fault = Fault(at=at, started_at=started_at, location=location, attempt=attempt, error=readable(payload))
+        faults.setdefault(run_id, []).append(fault)
+    chances: dict[str, list[Requeueing]] = {}
+    for run_id, payload in await tx.fetch(_CHANCES.replace("{chosen}", chosen), params):
+        chances.setdefault(run_id, []).append(Requeueing.from_json(payload))
+    return [_letter(run, faults.get(run.id, ()), chances.get(run.id, ())) for run in runs]
+
+
+def _letter(run: Run, faults: Iterable[Fault], chances: Sequence[Requeueing]) -> DeadLetter:
+    reason = reason_of(run.status, run.reason)
+    assert reason is not None
+    dead_since, error = run.finished_at or run.wake_at, readable(run.error)
+    ends = [
+        Fault(at=one.dead_since, location="", attempt=one.attempt, error=readable(one.error))
+        for one in chances
+        if one.error != "{}"
+    ]
+    last = Fault(at=dead_since, started_at=run.started_at, location="", attempt=run.attempt, error=error)
+    # A record is made before the run's end that it leads to, so that equal times are in order.
+    errors = sorted([*faults, *ends], key=lambda fault: fault.at)
+    return DeadLetter(
+        run_id=run.id,
+        type=run.type,
+        queue=run.queue,
+        input=run.input,
+        reason=reason,
+        attempts=run.attempt,
+        generation=run.generation,
+        error=error,
+        errors=(*errors, last),
+        created_at=run.created_at,
+        dead_since=dead_since,
+        requeued=len(chances),
+        requeued_at=chances[-1].at if chances else 0,
+        parent_id=run.parent_id,
+        deleted_at=run.deleted_at,
+    )
+
+
+def _where(filter: DeadFilter, cursor: str | None) -> tuple[str, Params]:
+    terms: list[str] = []
+    params: dict[str, object] = {}
+    if filter.deleted is not None:
+        terms.append("deleted_at > 0" if filter.deleted else "deleted_at = 0")
+    if filter.type is not None:
+        # By its first characters: LIKE would have an opinion on `_` and on case.
+        beginning = filter.type.removesuffix(ANY)
+        params["type"] = beginning
+        if beginning == filter.type:
+            terms.append("type = :type")
+        else:
+            terms.append(f"SUBSTR(type, 1, {len(beginning)}) = :type")
+    if filter.queue is not None:
+        terms.append("queue = :queue")
+        params["queue"] = filter.queue
+    if cursor is not None:
+        params["last_at"], params["last_id"] = _decode(cursor)
+        terms.append("created_at <= :last_at AND (created_at, id) < (:last_at, :last_id)")
+    return "".join(f"AND {term} " for term in terms), params
+
+
+def _is_meant(run: Run, filter: DeadFilter) -> bool:
+    since = run.finished_at or run.wake_at
+    if filter.reasons is not None and reason_of(run.status, run.reason) not in filter.reasons:
+        return False
+    if filter.dead_after is not None and since <= filter.dead_after:
+        return False
+    if filter.dead_before is not None and since >= filter.dead_before:
+        return False
+    name = readable(run.error).type
+    return filter.error is None or filter.error in (name, name.rpartition(".")[2])
+
+
+def _encode(run: Run) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode((run.created_at, run.id))).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> tuple[int, str]:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        return msgspec.json.decode(text, type=tuple[int, str])
+    except (ValueError, binascii.Error, msgspec.MsgspecError) as error:
+        raise InvalidCursor(f"{cursor!r} is not a cursor of a listing. Pass the cursor of the page before.") from error

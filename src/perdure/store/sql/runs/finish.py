@@ -1,0 +1,57 @@
+"""The end of a run: its outcome, and the word that its parent gets of it.
+
+Both are one write. Whoever finishes a run delivers the entry that `finish` or `word_to_parent` returns, in the same
+transaction, so that no parent ever waits for a child that is done.
+"""
+
+from __future__ import annotations
+
+from perdure.core.model.run import Kind, NewMessage, Status
+from perdure.errors import StoreError
+from perdure.store.contract import Change
+from perdure.store.sql.audit import error_of, note_timeout
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.rows import to_json
+
+_FINISH = """
+UPDATE perdure_runs
+SET status = :status, reason = NULL, output = NULL, error = :error, finished_at = :now,
+    worker = NULL, marked = 0, claims = 0, close_by = 0
+WHERE id = :run_id AND status IN ('pending', 'waiting', 'blocked')
+"""
+
+_PARENT = """
+SELECT parent_id, parent_location, generation
+FROM perdure_runs
+WHERE id = :run_id
+"""
+
+
+async def finish(
+    tx: Transaction, run_id: str, status: Status, error: str, event: str, timeout: str = ""
+) -> NewMessage | None:
+    """End a run that nobody is running, without a result; the entry for its parent's inbox, if it has one."""
+    changed = await tx.execute(_FINISH, {"run_id": run_id, "status": status.value, "error": error, "now": tx.now})
+    if changed != 1:
+        raise StoreError(f"Run {run_id!r} was to be {event} but somebody is running it. This is a defect in Perdure.")
+    note_timeout(tx, run_id, timeout)
+    tx.note(run_id, event, to_json(error_of(error)))
+    tx.stir(Change.FINISHED)
+    [(parent_id, location, generation)] = await tx.fetch(_PARENT, {"run_id": run_id})
+    return word_to_parent(run_id, parent_id, location, generation, error, failed=True)
+
+
+def word_to_parent(
+    run_id: str, parent_id: str | None, location: str | None, generation: int, payload: str | None, *, failed: bool
+) -> NewMessage | None:
+    """What the parent's inbox is to hold about a child's outcome. One without a place there was let go of."""
+    if parent_id is None or location is None:
+        return None
+    return NewMessage(
+        run_id=parent_id,
+        kind=Kind.CHILD,
+        name=location,
+        payload=payload,
+        failed=failed,
+        key=f"child:{run_id}:{generation}",
+    )

@@ -1,0 +1,143 @@
+"""Inboxes: what is sent to a run from outside, by its children, or by those who want it to stop.
+
+An entry gets its number under the lock of the run's row, so numbers rise in commit order and the run's counter tells a
+parking run whether anything came in since it last looked. The wake-up is part of the same write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.core.model.on_close import ABANDONED
+from perdure.core.model.run import FINISHED, Kind, NewMessage, Reason, SendOutcome, Status
+from perdure.errors import RunCancelled
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.rows import failure, to_json
+from perdure.store.sql.runs.finish import finish
+
+_TARGET = """
+SELECT status, inbox_seq, started_at, attempt, parent_id, reason
+FROM perdure_runs
+WHERE id = :run_id
+{for_update}
+"""
+
+KNOWN = """
+SELECT 1
+FROM perdure_messages
+WHERE run_id = :run_id AND message_key = :key
+"""
+
+_CHILDREN = f"""
+SELECT id
+FROM perdure_runs
+WHERE parent_id = :run_id AND finished_at = 0 AND write_id NOT LIKE '{ABANDONED}%'
+ORDER BY id
+"""
+
+INSERT = """
+INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
+VALUES (:run_id, :seq, :kind, :name, :payload, :failed, :key, :now)
+"""
+
+_RAISE = """
+UPDATE perdure_runs
+SET inbox_seq = :seq, status = :status, reason = CASE WHEN :status = 'pending' THEN NULL ELSE reason END,
+    wake_at = CASE WHEN :woken = 1 THEN :now ELSE wake_at END, marked = :marked
+WHERE id = :run_id
+"""
+
+
+async def send(tx: Transaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
+    """Put messages into inboxes; a cancellation among them acts as one."""
+    return [await (_stop(tx, one) if one.kind is Kind.CANCEL else _send(tx, one)) for one in messages]
+
+
+async def cancel(tx: Transaction, run_id: str, reason: str, key: str) -> SendOutcome:
+    """Ask a run to stop, and stop it at once where no code of it can be under way."""
+    return await _stop(tx, NewMessage(run_id=run_id, kind=Kind.CANCEL, payload=to_json(reason), key=key))
+
+
+async def deliver(tx: Transaction, message: NewMessage | None) -> None:
+    """Put an entry into an inbox, waking or marking the run, with no line in the audit trail."""
+    if message is not None:
+        await _put(tx, message, await _target(tx, message.run_id))
+
+
+async def _send(tx: Transaction, message: NewMessage) -> SendOutcome:
+    outcome = await _put(tx, message, await _target(tx, message.run_id))
+    if outcome is SendOutcome.ACCEPTED:
+        tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
+    return outcome
+
+
+async def _stop(tx: Transaction, request: NewMessage) -> SendOutcome:
+    run_id = request.run_id
+    target = await _target(tx, run_id)
+    outcome = await _put(tx, request, target)
+    if outcome is not SendOutcome.ACCEPTED or target is None:
+        return outcome
+    tx.note(run_id, "cancel_requested", f'{{"reason":{request.payload or "null"}}}')
+    status, _, started_at, attempt, _, _ = target
+    if status == Status.BLOCKED or (started_at == 0 and attempt == 1 and status != Status.RUNNING):
+        reason = msgspec.json.decode(request.payload or "null")
+        because = f": {reason}" if reason else ""
+        error = failure(RunCancelled, f"run {run_id!r} was cancelled before it could go on{because}")
+        await deliver(tx, await finish(tx, run_id, Status.CANCELLED, error, "cancelled"))
+        if status == Status.BLOCKED:
+            await stop_children(tx, run_id)
+    return outcome
+
+
+async def stop_children(tx: Transaction, run_id: str) -> None:
+    """Cancel the children of a run that was ended without its code, which would have done so."""
+    reason = to_json(f"its parent {run_id!r} was cancelled")
+    for (child,) in await tx.fetch(_CHILDREN, {"run_id": run_id}):
+        await _stop(tx, NewMessage(run_id=child, kind=Kind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
+
+
+async def _target(tx: Transaction, run_id: str) -> Row | None:
+    rows = await tx.fetch(_TARGET, {"run_id": run_id})
+    return rows[0] if rows else None
+
+
+async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> SendOutcome:
+    if target is None or message.only_child_of not in (None, target[4]):
+        return SendOutcome.UNKNOWN
+    status, inbox_seq, started_at, _, _, reason = target
+    if await tx.fetch(KNOWN, {"run_id": message.run_id, "key": message.key}):
+        return SendOutcome.DUPLICATE
+    if status in FINISHED:
+        return SendOutcome.FINISHED
+    # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
+    stirs = message.kind is Kind.CANCEL or (started_at != 0 and reason != Reason.PAUSED)
+    woken = status == Status.WAITING and stirs
+    running = status == Status.RUNNING
+    entry = {
+        "run_id": message.run_id,
+        "seq": inbox_seq + 1,
+        "kind": message.kind.value,
+        "name": message.name,
+        "payload": message.payload,
+        "failed": int(message.failed),
+        "key": message.key,
+        "now": tx.now,
+    }
+    await tx.execute(INSERT, entry)
+    change = {
+        "run_id": message.run_id,
+        "seq": inbox_seq + 1,
+        "status": "pending" if woken else status,
+        "woken": int(woken),
+        "marked": int(running),
+        "now": tx.now,
+    }
+    await tx.execute(_RAISE, change)
+    if woken:
+        tx.stir(Change.READY)
+    elif running:
+        tx.stir(Change.MARKED)
+    return SendOutcome.ACCEPTED

@@ -1,0 +1,209 @@
+"""Orders to single runs.
+
+Each is decided and written under the lock of the run's row. A run that a worker holds finds the order in its inbox; for one that
+nobody holds, it is carried out here. A run is paused from the entry that says so to the next RESUME or CANCEL: the entry stays unread
+until then, so that a worker that dies on the way forgets nothing. What comes meanwhile waits behind it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from perdure.core.codec.decoders import decoder_for
+from perdure.core.model.orders import Obeyed, Order
+from perdure.core.model.run import FINISHED, Kind, Reason, Status
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Transaction
+from perdure.store.sql.rows import to_json
+from perdure.store.sql.runs.inbox import INSERT, KNOWN
+
+_TARGET = """
+SELECT status, reason, inbox_seq, inbox_read, started_at, wake_at, deadline, token
+FROM perdure_runs
+WHERE id = :run_id
+{for_update}
+"""
+
+#: Whether a pause is the last word on that, and what it has to say.
+_LAST_WORD = """
+SELECT kind, payload
+FROM perdure_messages
+WHERE run_id = :run_id AND seq > :read AND kind IN ('pause', 'resume', 'cancel')
+ORDER BY seq DESC
+LIMIT 1
+"""
+
+#: Whether it waits for its turn among runs of one singleton.
+_HELD_BACK = """
+SELECT 1
+FROM perdure_successors
+WHERE run_id = :run_id
+"""
+
+_CHANGE = """
+UPDATE perdure_runs
+SET inbox_seq = :inbox_seq, status = :status, reason = :reason, wake_at = :wake_at, marked = :marked
+WHERE id = :run_id
+"""
+
+_FORGET_HOME = """
+UPDATE perdure_runs
+SET token = token + 1, home = NULL
+WHERE id = :run_id
+"""
+
+
+class Pausing(Struct, frozen=True):
+    """The payload of a PAUSE."""
+
+    reason: str = ""
+    #: For what and until when the run had been waiting, if that is not to be cut short by the pause.
+    waits_for: str = ""
+    until: int = 0
+
+
+_decoder = decoder_for(Pausing)
+
+
+class _Row:
+    """A run's row as it is, and then as it will be."""
+
+    def __init__(self, row: tuple[str, str | None, int, int, int, int, int, int]) -> None:
+        self.status, self.reason, self.inbox_seq, self.inbox_read, self.started_at, self.wake_at = row[:6]
+        self.deadline, self.token = row[6:]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a worker has it."""
+        return self.status == Status.RUNNING
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in nobody's hands and not set aside."""
+        return self.status in (Status.PENDING, Status.WAITING)
+
+    def become(self, status: Status, reason: str | None, wake_at: int) -> None:
+        self.status, self.reason, self.wake_at = status.value, reason, wake_at
+
+
+async def control(tx: Transaction, order: Order) -> Obeyed:
+    """Carry out an order, or leave it in the inbox of a run that is held."""
+    rows = await tx.fetch(_TARGET, {"run_id": order.run_id})
+    if not rows:
+        return Obeyed.UNKNOWN
+    if await tx.fetch(KNOWN, {"run_id": order.run_id, "key": order.key}):
+        return Obeyed.DONE
+    run = _Row(rows[0])
+    if run.status in FINISHED:
+        return Obeyed.FINISHED
+    match order.kind:
+        case Kind.PAUSE:
+            return await _pause(tx, run, order)
+        case Kind.RESUME:
+            return await _resume(tx, run, order)
+        case Kind.EVICT:
+            return await _evict(tx, run, order)
+        case _:
+            return await _wake(tx, run, order)
+
+
+async def _pause(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+    if await _pausing(tx, run, order.run_id) is not None:
+        return Obeyed.ALREADY
+    pausing = Pausing(order.reason)
+    if run.waits:
+        if run.started_at == 0 and run.status == Status.WAITING:
+            pausing = Pausing(order.reason, run.reason or "", run.wake_at)
+        # Its deadline is all that ends the wait by itself.
+        run.become(Status.WAITING, Reason.PAUSED.value, run.deadline)
+    await _put(tx, run, order, to_json(pausing))
+    tx.note(order.run_id, "paused", to_json({"reason": order.reason}))
+    return Obeyed.DONE
+
+
+async def _resume(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+    pausing = await _pausing(tx, run, order.run_id)
+    if pausing is None:
+        return Obeyed.ALREADY
+    if run.status == Status.WAITING and run.reason == Reason.PAUSED:
+        if pausing.until > tx.now and not await _has_lost_its_place(tx, pausing, order.run_id):
+            run.become(Status.WAITING, pausing.waits_for, pausing.until)
+        else:
+            run.become(Status.PENDING, None, tx.now)
+        tx.stir(Change.READY)
+    await _put(tx, run, order, None)
+    tx.note(order.run_id, "resumed")
+    return Obeyed.DONE
+
+
+async def _has_lost_its_place(tx: Transaction, pausing: Pausing, run_id: str) -> bool:
+    """Whether it waited at a gate, where a run that is paused is passed over: it has to come there again."""
+    waited = pausing.waits_for in (Reason.LIMIT, Reason.BREAKER)
+    return waited and not await tx.fetch(_HELD_BACK, {"run_id": run_id})
+
+
+async def _pausing(tx: Transaction, run: _Row, run_id: str) -> Pausing | None:
+    """What the pause says that the run is under, if it is."""
+    if run.inbox_seq == run.inbox_read:
+        return None
+    last = await tx.fetch(_LAST_WORD, {"run_id": run_id, "read": run.inbox_read})
+    if not last or last[0][0] != Kind.PAUSE:
+        return None
+    return pausing_of(last[0][1])
+
+
+def pausing_of(payload: str | None) -> Pausing:
+    """What a PAUSE says."""
+    return _decoder.decode(payload or "{}")
+
+
+async def _evict(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+    if run.is_held:
+        # For that holder: whoever takes the run next is not meant.
+        await _put(tx, run, order, to_json(run.token))
+        tx.note(order.run_id, "evicted")
+        return Obeyed.DONE
+    # Whoever has it in memory is to load it anew, and has no precedence.
+    await tx.execute(_FORGET_HOME, {"run_id": order.run_id})
+    return Obeyed.ALREADY
+
+
+async def _wake(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+    if run.status != Status.WAITING or run.reason != Reason.TIMER:
+        return Obeyed.REFUSED
+    at, begun = max(order.at, tx.now), run.started_at != 0
+    if begun or at <= tx.now:
+        run.become(Status.PENDING, None, tx.now)
+    else:
+        run.become(Status.WAITING, run.reason, min(at, run.deadline))
+    # The workflow of a run that has not begun has no sleep that this could mean.
+    await _put(tx, run, order, to_json(at) if begun else None)
+    tx.note(order.run_id, "woken", to_json({"at": at}))
+    tx.stir(Change.READY)
+    return Obeyed.DONE
+
+
+async def _put(tx: Transaction, run: _Row, order: Order, payload: str | None) -> None:
+    """Write the entry, and the row as it was changed."""
+    entry = {
+        "run_id": order.run_id,
+        "seq": run.inbox_seq + 1,
+        "kind": order.kind.value,
+        "name": "",
+        "payload": payload,
+        "failed": 0,
+        "key": order.key,
+        "now": tx.now,
+    }
+    await tx.execute(INSERT, entry)
+    change = {
+        "run_id": order.run_id,
+        "inbox_seq": run.inbox_seq + 1,
+        "status": run.status,
+        "reason": run.reason,
+        "wake_at": run.wake_at,
+        "marked": int(run.is_held),
+    }
+    await tx.execute(_CHANGE, change)
+    if run.is_held:
+        tx.stir(Change.MARKED)

@@ -1,0 +1,136 @@
+"""What runs show to whoever asks: states, streams and replies.
+
+They are written under the lock of the run's row, which keeps the positions of a stream dense. A key that is there is not
+written again, nor is a second reply to the same message; a state that stays as it was keeps the time since when it has been so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from perdure.core.model.outputs import NUMBERED, REPLACED, NewOutput, Output, OutputKind
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Params, Transaction
+from perdure.store.sql.rows import OUTPUT, to_output, values
+
+T = TypeVar("T")
+#: Run, kind and name.
+Place = tuple[str, str, str]
+
+#: How many lookups travel in one statement.
+_CHUNK = 100
+
+#: Plain numbers tell the answers apart: a parameter in a list of columns has no type.
+_LAST = """
+SELECT {place} AS place, MAX(position)
+FROM perdure_outputs
+WHERE run_id = :run{place} AND kind = :kind{place} AND name = :name{place}
+"""
+_KNOWN = """
+SELECT {place} AS place, 1
+FROM perdure_outputs
+WHERE run_id = :run{place} AND output_key = :key{place}
+"""
+
+_INSERT = """
+INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key)
+VALUES (:run_id, :kind, :name, :position, :payload, :failed, :at, :key)
+"""
+
+_REPLACE = """
+UPDATE perdure_outputs
+SET payload = :payload, failed = :failed, at = :at
+WHERE run_id = :run_id AND kind = :kind AND name = :name AND position = :position
+  AND (payload <> :payload OR failed <> :failed)
+"""
+
+_READ = f"""
+SELECT {OUTPUT}
+FROM perdure_outputs
+WHERE run_id = :run_id AND kind = :kind AND name = :name AND position > :after
+ORDER BY run_id, kind, name, position
+LIMIT :limit
+"""
+
+_READ_ALL = f"""
+SELECT {OUTPUT}
+FROM perdure_outputs
+WHERE run_id = :run_id AND kind = :kind AND position > :after
+ORDER BY run_id, kind, name, position
+LIMIT :limit
+"""
+
+
+async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]]) -> None:
+    """Write what is not there yet, in this order; each with the id of its run, whose row is locked."""
+    last = await _last(tx, {(run_id, new.kind.value, new.name) for run_id, new in shown})
+    known = await _known(tx, {(run_id, new.key) for run_id, new in shown if new.kind not in REPLACED})
+    inserted: dict[tuple[Place, int], Params] = {}
+    replaced: dict[tuple[Place, int], Params] = {}
+    for run_id, new in shown:
+        place = (run_id, new.kind.value, new.name)
+        position = last.get(place)
+        if new.kind in REPLACED:
+            there = position is not None
+            (replaced if there else inserted)[place, 0] = _row(place, 0, new, None, tx.now)
+        elif (run_id, new.key) not in known and (position is None or new.kind in NUMBERED):
+            known.add((run_id, new.key))
+            last[place] = 0 if position is None else position + 1
+            inserted[place, last[place]] = _row(place, last[place], new, new.key, tx.now)
+    written = await tx.execute_many(_INSERT, list(inserted.values()))
+    if written + await tx.execute_many(_REPLACE, list(replaced.values())):
+        tx.stir(Change.OUTPUT)
+
+
+async def outputs(
+    tx: Transaction, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+) -> list[Output]:
+    """Those of a run past a position, in the order of name and position."""
+    params = {"run_id": run_id, "kind": kind.value, "name": name, "after": after, "limit": limit}
+    return values(to_output, await tx.fetch(_READ_ALL if name is None else _READ, params))
+
+
+def _row(place: Place, position: int, new: NewOutput, key: str | None, now: int) -> Params:
+    run_id, kind, name = place
+    return {
+        "run_id": run_id,
+        "kind": kind,
+        "name": name,
+        "position": position,
+        "payload": new.payload,
+        "failed": int(new.failed),
+        "at": now,
+        "key": key,
+    }
+
+
+async def _last(tx: Transaction, places: Iterable[Place]) -> dict[Place, int]:
+    found: dict[Place, int] = {}
+    for some in _chunks(sorted(places)):
+        params = {
+            f"{column}{number}": value
+            for number, place in enumerate(some)
+            for column, value in zip(("run", "kind", "name"), place, strict=True)
+        }
+        for number, position in await tx.fetch(_each(_LAST, len(some)), params):
+            if position is not None:
+                found[some[number]] = position
+    return found
+
+
+async def _known(tx: Transaction, keys: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for some in _chunks(sorted(keys)):
+        params = {f"run{number}": run_id for number, (run_id, _) in enumerate(some)}
+        params |= {f"key{number}": key for number, (_, key) in enumerate(some)}
+        found.update(some[number] for number, _ in await tx.fetch(_each(_KNOWN, len(some)), params))
+    return found
+
+
+def _each(lookup: str, count: int) -> str:
+    return " UNION ALL ".join(lookup.replace("{place}", str(place)) for place in range(count))
+
+
+def _chunks(items: Sequence[T]) -> Iterable[Sequence[T]]:
+    return (items[at : at + _CHUNK] for at in range(0, len(items), _CHUNK))

@@ -1,0 +1,310 @@
+"""Runs of which only one may go on at a time, and starts that are put off.
+
+Each name has one row, the *head*, which says whose turn it is, and which is locked by whoever starts such a run or lets the next one begin.
+Whether that run goes on is seen by looking at it, so that whatever ends a run need not know of this. Those that wait stand in a line behind it;
+the next one begins when a worker, having written the end of a run, looks after its name, and otherwise with the next sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perdure.core.model.run import FAR, FINISHED, Created, NewRun, Reason, Status
+from perdure.core.policy.singleton import Policy, Single, single_of
+from perdure.errors import SingletonBusy, StoreUnavailable
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.rows import RUN, failure, to_json, to_run
+from perdure.store.sql.runs.finish import finish
+from perdure.store.sql.runs.inbox import cancel, deliver
+
+#: How many of a line are looked at in one statement.
+_PAGE = 200
+
+_HEAD = """
+SELECT run_id
+FROM perdure_singletons
+WHERE name = :name
+{for_update}
+"""
+
+_NEW_HEAD = """
+INSERT INTO perdure_singletons (name, since)
+VALUES (:name, :now)
+{or_ignore}
+"""
+
+_SET_HEAD = """
+UPDATE perdure_singletons
+SET run_id = :run_id, since = :now
+WHERE name = :name
+"""
+
+_DROP_HEAD = """
+DELETE FROM perdure_singletons
+WHERE name = :name
+"""
+
+_UNFINISHED = """
+SELECT 1
+FROM perdure_runs
+WHERE id = :run_id AND finished_at = 0
+"""
+
+_LINE = """
+SELECT s.run_id, s.wake_at, s.policy, r.status, r.reason
+FROM perdure_successors s
+LEFT JOIN perdure_runs r ON r.id = s.run_id
+WHERE s.name = :name
+ORDER BY s.name, s.place, s.run_id
+LIMIT :limit
+"""
+
+_LAST_PLACE = """
+SELECT MAX(place)
+FROM perdure_successors
+WHERE name = :name
+"""
+
+_LINE_UP = """
+INSERT INTO perdure_successors (run_id, name, place, wake_at, policy)
+VALUES (:run_id, :name, :place, :wake_at, :policy)
+"""
+
+_LEAVE_LINE = """
+DELETE FROM perdure_successors
+WHERE run_id = :run_id
+"""
+
+_SEEN_TO = """
+UPDATE perdure_successors
+SET policy = 'queue'
+WHERE run_id = :run_id
+"""
+
+_BEGIN = """
+UPDATE perdure_runs
+SET status = :status, reason = :reason, wake_at = :wake_at
+WHERE id = :run_id AND status = 'waiting' AND reason = 'limit'
+"""
+
+_HOLD_BACK = """
+UPDATE perdure_runs
+SET status = 'waiting', reason = 'limit', wake_at = :far
+WHERE id = :run_id AND status = 'pending'
+"""
+
+#: Names whose turn it is nobody's, or about which somebody in the line is yet to be told.
+_OVERDUE = """
+SELECT h.name
+FROM perdure_singletons h
+LEFT JOIN perdure_runs r ON r.id = h.run_id
+WHERE r.id IS NULL OR r.finished_at > 0
+UNION
+SELECT s.name
+FROM perdure_successors s
+LEFT JOIN perdure_singletons h ON h.name = s.name
+WHERE h.name IS NULL OR s.policy <> 'queue'
+LIMIT :limit
+"""
+
+_RUN = f"""
+SELECT {RUN}
+FROM perdure_runs
+WHERE id = :run_id
+"""
+
+
+class _Waiting(Struct, frozen=True):
+    """One of a line."""
+
+    run_id: str
+    wake_at: int
+    policy: Policy
+    is_over: bool
+    is_ready: bool
+
+
+async def succeed(tx: Transaction, names: Sequence[str]) -> int:
+    """Let those begin whose turn it is now; how many."""
+    begun = 0
+    # In one order everywhere: two who do this at once must not wait for each other.
+    for name in sorted(set(names)):
+        before = await head(tx, name)
+        holder = await _settle(tx, name, before)
+        if holder is None and not await _line(tx, name, 1):
+            await tx.execute(_DROP_HEAD, {"name": name})
+        begun += holder not in (None, before)
+    return begun
+
+
+async def overdue(tx: Transaction, limit: int) -> tuple[str, ...]:
+    """Names that nobody has looked after; looked for without a lock, as somebody's transaction may hold one for long."""
+    return tuple(row[0] for row in await tx.fetch(_OVERDUE, {"limit": limit}))
+
+
+async def arrange(tx: Transaction, new: NewRun, single: Single) -> NewRun | Created:
+    """How a run of such a name is to be created; or which one there is in its place. Raises `SingletonBusy`."""
+    holder = await _settle(tx, single.name, await head(tx, single.name))
+    if holder is not None and single.policy is Policy.REPLACE:
+        await _stop_all(tx, single.name, holder, new.id)
+        holder = await _settle(tx, single.name, holder)
+    if holder is None:
+        await _set_head(tx, single.name, new.id)
+        return new
+    if single.policy is Policy.REJECT:
+        raise SingletonBusy(busy(new.id, single, holder), run_id=holder)
+    if single.policy is Policy.ATTACH:
+        [row] = await tx.fetch(_RUN, {"run_id": holder})
+        return Created(to_run(row), False, attached=True)
+    [(last,)] = await tx.fetch(_LAST_PLACE, {"name": single.name})
+    await _line_up(tx, new, single, max(tx.now, (last or 0) + 1), Policy.QUEUE)
+    return replace(new, held_back=True)
+
+
+async def line_up(tx: Transaction, children: Sequence[NewRun]) -> None:
+    """Put runs that were created just now, held back, at the end of their lines. What their policies say is seen to afterwards."""
+    for place, child in enumerate(children):
+        single = single_of(child.options)
+        if single is not None:
+            await _line_up(tx, child, single, tx.now + place, single.policy)
+
+
+async def hold_back_again(tx: Transaction, run_id: str, options: str) -> None:
+    """Let a run that was over, and is opened again just now, wait for its turn."""
+    single = single_of(options)
+    if single is None or single.policy is Policy.DEBOUNCE:
+        return
+    before = await head(tx, single.name)
+    if before == run_id:
+        return
+    await tx.execute(_HOLD_BACK, {"run_id": run_id, "far": FAR})
+    row = {"run_id": run_id, "name": single.name, "place": tx.now, "wake_at": 0, "policy": Policy.QUEUE.value}
+    await tx.execute(_LINE_UP, row)
+    await _settle(tx, single.name, before)
+
+
+async def head(tx: Transaction, name: str) -> str:
+    """Whose turn it is, or was last; the name's row is locked from here on. Raises `StoreUnavailable`."""
+    for _ in range(2):
+        if rows := await tx.fetch(_HEAD, {"name": name}):
+            return str(rows[0][0])
+        await tx.execute(_NEW_HEAD, {"name": name, "now": tx.now})
+    if rows := await tx.fetch(_HEAD, {"name": name}):
+        return str(rows[0][0])
+    raise StoreUnavailable(f"Somebody let go of the singleton {name!r} at the same moment; try again.")
+
+
+def busy(run_id: str, single: Single, holder: str) -> str:
+    """What is said of a run that is not started."""
+    return (
+        f"run {run_id!r} was not started: {holder!r} of the same singleton ({single.name}) is not over yet. Wait for that one, or "
+        "say what is to become of it: attach, replace or queue"
+    )
+
+
+async def _settle(tx: Transaction, name: str, before: str) -> str | None:
+    """Let the first of the line begin if nobody goes on, and see to what the others want; whose turn it is then."""
+    holder = before if await _goes_on(tx, before) else None
+    while True:
+        line = await _those_who_wait(tx, name)
+        if holder is None:
+            first = next((one for one in line if one.is_ready), None)
+            if first is None:
+                return None
+            await _begin(tx, name, first)
+            holder, line = first.run_id, [one for one in line if one is not first]
+        if not await _see_to(tx, name, holder, line):
+            return holder
+        if not await _goes_on(tx, holder):
+            holder = None
+
+
+async def _see_to(tx: Transaction, name: str, holder: str, line: Sequence[_Waiting]) -> bool:
+    """Do for those who came as children what they want; whether anybody was stopped."""
+    for place, one in enumerate(line):
+        if one.policy is Policy.REPLACE:
+            for other in (holder, *(earlier.run_id for earlier in line[:place])):
+                await _stop(tx, other, one.run_id)
+            await tx.execute(_SEEN_TO, {"run_id": one.run_id})
+            return True
+        if one.policy in (Policy.REJECT, Policy.ATTACH) and one.is_ready:
+            single = Single(name, one.policy)
+            await tx.execute(_LEAVE_LINE, {"run_id": one.run_id})
+            error = failure(SingletonBusy, busy(one.run_id, single, holder))
+            await deliver(tx, await finish(tx, one.run_id, Status.FAILED, error, "failed"))
+    return False
+
+
+async def _those_who_wait(tx: Transaction, name: str) -> list[_Waiting]:
+    """The first of a line, without those that are over."""
+    while True:
+        line = await _line(tx, name, _PAGE)
+        over = [one for one in line if one.is_over]
+        await tx.execute_many(_LEAVE_LINE, [{"run_id": one.run_id} for one in over])
+        if len(over) < _PAGE:
+            return [one for one in line if not one.is_over]
+
+
+async def _line(tx: Transaction, name: str, limit: int) -> list[_Waiting]:
+    return [_to_waiting(row) for row in await tx.fetch(_LINE, {"name": name, "limit": limit})]
+
+
+def _to_waiting(row: Row) -> _Waiting:
+    run_id, wake_at, policy, status, reason = row
+    is_ready = status == Status.WAITING and reason == Reason.LIMIT
+    return _Waiting(run_id, wake_at, Policy(policy), status is None or status in FINISHED, is_ready)
+
+
+async def _goes_on(tx: Transaction, run_id: str) -> bool:
+    if not run_id:
+        return False
+    if await tx.fetch(_UNFINISHED, {"run_id": run_id}):
+        return True
+    # In a transaction of the caller's the look may be an old one; a look that locks is not.
+    return bool(await tx.fetch(_UNFINISHED + "{for_update}", {"run_id": run_id}))
+
+
+async def _begin(tx: Transaction, name: str, one: _Waiting) -> None:
+    later = one.wake_at > tx.now
+    change = {
+        "run_id": one.run_id,
+        "status": "waiting" if later else "pending",
+        "reason": "timer" if later else None,
+        "wake_at": one.wake_at if later else tx.now,
+    }
+    await tx.execute(_BEGIN, change)
+    await tx.execute(_LEAVE_LINE, {"run_id": one.run_id})
+    await _set_head(tx, name, one.run_id)
+    tx.note(one.run_id, "admitted", to_json({"singleton": name}))
+    tx.stir(Change.READY)
+
+
+async def _set_head(tx: Transaction, name: str, run_id: str) -> None:
+    await tx.execute(_SET_HEAD, {"name": name, "run_id": run_id, "now": tx.now})
+
+
+async def _stop_all(tx: Transaction, name: str, holder: str, successor: str) -> None:
+    """Cancel whoever has their turn, and all that wait for theirs."""
+    for one in await _line(tx, name, 1_000_000_000):
+        if not one.is_over:
+            await _stop(tx, one.run_id, successor)
+    await _stop(tx, holder, successor)
+
+
+async def _stop(tx: Transaction, run_id: str, successor: str) -> None:
+    await cancel(tx, run_id, f"replaced by run {successor!r}", f"replaced:{successor}")
+
+
+async def _line_up(tx: Transaction, new: NewRun, single: Single, place: int, policy: Policy) -> None:
+    row = {
+        "run_id": new.id,
+        "name": single.name,
+        "place": place,
+        "wake_at": new.wake_at,
+        "policy": policy.value,
+    }
+    await tx.execute(_LINE_UP, row)

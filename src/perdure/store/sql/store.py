@@ -1,0 +1,385 @@
+"""What the stores on all SQL databases share: the verbs, each as one transaction over a `Transaction`.
+
+A store of its own says how to connect, how to run a transaction that writes and one that reads, and how to claim and to
+commit, which are spelled out in full for each database. A process that was forked from the one that opened the store must
+open its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TypeVar
+
+from perdure.core.audit import Audit, EventFilter
+from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
+from perdure.core.model.outputs import Broadcasted, Output, OutputKind
+from perdure.core.model.reopen import Fork, Reopened
+from perdure.core.model.run import (
+    Claimed,
+    ClaimRequest,
+    Created,
+    Event,
+    Lease,
+    Loaded,
+    Message,
+    NewMessage,
+    NewRun,
+    Record,
+    Run,
+    SendOutcome,
+    Turn,
+    Verdict,
+)
+from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.core.routing import TypeInfo
+from perdure.core.system import System
+from perdure.errors import EngineClosed, SchemaMismatch
+from perdure.store import migrations
+from perdure.store.contract import Change, Eavesdropper, Listener
+from perdure.store.migrations import MigrationStatus
+from perdure.store.sql import drop_tables, pauses, reads, registry, trail, workers
+from perdure.store.sql.afterlife import Afterlife
+from perdure.store.sql.append import recorded
+from perdure.store.sql.dialect import Body, Dialect, Gathered, Row, Transaction
+from perdure.store.sql.guarding import Guarding
+from perdure.store.sql.locking import Locking
+from perdure.store.sql.pushing import Pushing
+from perdure.store.sql.runs import reopen as second
+from perdure.store.sql.runs.create import create, unblock
+from perdure.store.sql.runs.inbox import cancel, send
+from perdure.store.sql.runs.orders import control
+from perdure.store.sql.runs.outputs import outputs
+from perdure.store.sql.runs.topics import broadcast
+from perdure.store.sql.scheduling import Scheduling
+from perdure.store.user_connections.transaction import Home, borrow
+from perdure.store.user_connections.transaction_step import Deed, perform
+
+T = TypeVar("T")
+Trace = Callable[[str], object]
+
+_log = logging.getLogger("perdure.store")
+
+
+class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
+    """The verbs of `Store` that are the same on every database."""
+
+    poll_interval: float
+    lanes: int
+    inbox_page = 1000
+    exclusive = False
+    blocks = False
+    #: What the database is called in messages.
+    where: str
+    _system: System
+
+    def __init__(self, dialect: Dialect, tables: str, *, migrate: bool, audit: Audit) -> None:
+        #: `tables` is how the names of the tables begin, with their schema if they have one.
+        self._dialect = dialect
+        self._tables = tables
+        self._may_migrate = migrate
+        self.audit = audit
+        self._listeners: list[Listener] = []
+        self._eavesdroppers: list[Eavesdropper] = []
+        self._process = 0
+
+    async def open(self) -> None:
+        """Connect, check versions and settings, apply migrations if allowed."""
+        await self._connect()
+        try:
+            if await self._read("status", self._pending):
+                if not self._may_migrate:
+                    raise SchemaMismatch(f"{self.where} lacks tables of Perdure. Run `perdure migrate` once.")
+                await self._write("migrate", "", self._migrate)
+        except BaseException:
+            await self.close()
+            raise
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every connection."""
+
+    @abstractmethod
+    async def changed(self) -> bool:
+        """Whether another connection may have written since the last call."""
+
+    @abstractmethod
+    def clock(self) -> int:
+        """The database's time, as far as it is known here."""
+
+    @abstractmethod
+    async def now(self) -> int:
+        """The database's time."""
+
+    @abstractmethod
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Wake what is due, then take ready runs."""
+
+    @abstractmethod
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+        """Make turns durable."""
+
+    @abstractmethod
+    async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
+        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+
+    @abstractmethod
+    async def trace(self, callback: Trace | None) -> None:
+        """Show every statement that writes to a callback. For tests and tools."""
+
+    @abstractmethod
+    def lend(self) -> AbstractContextManager[object] | AbstractAsyncContextManager[object]:
+        """A connection of the driver's own kind, for a transaction of the user's."""
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """Become usable in this process."""
+
+    @abstractmethod
+    async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
+        """Run a verb that writes, as one transaction."""
+
+    @abstractmethod
+    async def _read(self, verb: str, body: Body[T]) -> T:
+        """Run a verb that only reads."""
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Be told of changes made through this object."""
+        self._listeners = [*self._listeners, listener]
+
+        def unsubscribe() -> None:
+            self._listeners = [one for one in self._listeners if one is not listener]
+
+        return unsubscribe
+
+    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+        """Be told of the lines of commits made through this object."""
+        self._eavesdroppers = [*self._eavesdroppers, eavesdropper]
+
+        def stop() -> None:
+            self._eavesdroppers = [one for one in self._eavesdroppers if one is not eavesdropper]
+
+        return stop
+
+    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+        """Create runs; one whose id or idempotency key is taken yields the run that is there."""
+        return await self._write("create", actor, lambda tx: create(tx, runs, all_or_none=all_or_none))
+
+    async def get(self, run_id: str) -> Run | None:
+        """One run."""
+        return await self._read("get", lambda tx: reads.get(tx, run_id))
+
+    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
+        """Those of the runs that exist."""
+        return await self._read("get_many", lambda tx: reads.get_many(tx, run_ids))
+
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+        """Runs, newest first."""
+        return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor))
+
+    async def history(self, run_id: str) -> builtins.list[Record]:
+        """Every record of a run."""
+        return await self._read("history", lambda tx: reads.history(tx, run_id))
+
+    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
+        """The unread inbox entries of a run past `after`."""
+        return await self._read("inbox", lambda tx: reads.inbox(tx, run_id, after, limit))
+
+    async def events(self, run_id: str) -> builtins.list[Event]:
+        """The audit trail of a run."""
+        return await self._read("events", lambda tx: reads.events(tx, run_id))
+
+    async def events_page(
+        self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
+    ) -> builtins.list[Event]:
+        """The audit trail of all runs, past a number."""
+        return await self._read(
+            "events_page", lambda tx: trail.events_page(tx, filter, limit, before=before, after=after)
+        )
+
+    async def outputs(
+        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
+    ) -> builtins.list[Output]:
+        """What a run shows, past a position."""
+        return await self._read("outputs", lambda tx: outputs(tx, run_id, kind, name, after, limit))
+
+    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
+        """Put messages into inboxes, wake who waits and mark who runs."""
+        return await self._write("send", actor, lambda tx: send(tx, messages))
+
+    async def broadcast(
+        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
+    ) -> Broadcasted:
+        """Send a message to the next so many runs that listen to a topic."""
+
+        async def body(tx: Transaction) -> Broadcasted:
+            return await broadcast(tx, topic, payload, key, after, limit, lambda messages: send(tx, messages))
+
+        return await self._write("broadcast", actor, body)
+
+    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
+        """Ask a run to stop."""
+        return await self._write("cancel", actor, lambda tx: cancel(tx, run_id, reason, key))
+
+    def borrowed(
+        self, connection: object, actor: str, *, locking: bool = True
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """The transaction that the caller has open on a connection of their own."""
+        return borrow(connection, self._home, actor, locking=locking)
+
+    async def control(self, order: Order, actor: str) -> Obeyed:
+        """Tell a run to pause, to go on, to move, or when to wake up."""
+        return await self._write("control", actor, lambda tx: control(tx, order))
+
+    async def pause(self, pause: Pause, actor: str) -> None:
+        """Let no worker take runs of a type, or of a queue."""
+        await self._write("pause", actor, lambda tx: pauses.pause(tx, pause))
+
+    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
+        """Let them be taken again."""
+        await self._write("resume", actor, lambda tx: pauses.resume(tx, kind, name))
+
+    async def pauses(self) -> builtins.list[Pause]:
+        """Every type and queue that is paused."""
+        return await self._read("pauses", pauses.pauses)
+
+    async def unblock(
+        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
+    ) -> int:
+        """Make blocked runs pending again."""
+        return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
+
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+        """Let a run that failed or was cancelled go on."""
+        return await self._write("reopen", actor, lambda tx: second.reopen(tx, run_id, generation, deadline))
+
+    async def recover(self, run_id: str, token: int, actor: str) -> bool:
+        """Give a run its attempts anew."""
+        return await self._write("recover", actor, lambda tx: second.recover(tx, run_id, token))
+
+    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+        """Delete old events."""
+        await self._write("forget_events", actor, lambda tx: trail.forget_events(tx, upto, before))
+
+    async def fork(self, fork: Fork, actor: str) -> Created:
+        """Create a run that has a past."""
+        return await self._write("fork", actor, lambda tx: second.fork(tx, fork))
+
+    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
+        """Begin a life, and have the registry say what is served."""
+
+        async def body(tx: Transaction) -> None:
+            await registry.enlist(tx, serves)
+            await workers.register(tx, worker)
+
+        await self._write("register", worker.id, body)
+
+    async def heartbeat(self, worker_id: str) -> bool:
+        """Renew the worker's one row."""
+        return await self._write("heartbeat", worker_id, lambda tx: workers.heartbeat(tx, worker_id))
+
+    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
+        """Keep how many errors the worker's background loops have met, and the latest."""
+        await self._write("report_health", worker_id, lambda tx: workers.report_health(tx, worker_id, errors, problem))
+
+    async def retire(self, worker_id: str) -> None:
+        """End a life in order."""
+        await self._write("retire", worker_id, lambda tx: workers.retire(tx, worker_id))
+
+    async def sweep(self, limit: int) -> Swept:
+        """Declare overdue workers dead, give back their runs and fail what is past its deadline."""
+        return await self._write("sweep", "sweep", lambda tx: workers.sweep(tx, limit))
+
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        """Every worker that is alive or was lately."""
+        return await self._read("workers", workers.workers)
+
+    async def types(self) -> builtins.list[TypeInfo]:
+        """Every type that somebody has registered."""
+        return await self._read("types", registry.types)
+
+    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
+        """What the worker is said to hold."""
+        return await self._read("holdings", lambda tx: workers.holdings(tx, worker_id))
+
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+        """Histories and unread inboxes."""
+        return await self._read("load", lambda tx: reads.load(tx, run_ids, self.inbox_page))
+
+    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
+        """Unread inbox entries of some runs."""
+        return await self._read("unread", lambda tx: reads.unread(tx, run_ids, self.inbox_page))
+
+    async def marked(self, worker_id: str) -> builtins.list[Message]:
+        """Unread inbox entries of the runs that this worker is running."""
+        return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))
+
+    async def transact(self, deed: Deed) -> Verdict:
+        """Run a function of the user's and write the record of its result in one transaction."""
+        self._check_open()
+        return await perform(deed, self._home, self.lend, self._system.crash_point, self._limit())
+
+    def _limit(self) -> str:
+        """What is executed first in a transaction with a function of the user's, so that it does not outlive its worker's lease."""
+        return ""
+
+    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+        """What became of the one record of a turn."""
+        return await self._write("recorded", actor, lambda tx: recorded(tx, turn))
+
+    async def migrations(self) -> builtins.list[MigrationStatus]:
+        """Each migration and when it was applied; works on a store that is not open, and does not open it."""
+        await self._connect()
+        try:
+            return await self._read("status", lambda tx: migrations.status(tx, self._dialect, self._tables))
+        finally:
+            await self.close()
+
+    async def remove(self) -> None:
+        """Drop the tables and views of this prefix, which must not be the usual one. For tools that made them."""
+        await self._write("remove", "", lambda tx: drop_tables.remove(tx, self._dialect, self._tables))
+
+    async def _migrate(self, tx: Transaction) -> None:
+        await migrations.migrate(tx, self._dialect)
+
+    async def _pending(self, tx: Transaction) -> bool:
+        return bool(await migrations.pending(tx, self._dialect, self._tables))
+
+    @property
+    def _home(self) -> Home:
+        return Home(dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock, audit=self.audit)
+
+    @property
+    def _listened(self) -> bool:
+        return bool(self._eavesdroppers)
+
+    def _done(self, tx: Gathered) -> None:
+        """A transaction has become durable: pass on what it gathered."""
+        if stirred := tx.stirred:
+            self._tell(stirred)
+        if tx.heard:
+            self._call(self._eavesdroppers, tx.heard)
+
+    def _tell(self, change: Change) -> None:
+        self._call(self._listeners, change)
+
+    def _call(self, listeners: Iterable[Callable[[T], object]], news: T) -> None:
+        for listener in listeners:
+            try:
+                listener(news)
+            except Exception:
+                _log.exception("A listener of the store failed; the write itself is done.")
+
+    def _check_open(self) -> None:
+        if self._process == os.getpid():
+            return
+        if self._process:
+            raise EngineClosed(
+                "This store was opened by the process that this one was forked from. Open one after the fork."
+            )
+        raise EngineClosed("The store is closed. Open it first, or create another one.")

@@ -1,0 +1,347 @@
+"""Workers: one row each, renewed by heartbeats; what the dead held is given back.
+
+Giving back raises the token of each run, so that whatever the former holder still sends is refused. A sweep does a bounded
+part of the work and says whether there is more. It also fails the runs that are past their deadline and wait for nobody. It waits for no
+lock: every worker of a fleet sweeps, so that what one leaves out another one has in its hands, or the next sweep finds.
+Workers in other languages have no row; each run that one holds has a lease of its own, and is given back when that is over. One
+that they lose again and again is set aside here, because nobody of ours claims it. They are given a suspect alone, so each loss of one counts; what a
+worker of ours lost counts as `poison` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from perdure.core.model.interruption import LOST, Interruption, output_of
+from perdure.core.model.run import FAR, Lease, Status
+from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.errors import Expired, NotStarted
+from perdure.store.contract import Change
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.limits.gates import in_chunks
+from perdure.store.sql.rows import WORKER, failure, to_json, to_worker, values
+from perdure.store.sql.runs.claim import LAST
+from perdure.store.sql.runs.finish import finish
+from perdure.store.sql.runs.inbox import deliver
+from perdure.store.sql.runs.outputs import write_outputs
+from perdure.store.sql.runs.poison import claims_after, home_after, is_poison, set_aside
+from perdure.store.sql.singletons import overdue
+
+#: Workers that ended longer ago than this are forgotten, in microseconds.
+REMEMBERED = 24 * 3600 * 1_000_000
+#: Claims by workers in other languages that ended with their leases and nothing else, after which a run is set aside.
+POISON_AFTER = 5
+#: Characters of a problem that are kept.
+_PROBLEM = 2000
+
+_REGISTER = """
+INSERT INTO perdure_workers (id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, status)
+VALUES (:id, :host, :pid, :queues, :types, :slots, :lease, :now, :now, 'alive')
+{or_ignore}
+"""
+
+_HEARTBEAT = """
+UPDATE perdure_workers
+SET heartbeat_at = :now
+WHERE id = :id AND status = 'alive'
+"""
+
+_WENT_BACK = """
+SELECT 1
+FROM perdure_workers
+WHERE id = :id AND status = 'alive' AND heartbeat_at < :beat
+"""
+
+_END = """
+UPDATE perdure_workers
+SET status = :status
+WHERE id = :id AND status = 'alive'
+"""
+
+#: A row that is locked is left out: another sweep buries that worker, or its heartbeat has come after all. To wait for it would make
+#: all sweeps of a fleet queue up behind one.
+_OVERDUE = """
+SELECT id
+FROM perdure_workers
+WHERE status = 'alive' AND heartbeat_at + lease < :now
+ORDER BY id
+{skip_locked}
+"""
+
+#: None that holds something still.
+_FORGOTTEN = """
+SELECT id
+FROM perdure_workers
+WHERE status <> 'alive' AND heartbeat_at < :before
+  AND NOT EXISTS (SELECT 1 FROM perdure_runs WHERE perdure_runs.status = 'running' AND perdure_runs.worker = perdure_workers.id)
+ORDER BY id
+LIMIT :limit
+"""
+
+#: By their ids: a DELETE that looks for them waits on MySQL for every row that is locked, whatever it holds.
+_FORGET = """
+DELETE FROM perdure_workers
+WHERE id = :id AND status <> 'alive'
+"""
+
+#: An UPDATE and then an INSERT, which every database has. Written by one worker only, the one that it is about.
+_REPORT = """
+UPDATE perdure_health
+SET errors = :errors, problem = :problem, reported_at = :now
+WHERE worker_id = :id
+"""
+
+_FIRST_REPORT = """
+INSERT INTO perdure_health (worker_id, errors, problem, reported_at)
+VALUES (:id, :errors, :problem, :now)
+{or_ignore}
+"""
+
+_FORGOTTEN_HEALTH = """
+SELECT worker_id
+FROM perdure_health
+WHERE reported_at < :before AND NOT EXISTS (SELECT 1 FROM perdure_workers w WHERE w.id = perdure_health.worker_id)
+ORDER BY worker_id
+LIMIT :limit
+"""
+
+_FORGET_HEALTH = """
+DELETE FROM perdure_health
+WHERE worker_id = :id
+"""
+
+_WORKERS = f"""
+SELECT {", ".join("w." + column for column in WORKER.split(", "))}, h.errors, h.problem
+FROM perdure_workers w
+LEFT JOIN perdure_health h ON h.worker_id = w.id
+ORDER BY w.started_at, w.id
+"""
+
+_NEXT_HOLDER = """
+SELECT MIN(worker)
+FROM perdure_runs
+WHERE status = 'running' AND worker > :after
+"""
+
+_ALIVE = """
+SELECT id
+FROM perdure_workers
+WHERE status = 'alive'
+"""
+
+_HELD = """
+SELECT id, token, nonce
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND lease_until = 0
+ORDER BY worker, nonce, id
+LIMIT :limit
+{for_update}
+"""
+
+#: Of a holder that is no worker with a row of its own: what has no lease of its own either, or one that is over. A run that is locked
+#: is given back by another sweep, or by the next one.
+_LOST = """
+SELECT id, token, nonce, claims, progress, lease_until, generation, attempt
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND lease_until <= :now
+ORDER BY worker, nonce, id
+LIMIT :limit
+{skip_locked}
+"""
+
+_TWO = """
+SELECT 1
+FROM perdure_runs
+WHERE status = 'running' AND worker = :worker AND lease_until <= :now
+LIMIT 2
+"""
+
+#: The worker that died with a run is remembered as its home: those that died together are suspected together.
+_GIVE_BACK = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, worker = NULL, home = :home, token = token + 1, wake_at = :now, marked = 0,
+    lease_until = 0, claims = :claims
+WHERE id = :run_id AND token = :token AND status = 'running'
+"""
+
+_PAST_DEADLINE = f"""
+SELECT id, close_by
+FROM perdure_runs
+WHERE status IN ('pending', 'waiting') AND finished_at = 0 AND deadline < {FAR} AND deadline <= :now
+ORDER BY deadline
+LIMIT :limit
+{{skip_locked}}
+"""
+
+
+class _Orphan(Struct, frozen=True):
+    """A run whose holder is gone, and what is to be written about it."""
+
+    lease: Lease
+    home: str | None = None
+    #: Claims without progress.
+    claims: int = 0
+    poison: bool = False
+    #: What the run's report says of it; None: its holder gave it back in order.
+    interruption: Interruption | None = None
+
+
+async def register(tx: Transaction, worker: WorkerInfo) -> None:
+    """Begin a life."""
+    row = {
+        "id": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "queues": to_json(worker.queues),
+        "types": to_json(worker.types),
+        "slots": worker.slots,
+        "lease": worker.lease,
+        "now": tx.now,
+    }
+    await tx.execute(_REGISTER, row)
+
+
+async def heartbeat(tx: Transaction, worker_id: str) -> bool:
+    """Renew a worker's row, if it is still alive."""
+    return await tx.execute(_HEARTBEAT, {"id": worker_id, "now": tx.now}) == 1
+
+
+async def report_health(tx: Transaction, worker_id: str, errors: int, problem: str) -> None:
+    """Keep how many errors a worker's background loops have met, and the latest."""
+    row = {"id": worker_id, "errors": errors, "problem": problem[:_PROBLEM], "now": tx.now}
+    if await tx.execute(_REPORT, row) == 0:
+        await tx.execute(_FIRST_REPORT, row)
+
+
+async def went_back(tx: Transaction, worker_id: str, beat: int) -> bool:
+    """Whether the row of a worker that is alive has an earlier heartbeat than one that was answered."""
+    return bool(await tx.fetch(_WENT_BACK, {"id": worker_id, "beat": beat}))
+
+
+async def retire(tx: Transaction, worker_id: str) -> None:
+    """End a life in order."""
+    await tx.execute(_END, {"id": worker_id, "status": "stopped"})
+    await _give_back(tx, [_Orphan(lease) for lease in await _held(tx, worker_id, FAR)], "released")
+
+
+async def sweep(tx: Transaction, limit: int) -> Swept:
+    """Bury the dead, give back what they held, fail what is too late."""
+    dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
+    await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
+    await _forget(tx, limit)
+    found, more = await _orphans(tx, dead, limit)
+    kept = [(one.lease, one.interruption) for one in found if one.interruption is not None]
+    if kept:
+        await write_outputs(tx, [(lease.run_id, output_of(lost, lease.token)) for lease, lost in kept])
+    orphans = [one for one in found if not one.poison]
+    await _give_back(tx, orphans, "reclaimed")
+    for one in found:
+        if one.poison:
+            await set_aside(tx, one.lease.run_id, one.claims)
+    late = await tx.fetch(_PAST_DEADLINE, {"now": tx.now, "limit": limit})
+    for run_id, close_by in late:
+        if close_by:
+            error = failure(
+                NotStarted, f"Run {run_id!r} was not begun in time: no worker took it. Are there enough of them?"
+            )
+        else:
+            error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
+        passed = "schedule_to_start" if close_by else "schedule_to_close"
+        await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
+    return Swept(
+        dead_workers=dead,
+        released=len(orphans),
+        expired=len(late),
+        more=more or len(late) >= limit,
+        successions=await overdue(tx, limit),
+    )
+
+
+async def workers(tx: Transaction) -> list[WorkerInfo]:
+    """Every worker that is remembered."""
+    return values(to_worker, await tx.fetch(_WORKERS, {}))
+
+
+async def holdings(tx: Transaction, worker_id: str) -> list[Lease]:
+    """What a worker is said to hold."""
+    return await _held(tx, worker_id, FAR)
+
+
+async def _held(tx: Transaction, worker_id: str, limit: int) -> list[Lease]:
+    return [Lease(*row) for row in await tx.fetch(_HELD, {"worker": worker_id, "limit": limit})]
+
+
+async def _forget(tx: Transaction, limit: int) -> None:
+    """Forget workers that ended long ago."""
+    old = {"before": tx.now - REMEMBERED, "limit": limit}
+    for found, forget in ((_FORGOTTEN, _FORGET), (_FORGOTTEN_HEALTH, _FORGET_HEALTH)):
+        await tx.execute_many(forget, [{"id": row[0]} for row in await tx.fetch(found, old)])
+
+
+async def _orphans(tx: Transaction, buried: Sequence[str], limit: int) -> tuple[list[_Orphan], bool]:
+    """The runs that no worker holds any more, and whether there are others. `buried` are the workers that died just now."""
+    # Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
+    alive = {row[0] for row in await tx.fetch(_ALIVE, {})}
+    orphans: list[_Orphan] = []
+    holder = ""
+    while (room := limit - len(orphans)) > 0:
+        [(next_holder,)] = await tx.fetch(_NEXT_HOLDER, {"after": holder})
+        if next_holder is None:
+            return orphans, False
+        holder = next_holder
+        if holder in alive:
+            continue
+        lost = await tx.fetch(_LOST, {"worker": holder, "now": tx.now, "limit": room})
+        alone = holder in buried and len(lost) == 1 and await _is_all(tx, holder)
+        orphans += await _judged(tx, holder, lost, alone=alone)
+    return orphans, True
+
+
+async def _is_all(tx: Transaction, holder: str) -> bool:
+    """Whether a holder that was buried just now held one run, counting those that are locked or beyond the limit.
+
+    What is left of it for the next sweep is not alone there, either, since it is buried by then.
+    """
+    return len(await tx.fetch(_TWO, {"worker": holder, "now": tx.now})) == 1
+
+
+async def _judged(tx: Transaction, holder: str, lost: Sequence[Row], *, alone: bool) -> list[_Orphan]:
+    """What becomes of runs that one holder has lost."""
+    last: dict[str, int] = dict(await in_chunks(tx, LAST, [row[0] for row in lost]))
+    orphans: list[_Orphan] = []
+    for run_id, token, nonce, claims, progress, lease_until, generation, attempt in lost:
+        foreign = lease_until > 0
+        recorded = last.get(run_id, -1)
+        progressed = recorded > progress
+        orphans.append(
+            _Orphan(
+                Lease(run_id, token, nonce),
+                home=holder if foreign else home_after(holder, claims, alone=alone),
+                claims=claims if foreign else claims_after(claims, alone=alone, progressed=progressed),
+                poison=foreign and is_poison(claims, POISON_AFTER),
+                interruption=Interruption(
+                    worker=holder, reason=LOST, generation=generation, attempt=attempt, last=recorded
+                ),
+            )
+        )
+    return orphans
+
+
+async def _give_back(tx: Transaction, orphans: Sequence[_Orphan], event: str) -> None:
+    rows = [
+        {
+            "run_id": one.lease.run_id,
+            "token": one.lease.token,
+            "now": tx.now,
+            "home": one.home,
+            "claims": one.claims,
+        }
+        for one in orphans
+    ]
+    await tx.execute_many(_GIVE_BACK, rows)
+    for one in orphans:
+        tx.note(one.lease.run_id, event, to_json({"token": one.lease.token + 1}))
+    if orphans:
+        tx.stir(Change.READY)
