@@ -35,7 +35,7 @@ def figures(step: float, run: float, function: float = 10.0) -> Figures:
         "instructions",
         {"step": step, "run": run},
         {"step": {"libsqlite3": step / 2}, "run": {"libsqlite3": run / 2}},
-        {"step": {"perdure/worker/journal.py:Journal.add": function}, "run": {}},
+        {"step": {"perdure/worker/commit/journal.py:Journal.add": function}, "run": {}},
     )
 
 
@@ -49,7 +49,7 @@ def test_a_step_that_grew_by_more_than_three_per_cent_fails_and_the_growth_has_a
     assert "a step" in verdict.text
     assert "+3.10%" in verdict.text
     assert "+15.5 instructions libsqlite3" in verdict.text
-    assert "+7.0 bytecodes    perdure/worker/journal.py:Journal.add" in verdict.text
+    assert "+7.0 bytecodes    perdure/worker/commit/journal.py:Journal.add" in verdict.text
     assert "A run costs" not in verdict.text
 
 
@@ -80,4 +80,4 @@ def test_the_counted_work_repeats_itself_and_shows_the_function_that_does_more(t
     text = compare(total(before), total(after), "before").text
     assert "A step costs more than 3% more" in text
     grown = text.splitlines()[text.splitlines().index("A step costs more than 3% more. What grew:") + 1]
-    assert "perdure/worker/arrivals.py:_slower" in grown
+    assert "perdure/worker/steps/results.py:_slower" in grown

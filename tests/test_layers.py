@@ -65,9 +65,15 @@ EXCEPTIONS = {
     ("store/sqlite", "threading."): "a connection belongs to one thread: the store's writer, and its readers",
     ("store/sqlite", "asyncio.ensure_future"): "names the answer of the host's thread, and starts nothing",
     ("replay/run_loop.py", "threading.get_ident"): "it starts no thread, it asks which one it is on",
-    ("worker/threads.py", "threading."): "steps that block run in threads which can be abandoned, unlike a pool's",
-    ("worker/emitting.py", "threading.Condition"): "steps emit from their own threads, and wait there for room",
-    ("worker/processes.py", "threading."): "a process of a step is talked to by a thread, and ends by one of its own",
+    (
+        "worker/steps/threads.py",
+        "threading.",
+    ): "steps that block run in threads which can be abandoned, unlike a pool's",
+    ("worker/steps/emit.py", "threading.Condition"): "steps emit from their own threads, and wait there for room",
+    (
+        "worker/steps/processes.py",
+        "threading.",
+    ): "a process of a step is talked to by a thread, and ends by one of its own",
     ("client/blocking.py", "threading."): "the facade for callers without an event loop has one on a thread",
     ("client/blocking.py", "asyncio."): "the facade for callers without an event loop has one on a thread",
 }

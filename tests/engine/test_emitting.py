@@ -24,7 +24,7 @@ from perdure import (
     workflow,
 )
 from perdure.core.model.outputs import Output, OutputKind
-from perdure.worker import emitting
+from perdure.worker.steps import emit
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 
@@ -183,7 +183,7 @@ async def test_what_several_threads_of_a_step_emit_is_there_once(on_disk: Stage)
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(emitting, "ROOM_ITEMS", 20)
+    monkeypatch.setattr(emit, "ROOM_ITEMS", 20)
     return 20
 
 
@@ -231,7 +231,7 @@ async def test_an_async_step_that_never_lets_anything_be_written_is_told(on_disk
 async def test_large_items_fill_the_room_too_but_one_is_always_taken(
     on_disk: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(emitting, "ROOM_BYTES", 1000)
+    monkeypatch.setattr(emit, "ROOM_BYTES", 1000)
 
     async def think() -> None:
         step_info().emit("tokens", "x" * 2000)

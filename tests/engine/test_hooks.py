@@ -18,7 +18,7 @@ from perdure import (
     activity,
     workflow,
 )
-from perdure.worker import hooking
+from perdure.worker.commit import hooks
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
 
@@ -127,7 +127,7 @@ async def test_every_event_that_this_process_wrote_is_told(stage: Stage) -> None
 async def test_a_hook_that_fails_or_hangs_harms_nobody(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooking, "PATIENCE", 0.05)
+    monkeypatch.setattr(hooks, "PATIENCE", 0.05)
     entered, released = threading.Event(), threading.Event()
 
     def hang(event: Event) -> None:
@@ -164,7 +164,7 @@ async def test_errors_of_hooks_are_said_now_and_then(on_disk: Stage, caplog: pyt
 async def test_calls_that_find_no_room_are_left_out_and_counted(
     on_disk: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooking, "ROOM", 2)
+    monkeypatch.setattr(hooks, "ROOM", 2)
     told: list[Event] = []
     blocked = asyncio.Event()
 

@@ -31,7 +31,7 @@ from perdure import (
     workflow,
 )
 from perdure.core.model.run import Turn, Verdict
-from perdure.worker.journal import Journal
+from perdure.worker.commit.journal import Journal
 from perdure.workflow.machine.state_machine import Definable
 from tests.engine.crunching import tells_and_fails
 from tests.engine.stage import Stage

@@ -7,7 +7,7 @@ import queue
 import threading
 from typing import Any
 
-from perdure.worker.threads import Job, StepThreads
+from perdure.worker.steps.threads import Job, StepThreads
 from tests.helpers import eventually
 
 

@@ -22,12 +22,12 @@ from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
-from perdure.worker.activities import ActivityAttempt
-from perdure.worker.claimer import Claimer
-from perdure.worker.held import Held
-from perdure.worker.performing import Performance
-from perdure.worker.residents import Residents
-from perdure.worker.sealing import Seal
+from perdure.worker.claiming.claimer import Claimer
+from perdure.worker.claiming.residents import Residents
+from perdure.worker.run.activity_run import Performance
+from perdure.worker.run.commit_lock import Seal
+from perdure.worker.run.workflow_run import Held
+from perdure.worker.steps.activity_attempt import ActivityAttempt
 
 Patch = pytest.MonkeyPatch
 

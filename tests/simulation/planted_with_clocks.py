@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure.core.model.run import Claimed
 from perdure.store.server.clock import ServerClock
-from perdure.worker.claimer import Claimer
+from perdure.worker.claiming.claimer import Claimer
 
 Patch = pytest.MonkeyPatch
 

@@ -17,8 +17,8 @@ from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
 from perdure.worker import Worker, WorkerOptions
-from perdure.worker.held import Held
-from perdure.worker.stage import Stage
+from perdure.worker.run.stage import Stage
+from perdure.worker.run.workflow_run import Held
 
 
 @workflow("test.two_words")

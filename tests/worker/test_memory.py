@@ -9,8 +9,8 @@ import pytest
 from perdure import Context, Engine, workflow
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.worker.attempts import Attempt
-from perdure.worker.held import Held
+from perdure.worker.run.workflow_run import Held
+from perdure.worker.steps.attempt import Attempt
 from tests.helpers import eventually
 
 

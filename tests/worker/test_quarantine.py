@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.core.model.run import FAR, ClaimedRun, Run, Status
 from perdure.testing.conformance.harness import ManualSystem
-from perdure.worker.quarantine import LONGEST_STAND_BACK, SHORTEST_STAND_BACK, Quarantine
+from perdure.worker.claiming.quarantine import LONGEST_STAND_BACK, SHORTEST_STAND_BACK, Quarantine
 
 LEASE = 15.0
 

@@ -30,7 +30,7 @@ from perdure.store import open_store
 from perdure.store.contract import Store
 from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions
-from perdure.worker.held import Held
+from perdure.worker.run.workflow_run import Held
 from perdure.workflow.definition import Call
 from perdure.workflow.machine.state_machine import Definable
 

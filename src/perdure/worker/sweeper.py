@@ -12,7 +12,7 @@ from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.store.contract import Store
 from perdure.worker.aging import Aging
-from perdure.worker.succession import succeed
+from perdure.worker.claiming.singletons import succeed
 
 logger = logging.getLogger("perdure.worker")
 

@@ -23,34 +23,34 @@ from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.system import System
 from perdure.replay.drain_context import Around
 from perdure.store.contract import Change, Store
-from perdure.worker.arrivals import Arrivals
-from perdure.worker.beginnings import Beginnings
-from perdure.worker.claimer import Claimer
-from perdure.worker.crew import Crew
-from perdure.worker.emitting import Emitting
-from perdure.worker.heart import Heart
-from perdure.worker.held import Held
-from perdure.worker.hooking import Hooking
-from perdure.worker.inboxes import Inboxes
-from perdure.worker.interruptions import recall_interruptions
-from perdure.worker.journal import Journal
-from perdure.worker.kept import Kept
-from perdure.worker.moment import Moment
-from perdure.worker.moving import move
+from perdure.worker.claiming.begin import Beginnings
+from perdure.worker.claiming.claimer import Claimer
+from perdure.worker.claiming.inbox_reader import Inboxes
+from perdure.worker.claiming.push import Pushing
+from perdure.worker.claiming.relocate import move
+from perdure.worker.claiming.residents import Residents
+from perdure.worker.claiming.singletons import name_after, succeed
+from perdure.worker.commit.attempt_log import Witness
+from perdure.worker.commit.hooks import Hooking
+from perdure.worker.commit.journal import Journal
+from perdure.worker.commit.moment import Moment
+from perdure.worker.heartbeat import Heart
+from perdure.worker.limits.gatekeeper import Usher
 from perdure.worker.options import WorkerOptions
-from perdure.worker.performing import Performance
-from perdure.worker.pushing import Pushing
-from perdure.worker.recalling import recall
-from perdure.worker.residents import Residents
+from perdure.worker.registration import described
+from perdure.worker.run.activity_run import Performance
+from perdure.worker.run.interruptions import recall_interruptions
+from perdure.worker.run.kept import Kept
+from perdure.worker.run.recalling import recall
+from perdure.worker.run.stage import Stage
+from perdure.worker.run.workflow_run import Held
 from perdure.worker.scheduler import Scheduler
-from perdure.worker.serving import described
-from perdure.worker.signalled import work_until_signalled
-from perdure.worker.stage import Stage
-from perdure.worker.succession import name_after, succeed
+from perdure.worker.services import Crew
+from perdure.worker.signals import work_until_signalled
+from perdure.worker.steps.emit import Emitting
+from perdure.worker.steps.results import Arrivals
+from perdure.worker.steps.threads import StepThreads
 from perdure.worker.sweeper import Sweeper
-from perdure.worker.threads import StepThreads
-from perdure.worker.usher import Usher
-from perdure.worker.witness import Witness
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
 

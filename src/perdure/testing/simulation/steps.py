@@ -16,8 +16,8 @@ from perdure.testing.simulation.emitted import STREAM, Execution
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.turnstile import Turnstile
-from perdure.worker.attempts import Attempt
-from perdure.worker.held import Held
+from perdure.worker.run.workflow_run import Held
+from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.step_info import StepInfo, activity_info, step_info
 
 ACT = "sim.act"

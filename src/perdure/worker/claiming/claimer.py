@@ -1,0 +1,401 @@
+"""Claiming: one fetcher a worker, in batches, as many as there are free slots or a good part of that.
+
+It asks again at once while there is more, and otherwise waits to be told, for the next timer, or for a poll whose interval grows while
+nothing happens. Hints only make it faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from perdure.core.background_loops import Guard
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.core.model.run import (
+    FAR,
+    Block,
+    Claimed,
+    ClaimedRun,
+    ClaimRequest,
+    Finish,
+    Lease,
+    Loaded,
+    Reason,
+    Release,
+    Status,
+    Turn,
+    Verdict,
+)
+from perdure.core.system import System
+from perdure.errors import (
+    EngineClosed,
+    PerdureError,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from perdure.store.contract import Change, Store
+from perdure.store.sql.reads import check_counters
+from perdure.worker.claiming.quarantine import Quarantine
+from perdure.worker.commit.alarm import Alarm
+
+if TYPE_CHECKING:
+    from perdure.worker.worker import Worker
+
+logger = logging.getLogger("perdure.worker")
+
+#: One in so many claimed runs is taken by age alone.
+AGE_SHARE = 8
+#: Where commits overlap, a claim takes a third of the slots at the most, or so many.
+SMALLEST_SHARE = 32
+SHORTEST_POLL = 0.005
+#: Polls that may find nothing changed before a claim is made all the same.
+UNASKED_POLLS = 20
+#: For how long a worker that gave up a run for another one leaves runs to those that they were given to.
+STAND_OFF = 2.0
+
+
+class Claimer:
+    """See the module."""
+
+    def __init__(self, store: Store, system: System, worker: Worker) -> None:
+        self._store = store
+        self._system = system
+        self._worker = worker
+        self._guard = Guard("claimer", system, worker.health, logger)
+        #: Since when every round has failed; None while they succeed.
+        self._failing_since: float | None = None
+        self._alarm = Alarm(system)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._hint = Change.NONE
+        self._waiting = False
+        self._claims = 0
+        self._poll = SHORTEST_POLL
+        #: Whether the last claim took all that there was room for.
+        self._full = False
+        #: Whether it passed over runs that may only be taken by a worker that holds nothing else.
+        self._suspects = False
+        self._quarantine = Quarantine(system, worker.options.lease)
+        #: When the next waiting run becomes ready, as far as is known.
+        self._next_wake = FAR
+        #: When to look again at what the database says this worker holds: once a lease, as a claim may arrive late.
+        self._reconcile_at = 0.0
+        self._stand_off_until = 0.0
+
+    def start(self) -> None:
+        """Begin to claim. Twice is once: a worker may be declared dead, and begin again, while it is starting."""
+        if self._task is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._unsubscribe = self._store.subscribe(self._on_change)
+        self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure claimer")
+
+    async def stop(self) -> None:
+        """Stop claiming. A claim that is under way is waited for, so that none is stranded."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        if self._task is not None:
+            task, self._task = self._task, None
+            self._alarm.ring()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is not None:
+                logger.error("claiming ended early", exc_info=task.exception())
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it is only waiting."""
+        return self._waiting and self._hint is Change.NONE
+
+    def slot_freed(self) -> None:
+        """A run was let go of; there is room for another, and perhaps another to take. All of one batch ring once."""
+        if self._full or self._worker.usher.tells or (self._suspects and self._worker.holds_nothing):
+            self._alarm.ring()
+
+    def tell(self) -> None:
+        """There is something to be said at the gates that others wait for."""
+        self._alarm.ring()
+
+    def due_at(self, time: int) -> None:
+        """A run that was just given back waits for that time. Only a time before all that are known makes a difference."""
+        if time < self._next_wake:
+            self._next_wake = time
+            self._alarm.ring()
+
+    def _on_change(self, change: Change) -> None:
+        # Called from the thread that wrote. That a run has finished gives nobody anything to claim.
+        if change & (Change.READY | Change.MARKED) and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._heard, change)
+
+    def _heard(self, change: Change) -> None:
+        self._hint |= change
+        self._alarm.ring()
+
+    async def _run(self) -> None:
+        while self._task is not None:
+            hint, self._hint = self._hint, Change.NONE
+            self._alarm.forget()
+            wait = await self._round(hint)
+            self._guard.succeeded()
+            if self._failing_since is not None:
+                self._failing_since = None
+                self._worker.claims_again()
+            if wait > 0:
+                self._waiting = True
+                await self._idle(wait)
+                self._waiting = False
+
+    async def _rest(self, seconds: float) -> None:
+        """Pause after an error, whatever is heard meanwhile; then look at everything, as the failed round may have missed it."""
+        now = self._system.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        self._worker.cannot_claim(now - self._failing_since)
+        self._waiting = True
+        while self._task is not None and (left := now + seconds - self._system.monotonic()) > 0:
+            await self._alarm.wait(left)
+        self._waiting = False
+        self._hint |= Change.ALL
+        self._reconcile_at = 0.0  # look at what the lost answer may have given us
+
+    async def _idle(self, longest: float) -> None:
+        """Wait until told, until another connection has written, or for `longest` seconds."""
+        until = self._system.monotonic() + longest
+        while self._task is not None and self._hint is Change.NONE:
+            left = until - self._system.monotonic()
+            if left <= 0 or await self._alarm.wait(min(left, self._poll * (0.8 + 0.4 * self._system.random()))):
+                return
+            try:
+                changed = await self._store.changed()
+            except StoreError:
+                changed = True
+            if changed:
+                self._hint |= Change.ALL
+            # Whatever it says: a store that cannot know says yes every time. What is found makes it quick again.
+            self._poll = min(self._poll * 1.5, self._store.poll_interval)
+
+    async def _round(self, hint: Change) -> float:
+        """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
+        if hint & Change.MARKED and not self._worker.holds_nothing:
+            await self._deliver()
+        if self._system.monotonic() >= self._reconcile_at:
+            self._reconcile_at = self._system.monotonic() + self._worker.options.lease
+            await self._reconcile()
+            await self._worker.usher.look_around()
+        longest = self._store.poll_interval * UNASKED_POLLS
+        room = self._room()
+        self._full = True
+        usher = self._worker.usher
+        if room <= 0:
+            return await self._stand_by(min(longest, self._quarantine.ends_in))
+        # Neither what has to pass gates nor what has not takes all the room from the other.
+        share = (room + self._claims % 2) // 2 if usher.has_runs else room
+        claimed = await self._claim_in_turn(share)
+        self._full = len(claimed.runs) >= share > 0
+        self._suspects = claimed.suspects
+        self._next_wake = claimed.next_wake
+        self._worker.scheduler.heard(claimed.next_fire)
+        usher.hear(claimed.limited)
+        if away := usher.turn_away(claimed.runs):
+            claimed = replace(claimed, runs=tuple(one for one in claimed.runs if one not in away))
+            await self._give_back([one.lease for one in away])
+        self._quarantine.took(claimed.runs)
+        await self.take_up(claimed.runs)
+        if usher.has_work and not self._quarantined and (admitted := await self._admit(room - len(claimed.runs))):
+            self._full |= len(claimed.runs) + len(admitted) >= room
+        elif share == 0:
+            return 0.0  # the one slot was kept for those at gates, and nobody there had use for it
+        if self._suspects:
+            self._quarantine.make_way()
+        if claimed.runs or self._full:
+            self._poll = SHORTEST_POLL
+            if self._full:
+                return 0.0 if self._room() > 0 else longest
+        return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
+
+    async def _stand_by(self, longest: float) -> float:
+        """With no room for runs, steps may pass all the same; how long to wait before the next round."""
+        usher = self._worker.usher
+        if not usher.has_steps and not usher.tells:
+            return longest
+        admitted = await usher.admit(self._worker.id, 0, alone=False, poison_after=self._worker.options.poison_after)
+        return max(0.0005, min(longest, (admitted.next_due - admitted.now) / 1e6))
+
+    async def _admit(self, room: int) -> tuple[ClaimedRun, ...]:
+        """Take what may pass its gates."""
+        worker = self._worker
+        alone = worker.holds_nothing and self._quarantine.is_due
+        admitted = await worker.usher.admit(worker.id, room, alone=alone, poison_after=worker.options.poison_after)
+        self._suspects |= admitted.suspects
+        self._quarantine.took(admitted.runs)
+        self._next_wake = min(self._next_wake, admitted.next_due)
+        await self.take_up(admitted.runs)
+        if admitted.runs:
+            self._poll = SHORTEST_POLL
+        return admitted.runs
+
+    @property
+    def _stands_off(self) -> bool:
+        return self._system.monotonic() < self._stand_off_until
+
+    def _room(self) -> int:
+        if self._quarantined or (self._quarantine.stands_back and not self._worker.holds_nothing):
+            return 0
+        free = self._worker.free_slots
+        if self._store.lanes == 1 or (self._suspects and self._worker.holds_nothing):
+            return free
+        # Not all slots at once: while some runs are claimed, others are worked on and others written.
+        return min(free, max(SMALLEST_SHARE, self._worker.options.slots // 3))
+
+    @property
+    def _quarantined(self) -> bool:
+        return self._quarantine.lasts(self._worker.knows)
+
+    def stand_off(self) -> None:
+        """A run is about to be left to another worker; do not snatch it from there."""
+        self._stand_off_until = self._system.monotonic() + self._worker.options.grace + STAND_OFF
+
+    async def _claim_in_turn(self, room: int) -> Claimed:
+        """Suspects and other runs take turns, unless there are only suspects."""
+        alone = self._worker.holds_nothing
+        claimed = await self._claim(room, alone=alone and self._quarantine.is_due)
+        if claimed.suspects and alone and not claimed.runs and room > 0:
+            claimed = await self._claim(room, alone=True)
+        return claimed
+
+    async def _claim(self, room: int, *, alone: bool) -> Claimed:
+        self._claims += 1
+        by_age = room // AGE_SHARE or (1 if self._claims % AGE_SHARE == 0 else 0)
+        options = self._worker.options
+        request = ClaimRequest(
+            worker=self._worker.id,
+            nonce=self._system.entropy(16).hex(),
+            limit=room,
+            by_age=by_age,
+            types=self._worker.usher.types,
+            queues=self._worker.usher.queues,
+            alone=alone,
+            poison_after=options.poison_after,
+            affinity=int(max(options.affinity, STAND_OFF if self._stands_off else 0.0) * 1e6),
+        )
+        return await self._store.claim(request)
+
+    async def take_up(self, runs: tuple[ClaimedRun, ...]) -> None:
+        """Hand runs to the worker, with their histories. One that cannot be taken up is set aside alone."""
+        to_load: dict[str, ClaimedRun] = {}
+        unread: list[str] = []
+        for claimed in runs:
+            run = claimed.run
+            if (unfit := self._worker.usher.unfit(run.id)) is not None:
+                await self._fail(claimed, unfit)
+                continue
+            try:
+                check_counters(run)
+                resident = self._worker.resident(claimed)
+                if resident is not None:
+                    self._worker.take_again(resident, claimed)
+                elif claimed.fresh and run.inbox_seq == run.inbox_read:
+                    self._worker.take(claimed, (), ())
+                else:
+                    to_load[run.id] = claimed
+                    continue
+            except Exception as error:
+                await self._set_aside(claimed.lease, error)
+                continue
+            if run.inbox_seq > run.inbox_read:
+                unread.append(run.id)
+        if to_load:
+            for loaded in await self._load(list(to_load.values())):
+                claimed = to_load[loaded.run.id]
+                try:
+                    self._worker.take(claimed, loaded.records, loaded.inbox)
+                except Exception as error:
+                    await self._set_aside(claimed.lease, error)
+        if unread:
+            await self._deliver_to(unread)
+
+    async def _deliver_to(self, run_ids: list[str]) -> None:
+        """What came in for runs that were only just taken, and not for all that have yet to write what they took in."""
+        try:
+            self._worker.deliver(await self._store.unread(run_ids))
+        except StoreCorrupt:
+            await self._deliver_one_by_one()
+        except StoreError:
+            # They are marked, which is looked at in the next round.
+            self._hint |= Change.MARKED
+
+    async def _load(self, claimed: list[ClaimedRun]) -> list[Loaded]:
+        while True:
+            try:
+                return await self._store.load([one.run.id for one in claimed])
+            except (StoreUnavailable, StoreFull, StoreReadOnly) as error:
+                await self._system.sleep(self._guard.failed(error))
+            except EngineClosed:
+                raise
+            except Exception as error:
+                if len(claimed) == 1:
+                    await self._set_aside(claimed[0].lease, error)
+                    return []
+                return [loaded for one in claimed for loaded in await self._load([one])]
+
+    async def _deliver(self) -> None:
+        """Hand what came in for the runs at hand to them; a run whose inbox cannot be read is set aside alone."""
+        try:
+            marked = await self._store.marked(self._worker.id)
+        except StoreCorrupt:
+            await self._deliver_one_by_one()
+            return
+        if marked:
+            self._poll = SHORTEST_POLL
+        self._worker.deliver(marked)
+
+    async def _deliver_one_by_one(self) -> None:
+        for lease in await self._store.holdings(self._worker.id):
+            try:
+                self._worker.deliver(await self._store.inbox(lease.run_id, 0))
+            except StoreCorrupt as error:
+                self._worker.forget(lease.run_id)
+                await self._set_aside(lease, error)
+
+    async def _fail(self, claimed: ClaimedRun, error: Exception) -> None:
+        """End a run that was claimed and is not to be executed."""
+        logger.error("run %s (%s) fails: %s", claimed.run.id, claimed.run.type, error)
+        finish = Finish(Status.FAILED, replace(Failure.of(error, Codec()), given_up="fatal").to_json())
+        if Verdict.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=finish)], self._worker.id):
+            # It is given back, and comes here again.
+            self._reconcile_at = 0.0
+        else:
+            self._worker.usher.ended(claimed.run.id, finish)
+
+    async def _set_aside(self, lease: Lease, error: Exception) -> None:
+        """Block a run that was claimed and cannot be worked on."""
+        known = isinstance(error, PerdureError)
+        logger.error("run %s is blocked: %s", lease.run_id, error, exc_info=None if known else error)
+        block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
+        if Verdict.BUSY in await self._store.commit([Turn(lease=lease, next=block)], self._worker.id):
+            self._reconcile_at = 0.0
+
+    async def _reconcile(self) -> None:
+        """Give back what the database says we hold and we know nothing of.
+
+        The answer to a claim was lost, or it arrived only when it had been asked for again, and took others then.
+        """
+        leases = await self._store.holdings(self._worker.id)
+        unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]
+        if unknown:
+            logger.warning("giving back %d runs of a claim whose answer was lost", len(unknown))
+            await self._give_back(unknown)
+
+    async def _give_back(self, leases: list[Lease]) -> None:
+        """What is busy is tried again when what is held is looked at next, which is soon then."""
+        turns = [Turn(lease=lease, next=Release()) for lease in leases]
+        if Verdict.BUSY in await self._store.commit(turns, self._worker.id):
+            self._reconcile_at = 0.0

@@ -1,0 +1,109 @@
+"""Reading what came in for the runs at hand, page after page.
+
+However much waits in an inbox, a page of it is read when the one before has been handed to the run; what that takes in at once
+needs no memory. A run that cannot take anything in just now reads on when it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from perdure.core.background_loops import Guard, Health
+from perdure.core.model.run import Message
+from perdure.core.system import System
+from perdure.errors import StoreCorrupt, StoreError
+from perdure.store.contract import Store
+from perdure.store.sql.reads import check_counters
+from perdure.worker.run.kept import Kept
+from perdure.worker.run.stage import Stage
+
+logger = logging.getLogger("perdure.worker")
+
+
+class Inboxes:
+    """See the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        system: System,
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, Kept], None],
+        health: Health,
+    ) -> None:
+        self._store = store
+        self._system = system
+        self._guard = Guard("inbox reader", system, health, logger)
+        self._spawn = spawn
+        #: Runs whose inboxes are being read, and whether somebody has asked for more since.
+        self._reading: dict[Kept, bool] = {}
+
+    def hand_over(self, held: Kept, entries: list[Message]) -> None:
+        """Give a run what was read for it. From a plain callback of the loop."""
+        held.receive(entries)
+        if self.is_full(entries):
+            self.read(held)
+
+    def is_full(self, entries: list[Message]) -> bool:
+        """Whether there may be more behind them."""
+        return len(entries) >= self._store.inbox_page
+
+    def read(self, held: Kept) -> None:
+        """Read what lies behind all that the run knows of."""
+        if held in self._reading:
+            self._reading[held] = True
+            return
+        self._reading[held] = False
+        self._spawn(lambda: self._read(held), f"perdure inbox {held.run.id}", held)
+
+    async def _read(self, held: Kept) -> None:
+        try:
+            while held.stage in (Stage.ACTIVE, Stage.SEALED):
+                self._reading[held] = False
+                before = held.looked
+                try:
+                    entries = await self._store.inbox(held.run.id, before, self._store.inbox_page)
+                    if not entries:
+                        await self._check(held, before)
+                except StoreCorrupt:
+                    raise
+                except StoreError as error:
+                    await self._system.sleep(self._guard.failed(error))
+                    continue
+                await _give(held, entries)
+                more = self._reading[held] or (self.is_full(entries) and held.looked > before)
+                if not more:
+                    return
+        finally:
+            del self._reading[held]
+
+    async def _check(self, held: Kept, looked: int) -> None:
+        """Raise `StoreCorrupt` if the run's counters promise entries that are not there: it would ask for them for ever."""
+        run = await self._store.get(held.run.id)
+        if run is None or (run.token, run.nonce) != (held.lease.token, held.lease.nonce):
+            return
+        check_counters(run)
+        if run.inbox_seq <= looked:
+            return
+        # What came in since the page was read is found by reading again, unless the run was handed it meanwhile and has taken it in.
+        if not await self._store.inbox(run.id, looked, 1) and held.looked == looked:
+            raise StoreCorrupt(
+                f"the inbox of run {run.id!r} (perdure_messages) lacks entries that its row (perdure_runs.inbox_seq) counts: "
+                f"none lies behind number {looked}, and the last should have number {run.inbox_seq}; restore them from a backup, "
+                "or cancel the run"
+            )
+
+
+async def _give(held: Kept, entries: list[Message]) -> None:
+    loop = asyncio.get_running_loop()
+    given: asyncio.Future[None] = loop.create_future()
+
+    def give() -> None:
+        held.receive(entries)
+        if not given.done():
+            given.set_result(None)
+
+    loop.call_soon(give)
+    await given

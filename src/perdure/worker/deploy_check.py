@@ -1,0 +1,111 @@
+"""Replaying the history of a run against the code that is here, for nothing but to see whether it can be.
+
+Nothing is claimed, written or executed but workflow code, up to where the history ends. From a plain callback of an event loop, or
+without one: the run's own loop takes its place meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes
+from perdure.core.model.deploy_report import Finding, Problem
+from perdure.core.model.run import Kind, Record, Run
+from perdure.errors import DecodeError, Diverged
+from perdure.replay.execution import Execution
+from perdure.worker.claiming.make_execution import execution_of
+from perdure.workflow.definition import Workflow
+
+#: For `ctx.log`: outside of the tree of loggers, so that nobody hears what is said.
+_SILENT = logging.Logger("perdure.check", logging.CRITICAL + 1)  # noqa: LOG001 - nobody is to hear it
+
+_BESIDE = "or keep the old code beside the new, as a workflow with a type of its own, until its runs are done"
+_EXPECTED = re.compile(r"record \d+: (\w+) '(.*)'")
+
+
+class Checkup:
+    """Checks runs against workflows."""
+
+    def __init__(self, codec: Codec, errors: ErrorTypes) -> None:
+        self._codec = codec
+        self._errors = errors
+
+    def findings(
+        self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str] = ()
+    ) -> list[Finding]:
+        """What is wrong between a run and the code; `children` are the places of those that it is still to hear of."""
+        try:
+            return list(self._replay(run, workflow, records, children))
+        except Diverged as error:
+            return [_finding(run, Problem.DIVERGED, error.expected, error.found, _fix(error, records))]
+        except DecodeError as error:
+            fix = f"let the code read what is stored: a default for what is new, a union for what changed; {_BESIDE}"
+            return [_finding(run, Problem.UNDECODABLE, "the data that the run has", str(error), fix)]
+
+    def replay(self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record]) -> None:
+        """Raise `Diverged` or `DecodeError` if the run cannot be replayed."""
+        for _ in self._replay(run, workflow, records, ()):
+            pass
+
+    def _replay(
+        self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str]
+    ) -> Iterator[Finding]:
+        execution = execution_of(run, workflow, tuple(records), self._codec, self._errors, _SILENT)
+        if not run.started_at:
+            return
+        try:
+            execution.begin()
+            execution.replay(lambda: True)
+            for warning in execution.warnings:
+                fix = "none, if the recorded result is still right; else guard the change with ctx.patched"
+                yield _finding(run, Problem.ARGUMENTS, warning, "other arguments or times", fix)
+            yield from _unknown_children(run, execution, children)
+        finally:
+            execution.evict()
+
+
+def _unknown_children(run: Run, execution: Execution, children: Iterable[str]) -> Iterator[Finding]:
+    for location in children:
+        if not execution.knows_child(location):
+            name = _name(location)
+            fix = f'if the child is needed no more: await ctx.removed("{name}", "child"); else guard the change: if ctx.patched("..."): ...; {_BESIDE}'
+            yield _finding(
+                run,
+                Problem.DIVERGED,
+                f"a child at {location!r}, started and not yet heard of",
+                execution.position(location),
+                fix,
+            )
+
+
+def _finding(run: Run, problem: Problem, expected: str, found: str, fix: str) -> Finding:
+    return Finding(run_id=run.id, type=run.type, problem=problem, expected=expected, found=found, fix=fix)
+
+
+def _fix(error: Diverged, records: Sequence[Record]) -> str:
+    """What to do about a divergence, by what it looks like."""
+    what = _EXPECTED.fullmatch(error.expected)
+    if what is None:
+        return _BESIDE
+    kind, location = what[1], what[2]
+    name = _name(location)
+    if kind == Kind.VERSION:
+        return f'if nothing depends on the version any more: await ctx.removed("{name}", "version")'
+    if "with the arguments of another" in error.found or "with the same arguments" in error.found:
+        return f'make the calls in the recorded order (iterate over something sorted), or guard the change: if ctx.patched("..."): ...; {_BESIDE}'
+    removed = f'await ctx.removed("{name}", "{kind}")'
+    if error.found.startswith("the workflow"):
+        return f"if it is needed no more, say so where it was: {removed}; {_BESIDE}"
+    asked = re.findall(r"\w+ '([^']*)'", error.found)
+    recorded = {record.location for record in records}
+    if asked and all(place in recorded for place in asked):
+        return f'keep the recorded order, or guard the new one: if ctx.patched("..."): ...; if {name!r} is needed no more: {removed}; {_BESIDE}'
+    return f'guard what is new: if ctx.patched("..."): ...; if {name!r} is needed no more: {removed}; {_BESIDE}'
+
+
+def _name(location: str) -> str:
+    return location.rpartition("/")[2].partition("#")[0]

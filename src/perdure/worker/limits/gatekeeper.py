@@ -1,0 +1,396 @@
+"""Who may be worked on: the runs that have to pass gates.
+
+Types with limits, and types and queues for which a limit was set at run time, are left out of ordinary claims. For them a worker looks at what has
+arrived, says what each has to pass, and is given what may pass, claimed. What it lets go of it tells with its next request. Nothing here is the
+truth: a permit counts by its run alone, and a worker that dies takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.core.codec.codec import Codec
+from perdure.core.limits.admission import (
+    AdmitRequest,
+    Admitted,
+    Arrival,
+    Look,
+    StepArrival,
+    StepLeft,
+    StepVerdict,
+    Waiting,
+)
+from perdure.core.limits.breaker import Breaker
+from perdure.core.limits.call_limits import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
+from perdure.core.limits.limit import Gating, Hold, Limit, gating, of_queue, of_type
+from perdure.core.model.run import ClaimedRun, Finish, Next, Run
+from perdure.core.policy.retry import Retry
+from perdure.core.system import System
+from perdure.errors import BreakerOpen, InvalidId
+from perdure.store.contract import Store
+from perdure.worker.limits.breaker_reports import Judging, kept_out
+from perdure.worker.limits.poll_pace import Attendance
+from perdure.workflow.activity import Activity
+from perdure.workflow.definition import Definition
+
+logger = logging.getLogger("perdure.worker")
+
+#: Told what became of a step, under which token it had asked, and when.
+Answer = Callable[[StepVerdict, int, int], None]
+
+#: So many of each queue and type are looked at together; fewer while others pass, who need not wait until these stand in line.
+ARRIVALS = 200
+FEW = 20
+#: Steps stand in lines without queue and type: anybody may let them pass.
+_STEPS = (("", ""),)
+
+
+class Usher:
+    """What one worker has to do with gates."""
+
+    def __init__(
+        self,
+        store: Store,
+        system: System,
+        codec: Codec,
+        definitions: Mapping[str, Definition[Any, Any]],
+        queues: tuple[str, ...],
+        ring: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._system = system
+        self._codec = codec
+        self._definitions = definitions
+        self._queues = queues
+        self._ring = ring
+        self._declared = frozenset(
+            type for type, one in definitions.items() if one.limits or one.fair is not None or one.breaker is not None
+        )
+        self._failing = tuple(
+            (type, one.breaker.gate)
+            for type, one in definitions.items()
+            if one.breaker is not None and one.breaker.rule.fails
+        )
+        self._judging = Judging()
+        #: Steps that want to pass, and who is told what became of them; and those that want nothing any more.
+        self._asking: dict[tuple[str, str], tuple[StepArrival, Answer]] = {}
+        self._left: list[StepLeft] = []
+        self._has_steps = False
+        #: Runs that are to fail because a breaker is open, and until when it is.
+        self._barred: dict[str, int] = {}
+        #: Runs whose keys cannot be keys, and why.
+        self._unfit: dict[str, InvalidId] = {}
+        self._limited: tuple[str, ...] = ()
+        self._lined: set[str] = set()
+        #: Types of which single calls were seen that have gates of their own.
+        self._mixed: frozenset[str] = frozenset()
+        self.types: tuple[str, ...] = ()
+        self.queues: tuple[str, ...] = ()
+        self._pairs: list[tuple[str, str]] = []
+        #: Runs that were let pass here, and for how long they count.
+        self._passed: dict[str, tuple[int, bool]] = {}
+        self._released: list[tuple[str, int]] = []
+        self._attendance = Attendance(system)
+        #: Whether the last admission let somebody pass.
+        self._busy = False
+        self._arrange()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything that this worker serves has to pass gates, or something is to be told."""
+        return bool(self._pairs or self._has_news)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps have to pass, here or as far as is known elsewhere."""
+        return self._has_steps or "" in self._lined
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether some of what it serves is claimed at gates."""
+        return any(type for _, type in self._pairs)
+
+    async def look_around(self) -> None:
+        """Find out of which types somebody stands in a line although their code asks for that no more."""
+        # Steps stand in lines without a type.
+        lined = await self._store.lined(["", *(type for type in self._definitions if type not in self._declared)])
+        if lined != self._lined:
+            self._lined = lined
+            self._arrange()
+
+    def hear(self, limited: tuple[str, ...]) -> None:
+        """For which types and queues a limit was set at run time."""
+        if limited != self._limited:
+            self._limited = limited
+            self._arrange()
+
+    def turn_away(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
+        """Those of claimed runs that have gates of their own to pass before; from now on, their types are claimed there."""
+        away = [one for one in claimed if says_of_gates(one.run.options)]
+        mixed = self._mixed | {one.run.type for one in away}
+        if mixed != self._mixed:
+            self._mixed = mixed
+            self._arrange()
+        return away
+
+    def _arrange(self) -> None:
+        limited, asked = self._limited, self._declared | self._lined | self._mixed
+        gated = {type for type in self._definitions if type in asked or of_type(type) in limited}
+        queues = {queue for queue in self._queues if of_queue(queue) in limited}
+        self.types = tuple(type for type in self._definitions if type not in gated)
+        self.queues = tuple(queue for queue in self._queues if queue not in queues)
+        self._pairs = [
+            (queue, type) for queue in self._queues for type in self._definitions if queue in queues or type in gated
+        ]
+        if self.has_steps:
+            self._pairs += _STEPS
+
+    def ended(self, run_id: str, after: Next | None) -> None:
+        """A run is in this worker's hands no more."""
+        passed = self._passed.get(run_id)
+        if passed is None:
+            return
+        token, whole = passed
+        if not whole or isinstance(after, Finish):
+            self._released.append((run_id, token))
+        del self._passed[run_id]
+
+    def forget(self) -> None:
+        """The worker has lost everything that it had, and others know."""
+        self._passed.clear()
+        self._released.clear()
+        self._barred.clear()
+        self._unfit.clear()
+        self._asking.clear()
+        self._left.clear()
+
+    def ask(self, arrival: StepArrival, answer: Answer) -> None:
+        """A step of a held run wants to pass."""
+        self._asking[arrival.run_id, arrival.place] = arrival, answer
+        if not self._has_steps:
+            self._has_steps = True
+            self._arrange()
+        self._ring()
+
+    def leave(self, left: StepLeft) -> None:
+        """A step has ended, or is wanted no more."""
+        asked = self._asking.get((left.run_id, left.place))
+        if asked is not None and asked[0].token == left.token:
+            del self._asking[left.run_id, left.place]
+        self._left.append(left)
+        self._ring()
+
+    def judged(self, breaker: Breaker, error: BaseException | None, policy: Retry, since: int, *, probe: bool) -> None:
+        """An attempt behind a breaker has ended. That one failed, or may have been a probe, is told at once."""
+        succeeded = breaker.judge(error, policy)
+        if succeeded is not None and self._judging.add(breaker, since, succeeded, probe):
+            self._ring()
+
+    def judged_run(self, breaker: Breaker, error: BaseException | None, policy: Retry, run: Run) -> None:
+        """The same of an activity: one that has a permit may be a probe."""
+        self.judged(breaker, error, policy, run.wake_at, probe=run.id in self._passed)
+
+    def breaker_of(self, run: Run) -> Breaker | None:
+        """What its call says, or else its code."""
+        given = given_by(run.options).breaker
+        return self._definitions[run.type].breaker if given is None else given.breaker
+
+    def barred(self, run: Run) -> BreakerOpen | None:
+        """Why a run may not be executed although it was claimed."""
+        until = self._barred.pop(run.id, None)
+        if until is None or (breaker := self.breaker_of(run)) is None:
+            return None
+        return kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
+
+    def unfit(self, run_id: str) -> InvalidId | None:
+        """Why a run that was claimed at the gates is to fail: a key that its code makes of its input cannot be one."""
+        return self._unfit.pop(run_id, None)
+
+    async def tell(self, worker: str) -> None:
+        """Say what this worker has let go of, and ask for nothing."""
+        if self._has_news:
+            nonce = self._system.entropy(16).hex()
+            request = AdmitRequest(worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), insists=True)
+            try:
+                await self._ask(request)
+            except Exception as error:
+                # A permit counts by its run alone: others find the room by themselves, a little later.
+                logger.warning("worker %s could not say what it has let go of: %s", worker, error)
+
+    @property
+    def tells(self) -> bool:
+        """Whether others wait for what this worker has to tell, and it may be told now."""
+        return self._has_news and self._off_for <= 0
+
+    @property
+    def _off_for(self) -> float:
+        # A step that asks waits for its gates anyway.
+        return 0.0 if self._asking else self._attendance.off_for
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._released or self._asking or self._left or self._judging.urgent)
+
+    @property
+    def _all_types(self) -> tuple[str, ...]:
+        """For whom there may be room by what is told: whoever is next in line."""
+        return (*self._definitions, "") if self._has_steps else tuple(self._definitions)
+
+    @property
+    def gated(self) -> frozenset[str]:
+        """Types of which each has to pass gates, as far as is known."""
+        return frozenset(type for type in self._definitions if type not in self.types)
+
+    async def admit_one(
+        self, worker: str, run: Run, limited: tuple[str, ...], *, alone: bool, poison_after: int
+    ) -> Admitted:
+        """Let a run pass that somebody has named, if its gates have room; if not, it stands in line."""
+        self.hear(limited)
+        waiting = Waiting(run.id, run.type, run.queue, run.token, run.input, run.options)
+        request = AdmitRequest(
+            worker=worker,
+            nonce=self._system.entropy(16).hex(),
+            limit=1,
+            types=self._all_types,
+            queues=(run.queue,),
+            arrivals=tuple(self._arrivals([waiting])),
+            alone=alone,
+            only=True,
+            insists=True,
+            poison_after=poison_after,
+        )
+        admitted = await self._ask(request)
+        self._note(admitted)
+        return admitted
+
+    async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
+        """What may be worked on."""
+        if (off := self._off_for) > 0:
+            now = self._store.clock()
+            return Admitted(next_due=now + int(off * 1e6), now=now)
+        page = FEW if self._busy else ARRIVALS
+        pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
+        look = await self._store.look(pairs, page)
+        arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
+        due = look.next_due <= look.now and not self._attendance.is_patient
+        if not (look.arrived or due or self.tells):
+            return Admitted(next_due=self._attendance.expect(look.next_due, look.now), now=look.now)
+        request = AdmitRequest(
+            worker=worker,
+            nonce=self._system.entropy(16).hex(),
+            limit=room,
+            types=tuple(dict.fromkeys(type for _, type in pairs)),
+            queues=tuple(dict.fromkeys(queue for queue, _ in pairs)),
+            arrivals=tuple(arrivals),
+            alone=alone,
+            poison_after=poison_after,
+        )
+        admitted = await self._ask(request)
+        self._note(admitted)
+        self._busy = bool(admitted.runs)
+        self._attendance.saw(admitted, arrived=bool(look.arrived), due=due)
+        more = len(look.arrived) >= page and not admitted.busy
+        next_due = admitted.now if more else self._attendance.expect(admitted.next_due, admitted.now)
+        return replace(admitted, next_due=next_due)
+
+    async def _overtaking(self, look: Look, page: int) -> list[Arrival]:
+        """Of types that take turns, who has come last of those whose keys have nobody among the first.
+
+        So whoever has more runs ready than can be looked at together holds up nobody who comes later, and those of one key stay in their order.
+        """
+        full = {type for type, count in Counter(one.type for one in look.arrived).items() if count >= page}
+        fair = [(queue, type) for queue, type in self._pairs if type in full and self._definitions[type].fair]
+        if not fair:
+            return []
+        known = {(one.type, self._gating(one).fair_key) for one in look.arrived if one.type in full}
+        last = (await self._store.look(fair, 4 * page, newest=True)).arrived
+        found = [(one, self._gating(one)) for one in reversed(last)]
+        return [Arrival(one.run_id, one.token, own) for one, own in found if (one.type, own.fair_key) not in known]
+
+    def _note(self, admitted: Admitted) -> None:
+        for one in admitted.runs:
+            if one.run.id in admitted.counted:
+                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run)
+
+    async def _ask(self, request: AdmitRequest) -> Admitted:
+        """Say what is to be told, and ask."""
+        released, self._released = self._released, []
+        asking, self._asking = self._asking, {}
+        left, self._left = self._left, []
+        reports = self._judging.report()
+        steps = tuple(arrival for arrival, _ in asking.values())
+        request = replace(
+            request, released=tuple(released), reports=reports, failing=self._failing, steps=steps, left=tuple(left)
+        )
+        try:
+            admitted = await self._store.admit(request)
+        except BaseException:
+            self._released += released
+            self._left += left
+            self._asking = {**asking, **self._asking}
+            raise
+        self._judging.told(reports)
+        self._released += admitted.untold
+        self._left += admitted.untold_steps
+        self._answer(asking, admitted)
+        claimed = {one.run.id for one in admitted.runs}
+        self._barred |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}
+        return admitted
+
+    def _answer(self, asking: dict[tuple[str, str], tuple[StepArrival, Answer]], admitted: Admitted) -> None:
+        loop = asyncio.get_running_loop()
+        for verdict in admitted.steps:
+            arrival, answer = asking.pop((verdict.run_id, verdict.place))
+            loop.call_soon(answer, verdict, arrival.token, admitted.now)
+        for key, unanswered in asking.items():
+            self._asking.setdefault(key, unanswered)
+
+    def _arrivals(self, arrived: Iterable[Waiting]) -> Iterable[Arrival]:
+        for one in arrived:
+            yield Arrival(one.run_id, one.token, self._gating(one))
+
+    def _gating(self, one: Waiting) -> Gating:
+        definition = self._definitions[one.type]
+        breaker = definition.breaker
+        also = [gate for gate in (of_queue(one.queue), of_type(one.type)) if gate in self._limited]
+        hold = Hold.LEASE if isinstance(definition, Activity) else Hold.RUN
+        given = NOTHING_GIVEN
+        self._unfit.pop(one.run_id, None)
+        try:
+            given = given_by(one.options)
+            arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
+            spread = definition.signature.spread(arguments)
+            limits, fair = definition.limits, definition.fair
+            return given.gating(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
+        except InvalidId as error:
+            # It passes nothing, is claimed, and fails at once: see `unfit`.
+            self._unfit[one.run_id] = error
+            return Gating(())
+        except Exception:
+            # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
+            logger.exception(
+                "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
+            )
+            plain = [limit for limit in definition.limits if limit.key is None]
+            rest = given.gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
+            return rest if rest.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
+
+    def _holds_whole(self, run: Run) -> bool:
+        """Whether it gives back nothing before its end."""
+        definition = self._definitions[run.type]
+        try:
+            given = given_by(run.options).limits
+        except msgspec.MsgspecError:
+            # It is set aside when it is taken up.
+            return False
+        limits: Sequence[Limit | GivenLimit] = definition.limits if given is None else given
+        if isinstance(definition, Activity):
+            return bool(limits) and all(limit.hold is Hold.RUN for limit in limits)
+        return all(limit.hold is not Hold.LEASE for limit in limits)

@@ -1,0 +1,416 @@
+"""An activity's run in a worker's hands: one attempt, and what follows from it.
+
+There is no replay: a claim is an attempt, and its end is one turn, with the outcome, or with the error and when to try again. Signs of
+life are kept with the run, so that the next attempt can go on from there. A cancellation is the activity's to notice; one that
+does not look for it is interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.core.codec.failure import Failure
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.run import (
+    FAR,
+    Again,
+    ClaimedRun,
+    Finish,
+    Kind,
+    Message,
+    Next,
+    Park,
+    Reason,
+    Record,
+    Release,
+    Status,
+    Turn,
+    Verdict,
+)
+from perdure.core.policy.retry import Retry
+from perdure.errors import ActivityTimeout, PerdureError, UsageError
+from perdure.replay.outcome import cancelled
+from perdure.worker.commit.alarm import Wakeup
+from perdure.worker.commit.happenings import ACTIVITY
+from perdure.worker.commit.moment import Moment
+from perdure.worker.run.kept import Kept
+from perdure.worker.run.orders import Steering
+from perdure.worker.run.policy import expired
+from perdure.worker.run.stage import Stage
+from perdure.worker.run_guard import guarded
+from perdure.worker.services import Crew
+from perdure.worker.steps.activity_attempt import ActivityAttempt
+from perdure.workflow.activity import Activity
+from perdure.workflow.activity_options import Settings
+
+logger = logging.getLogger("perdure.worker")
+
+#: Details of heartbeats are written so far apart, in seconds; the last ones always are.
+BEAT_APART = 0.2
+#: How often to look at the deadline of an attempt that goes on for very long, in seconds.
+LOOK = 3600.0
+#: How soon to look again whether the lease is safe enough to begin, in seconds.
+LEASE_RECHECK = 0.1
+#: An attempt that is due in so many microseconds is begun: clocks differ that much.
+EARLY = 100_000
+
+
+class Performance(Kept):
+    """See the module."""
+
+    scope = ACTIVITY
+
+    def __init__(
+        self, claimed: ClaimedRun, activity: Activity[Any, Any], records: tuple[Record, ...], crew: Crew
+    ) -> None:
+        super().__init__(claimed, crew)
+        self._activity = activity
+        #: The number of the next record.
+        self._seq = records[-1].seq + 1 if records else 0
+        #: When the first attempt began, and when the next one may: others may have woken the run before.
+        self._begun_at = records[0].started_at if records else claimed.run.started_at
+        self._not_before = records[-1].retry_at if records else 0
+        self._attempt: ActivityAttempt | None = None
+        self._arguments: dict[str, Any] = {}
+        self._settings = activity.settings
+        self._last_heartbeat: Any = None
+        #: What the end of the attempt has come to, and the record of it that is not yet durable.
+        self._after: Next | None = None
+        self._record: Record | None = None
+        #: Why it was cancelled; None: it was not.
+        self._cancelled: str | None = None
+        #: The details of the last heartbeat since the last turn.
+        self._details: str | None = None
+        self._known_details: str | None = None
+        self._interruption: NewOutput | None = None
+        self._may_write_details_at = 0.0
+        self._beat = Wakeup(crew.system)
+        self._silence = Wakeup(crew.system)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is under way."""
+        return self._attempt is None and not self._committing and self.stage is not Stage.REPLAYING
+
+    # taking up
+
+    @guarded
+    def begin(self, moment: Moment) -> None:
+        """Decode what it is called with, and begin. From a plain callback of the loop."""
+        if self.stage is not Stage.REPLAYING:
+            return
+        run, crew = self.run, self._crew
+        what = f"input of run {run.id!r} ({run.type})"
+        self._arguments = self._activity.signature.decode(run.input, crew.codec, what)
+        self._settings = Settings.from_json(run.options).over(self._activity.settings)
+        if self._settings.schedule_to_close is not None and run.deadline == FAR and run.generation == 1:
+            # Whoever created it knew nothing of its code, such as a producer in plain SQL.
+            self.run = replace(run, deadline=self._begun_at + int(self._settings.schedule_to_close * 1e6))
+        if run.token > 1:
+            crew.owner.recall(self)
+        else:
+            self.recalled(None)
+
+    @guarded
+    def recalled(self, details: str | None) -> None:
+        """What the last heartbeat of an earlier attempt said, as JSON; None: there was none. From a plain callback."""
+        if self.stage is not Stage.REPLAYING:
+            return
+        if details is not None:
+            self._last_heartbeat = self._crew.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
+        self.stage = Stage.ACTIVE
+        if not self._take_backlog():
+            self.settle(self._crew.moment())
+
+    # what happens to it
+
+    @guarded
+    def receive(self, messages: Iterable[Message]) -> None:
+        """Take in new inbox entries, in order."""
+        if self.stage is Stage.REPLAYING:
+            self._backlog.extend(messages)
+            return
+        if self.stage is not Stage.ACTIVE or self._forced is not None:
+            return
+        self._steering = self._steering or Steering(self)
+        for message in self._steering.sift(messages):
+            self.seen = message.seq
+            if message.kind is Kind.CANCEL:
+                self._cancel(message)
+            elif message.kind is Kind.MESSAGE:
+                logger.warning(
+                    "activity %s of run %s takes no messages; %r is ignored", self.run.type, self.run.id, message.name
+                )
+        self.settle(self._crew.moment())
+
+    def _cancel(self, message: Message) -> None:
+        if self._cancelled is not None or isinstance(self._after, Finish):
+            return
+        crew = self._crew
+        reason = "" if message.payload is None else crew.codec.decode(message.payload, Any, "reason")
+        self._cancelled = str(reason or "")
+        if self._attempt is None:
+            self._end_cancelled()
+        elif self._attempt.ask_to_stop():
+            self._wakeup.arm(crew.options.grace, self._insist)
+        else:
+            self._insist()
+
+    @guarded
+    def _insist(self) -> None:
+        """It did not end by itself."""
+        if self._attempt is not None and self._after is None:
+            self._cancel_attempts()
+            self._end_cancelled()
+            self.settle(self._crew.moment())
+
+    def _end_cancelled(self) -> None:
+        outcome = cancelled(self.run.id, self.run.type, self._cancelled or "", self._crew.codec)
+        self._after = Finish(outcome.status, outcome.payload)
+
+    def step_ended(self, attempt: ActivityAttempt, result: Any, error: BaseException | None, moment: Moment) -> None:
+        """See `Recipient`."""
+        if attempt is not self._attempt:
+            return
+        self._attempt = None
+        self._take_details(attempt)
+        self._wakeup.disarm()
+        self._silence.disarm()
+        if self._cancelled is None and (breaker := self._crew.usher.breaker_of(self.run)) is not None:
+            self._crew.usher.judged_run(breaker, error, self._policy(), self.run)
+        failed = error
+        if failed is None:
+            failed = self._succeeded(result)
+        if failed is not None and self._cancelled is not None:
+            self._end_cancelled()
+        elif failed is not None:
+            self._failed(attempt, failed, moment.now)
+        self.settle(moment)
+
+    def _succeeded(self, result: Any) -> PerdureError | None:
+        codec, returns = self._crew.codec, self._activity.signature.returns
+        try:
+            stored = codec.store(result, returns, f"result of run {self.run.id!r} ({self.run.type})")
+        except PerdureError as error:
+            return error
+        self._after = Finish(Status.COMPLETED, stored[0])
+        return None
+
+    def _failed(self, attempt: ActivityAttempt, error: BaseException, now: int) -> None:
+        failure = Failure.of(error, self._crew.codec)
+        limit = error.kind if isinstance(error, ActivityTimeout) else ""
+        policy = self._policy()
+        requested = policy.requested_delay(error, now)
+        delay = requested
+        if requested is None and not isinstance(error, UsageError):
+            delay = policy.next_delay(attempt.number, error, self._crew.system.random())
+        retry_at = self.run.deadline if delay is None else now + int(delay * 1e6)
+        if delay is None or retry_at >= self.run.deadline:
+            used_up = policy.attempts is not None and attempt.number >= policy.attempts
+            final = isinstance(error, UsageError) or not policy.is_worth_retrying(error)
+            given_up = "fatal" if final and not used_up else "exhausted"
+            self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json(), limit)
+            return
+        self._record = Record(
+            seq=self._seq, kind=Kind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
+            started_at=attempt.started_at, attempts=attempt.number - (requested is not None), retry_at=retry_at,
+            run_attempt=self.run.attempt,
+        )  # fmt: skip
+        if requested is None:
+            self._after = Again(retry_at, failure.to_json(), limit)
+        else:
+            self._after = Park(retry_at, Reason.RETRY, self.seen)
+
+    def _policy(self) -> Retry:
+        policy = self._settings.retry or self._crew.options.retry
+        return replace(policy, attempts=self.run.max_attempts) if self.run.max_attempts else policy
+
+    def release(self) -> None:
+        """See `Kept`."""
+        if self._attempt is not None:
+            self._interruption = self._stopped(self._seq - 1, (self.run.type,))
+        super().release()
+
+    # signs of life
+
+    def emit(self, attempt: ActivityAttempt, stream: str, value: object) -> None:
+        """See `Recipient`."""
+        self._crew.emitting.emit(self, attempt, stream, value)
+
+    @guarded
+    def emitted(self) -> None:
+        """See `Publisher`."""
+        if self.stage is Stage.OVER:
+            self._crew.emitting.take(self)
+        else:
+            self._say()
+
+    @guarded
+    def beaten(self, attempt: ActivityAttempt) -> None:
+        """See `Beating`."""
+        if attempt is self._attempt:
+            self._take_details(attempt)
+            self._say()
+
+    def _take_details(self, attempt: ActivityAttempt) -> None:
+        # The end of an attempt may overtake the announcement of its last heartbeat, so that each end calls this, too.
+        details = attempt.details
+        if details is not self._known_details:
+            self._details = self._known_details = details
+
+    def _say(self) -> None:
+        """Write what the activity has to say while it goes on."""
+        if self.stage is not Stage.ACTIVE or self._committing:
+            return
+        wait = self._may_write_details_at - self._crew.system.monotonic()
+        if self in self._crew.emitting.pending or (self._details is not None and wait <= 0):
+            self._crew.journal.submit(self)
+        elif self._details is not None:
+            self._beat.arm(wait, self._say)
+
+    @guarded
+    def _listen(self) -> None:
+        """Look whether the last sign of life is too long ago."""
+        limit, attempt = self._settings.heartbeat, self._attempt
+        if limit is None or attempt is None:
+            return
+        left = attempt.last_beat + limit - self._crew.system.monotonic()
+        if left <= 0:
+            attempt.went_silent(limit)
+        else:
+            self._silence.arm(left, self._listen)
+
+    # what follows
+
+    def settle(self, moment: Moment) -> None:
+        """Begin, write or wait."""
+        if self.stage is not Stage.ACTIVE:
+            return
+        if self._forced is None and self._after is None:
+            if self.run.deadline <= moment.now:
+                self._force(expired(self.run, self._crew))
+                return
+            if self._attempt is None and not (self._steering is not None and self._steering.holds_back):
+                if self._not_before > moment.now + EARLY:
+                    self._after = Park(self._not_before, Reason.RETRY, self.seen)
+                else:
+                    self._start(moment)
+        if not self._committing and self._must_write():
+            self._crew.journal.submit(self)
+
+    def _start(self, moment: Moment) -> None:
+        crew = self._crew
+        if crew.owner.stopping:
+            return
+        if not moment.may_start:
+            self._wakeup.arm(LEASE_RECHECK, self._look_again)
+            return
+        if (barred := crew.usher.barred(self.run)) is not None:
+            self._after = Finish(Status.FAILED, replace(Failure.of(barred, crew.codec), given_up="fatal").to_json())
+            return
+        policy = self._policy()
+        self._attempt = ActivityAttempt(
+            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat, moment.now,
+            crew.system, crew.codec, crew.arrivals, self,
+        )  # fmt: skip
+        self._attempt.start(crew.threads, self.run.deadline)
+        if self._settings.heartbeat is not None:
+            self._silence.arm(self._settings.heartbeat, self._listen)
+        self._wake_at_deadline(moment)
+
+    def _wake_at_deadline(self, moment: Moment) -> None:
+        self._wakeup.arm(min(LOOK, max(0.0, (self.run.deadline - moment.now) / 1e6)), self._look_again)
+
+    @guarded
+    def _look_again(self) -> None:
+        moment = self._crew.moment()
+        self.settle(moment)
+        if self._attempt is not None and self._cancelled is None:
+            self._wake_at_deadline(moment)
+
+    def _must_write(self) -> bool:
+        if self._forced is not None or self._after is not None:
+            return True
+        if self._attempt is not None:
+            return False
+        return self._crew.owner.stopping or (
+            self._steering is not None and self._steering.next_state(ended=False) is not None
+        )
+
+    def make_turn(self, moment: Moment) -> Turn | None:
+        """See `Author`."""
+        if self.stage is not Stage.ACTIVE:
+            return None
+        self._verdict_next = state = self._next_state()
+        if isinstance(state, Finish):
+            self._crew.owner.ending(self)
+        outputs = self._crew.emitting.take(self) if self._crew.emitting.pending else []
+        if self._attempt is not None:
+            self._take_details(self._attempt)
+        if self._details is not None:
+            key = f"heartbeat:{self.lease.token}"
+            outputs.append(NewOutput(kind=OutputKind.HEARTBEAT, name="", payload=self._details, key=key))
+            self._details = None
+            self._may_write_details_at = self._crew.system.monotonic() + BEAT_APART
+        if self._interruption is not None and isinstance(state, Release):
+            outputs.append(self._interruption)
+        record, self._record = self._record, None
+        if state is None and record is None and not outputs:
+            return None
+        self._committing = True
+        return Turn(
+            lease=self.lease,
+            records=() if record is None else (record,),
+            read=self.seen if self.seen > self.run.inbox_read else 0,
+            outputs=tuple(outputs),
+            next=state,
+        )
+
+    def _next_state(self) -> Next | None:
+        if self._forced is not None and not (isinstance(self._forced, Release) and self._after is not None):
+            return self._forced
+        if isinstance(self._after, Park):
+            return replace(self._after, seen=self.seen if self._steering is None else self._steering.looked)
+        if self._after is not None:
+            return self._after
+        if self._attempt is not None:
+            return None
+        steered = None if self._steering is None else self._steering.next_state(ended=False)
+        return steered or (Release() if self._crew.owner.stopping else None)
+
+    def landed(self, verdict: Verdict, moment: Moment) -> None:
+        """See `Author`."""
+        self._committing = False
+        after, self._verdict_next = self._verdict_next, None
+        if self.stage is Stage.OVER:
+            return
+        if verdict is Verdict.LOST:
+            logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
+            self._finish_here()
+        elif verdict is Verdict.AWAKE and self._forced is None:
+            self._crew.owner.unread(self)
+        elif verdict is Verdict.AWAKE or after is None:
+            self.settle(moment)
+            self._say()
+        else:
+            self._finish_here(after)
+
+    def drop(self) -> None:
+        """Let go at once. Writes nothing."""
+        self.stage = Stage.OVER
+        self._cancel_attempts()
+        self._wakeup.disarm()
+        self._silence.disarm()
+        self._beat.disarm()
+        self._steering = None
+        self._crew.emitting.take(self)
+
+    def _cancel_attempts(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.cancel()
+            self._take_details(attempt)

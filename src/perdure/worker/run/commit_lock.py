@@ -1,0 +1,156 @@
+"""Whose turn it is to commit for a run.
+
+A run has at most one commit in flight, whoever issues it. So a transaction of the workflow's gets the run's seal when everything
+before it is durable, and until it has ended nothing else happens to the run: what comes in is kept, in order, for afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from perdure.core.model.run import Turn, Verdict
+from perdure.replay.operations import StepOperation
+from perdure.store.user_connections.errors import Interrupted
+from perdure.worker.commit.moment import Moment
+from perdure.worker.run.stage import Stage
+from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.transaction_attempt import Committed, Grant, LeaseLost, TransactionAttempt
+
+if TYPE_CHECKING:
+    from perdure.worker.run.workflow_run import Held
+
+logger = logging.getLogger("perdure.worker")
+
+#: How often a transaction that the database interrupted is begun again before that counts as a failed attempt, and the longest
+#: pause in between, in microseconds.
+_TRIES = 5
+_PAUSE = 50_000
+
+
+class Seal:
+    """The seal of one held run."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._wanting: list[TransactionAttempt] = []
+        self._holder: TransactionAttempt | None = None
+        self._kept: list[tuple[Attempt, Any, BaseException | None]] = []
+        self._released = False
+        #: How often the database has interrupted each, by location.
+        self._interruptions: dict[str, int] = {}
+
+    def attempt(self, operation: StepOperation, now: int) -> TransactionAttempt:
+        """An attempt that will want it."""
+        held = self._held
+        return TransactionAttempt(operation, held.run, now, held._crew, held, self)
+
+    def want(self, attempt: TransactionAttempt) -> None:
+        """Give it to that attempt when it is its turn."""
+        self._wanting.append(attempt)
+        if attempt.begun:
+            # From a callback of its own: this may be a task, in which no workflow code may run.
+            asyncio.get_running_loop().call_soon(self._settle)
+
+    def may_begin_again(self, location: str) -> bool:
+        """Whether a transaction that the database interrupted is not yet one too many."""
+        count = self._interruptions[location] = self._interruptions.get(location, 0) + 1
+        return count < _TRIES
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for it."""
+        if self._wanting:
+            self._wanting = [attempt for attempt in self._wanting if attempt.wanted]
+        return bool(self._wanting)
+
+    def grant(self) -> bool:
+        """Give it away, if everything is durable and somebody wants it; whether that was done."""
+        held = self._held
+        execution = held._execution
+        if not self.wanted or held._forced is not None or execution is None or execution.outcome is not None:
+            return False
+        if execution.unsaved or held._draft.filled:
+            return False
+        if self._wanting[0].has_pending:
+            # The record says that the function has ended: what it emitted before must not be lost after that.
+            held._has_emitted = True
+            return False
+        self._holder = self._wanting.pop(0)
+        held.stage = Stage.SEALED
+        held._wakeup.disarm()
+        self._holder.granted(Grant(held.lease, execution.next_seq, execution.time, held.run.attempt))
+        return True
+
+    def release_later(self) -> None:
+        """Give the run back as soon as the transaction has ended."""
+        self._released = True
+
+    def took(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> bool:
+        """Deal with the end of an attempt; False if that is as the end of any step."""
+        if self._holder is not None and self._holder is not attempt:
+            self._kept.append((attempt, result, error))
+            return True
+        held = self._held
+        if self._holder is attempt:
+            self._holder = None
+            held.stage = Stage.ACTIVE
+        if not isinstance(attempt, TransactionAttempt):
+            return False
+        if isinstance(error, LeaseLost):
+            logger.warning("lease_lost: run %s was taken over by another worker", held.run.id)
+            held._finish_here()
+        elif isinstance(error, Interrupted):
+            operation = held._attempts.pop(attempt.operation.location).operation
+            operation.retry_at = moment.now + int(_PAUSE * held._crew.system.random())
+            held._ready.append(operation)
+            self._catch_up(moment)
+        elif isinstance(result, Committed):
+            self._adopt(attempt, result, moment)
+            self._catch_up(moment)
+        else:
+            asyncio.get_running_loop().call_soon(self._settle)
+            return False
+        return True
+
+    def _adopt(self, attempt: Attempt, committed: Committed, moment: Moment) -> None:
+        held, record = self._held, committed.record
+        held._attempts.pop(record.location)
+        if held._passing is not None:
+            held._passing.ended(attempt.operation, None)
+        self._interruptions.pop(record.location, None)
+        execution = held._execution
+        assert execution is not None
+        assert record.payload is not None
+        execution.step_succeeded(
+            attempt.operation, record.payload, committed.value, record.at, attempt.started_at, record.attempts,
+            moment.around,
+        )  # fmt: skip
+        turn = Turn(lease=held.lease, records=(record,))
+        held._crew.journal.witness.saw([(held, turn)], [Verdict.APPLIED], moment.now)
+        # It is durable already; what follows it are versions that the workflow asked for.
+        assert execution.unsaved[0] == record
+        del execution.unsaved[0]
+        if committed.items:
+            held._crew.emitting.discard(held, committed.items)
+            held._has_emitted = False  # what is pending still is announced once more
+
+    def _settle(self) -> None:
+        try:
+            self._catch_up(self._held._crew.moment())
+        except Exception as error:
+            self._held.break_off(error)
+
+    def _catch_up(self, moment: Moment) -> None:
+        """Let happen what has come in meanwhile, until somebody else has the seal."""
+        held = self._held
+        kept, self._kept = self._kept, []
+        for attempt, result, error in kept:
+            held.step_ended(attempt, result, error, moment)
+        if held.stage is Stage.ACTIVE:
+            held._take_backlog()
+        if self._released and held.stage is Stage.ACTIVE:
+            self._released = False
+            held.release()
+        held.settle(moment)

@@ -1,0 +1,74 @@
+"""Attempts at steps that an earlier holder of a run did not finish.
+
+A step costs one row, when it ends; its beginning is not written. So at a takeover it is known which steps were open, and not which of
+them had begun: a step that was asked for when the worker was lost is taken to have been interrupted, unless it was waiting for its next
+attempt or for a limit. A worker that stops in order names the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from perdure.core.model.interruption import Interruption
+from perdure.core.model.run import Record, Run
+from perdure.core.system import System
+from perdure.errors import StoreError
+from perdure.replay.operations import StepOperation
+from perdure.store.contract import Store
+from perdure.store.sql.interruptions import interruptions
+from perdure.worker.run.stage import Stage
+from perdure.worker.run.step_limits import has_to_pass
+
+if TYPE_CHECKING:
+    from perdure.worker.run.workflow_run import Held
+
+logger = logging.getLogger("perdure.worker")
+
+#: A lease that ends without a park raises the token by one, and the claim after it by another.
+EARLIEST_TOKEN = 3
+
+
+async def recall_interruptions(held: Held, store: Store, system: System) -> None:
+    """Read the interruptions of a run and hand them over, as often as it takes."""
+    while held.stage is Stage.REPLAYING:
+        try:
+            found = await interruptions(store, held.run.id)
+        except StoreError as error:
+            logger.warning("cannot read the interruptions of run %s, trying again: %s", held.run.id, error)
+            await system.sleep(0.2)
+        else:
+            asyncio.get_running_loop().call_soon(held.recalled, found)
+            return
+
+
+def count_interruptions(
+    found: Sequence[Interruption],
+    steps: Iterable[StepOperation],
+    asked: Mapping[str, int],
+    failures: Sequence[Record],
+    run: Run,
+) -> dict[str, int]:
+    """How many attempts at each open step were interrupted, where there are any.
+
+    `asked`: by location, the record that led to the step; those that are not there were asked for before the first.
+    """
+    relevant = [one for one in found if (one.generation, one.attempt) == (run.generation, run.attempt)]
+    failed = {record.location: record for record in failures}
+    counted: dict[str, int] = {}
+    for step in steps if relevant else ():
+        location = step.location
+        number = sum(_interrupts(one, step, asked.get(location, -1), failed.get(location)) for one in relevant)
+        if number:
+            counted[location] = number
+    return counted
+
+
+def _interrupts(interruption: Interruption, step: StepOperation, asked: int, failed: Record | None) -> bool:
+    if interruption.steps is not None:
+        return step.location in interruption.steps
+    if asked > interruption.last or has_to_pass(step):
+        return False
+    return failed is None or failed.seq > interruption.last or failed.retry_at <= interruption.at

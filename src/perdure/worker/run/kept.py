@@ -1,0 +1,134 @@
+"""A run in a worker's hands, as the worker sees it: a workflow's (`Held`) or an activity's (`Performance`)."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perdure.core.model.interruption import STOPPED, Interruption, output_of
+from perdure.core.model.outputs import NewOutput
+from perdure.core.model.run import ClaimedRun, Message, Next, Release, Turn, Verdict
+from perdure.errors import PerdureError
+from perdure.worker.commit.alarm import Wakeup
+from perdure.worker.commit.happenings import RUN
+from perdure.worker.commit.moment import Moment
+from perdure.worker.run.orders import Steering
+from perdure.worker.run.policy import set_aside
+from perdure.worker.run.stage import Stage
+from perdure.worker.services import Crew
+
+logger = logging.getLogger("perdure.worker")
+
+
+class Kept(ABC):
+    """See the module."""
+
+    #: What its end is the end of.
+    scope = RUN
+
+    def __init__(self, claimed: ClaimedRun, crew: Crew) -> None:
+        self.run = claimed.run
+        self.lease = claimed.lease
+        self.stage = Stage.REPLAYING
+        self.seen = claimed.run.inbox_read
+        self._crew = crew
+        self._backlog: list[Message] = []
+        self._verdict_next: Next | None = None
+        self._committing = False
+        self._forced: Next | None = None
+        self._wakeup = Wakeup(crew.system)
+        self._steering: Steering | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.run.id} {self.stage.name}>"
+
+    @property
+    def looked(self) -> int:
+        """Up to which entry it knows what is in its inbox, taken in or not."""
+        kept_for_later = self._backlog[-1].seq if self._backlog else 0
+        return max(self.seen, kept_for_later, 0 if self._steering is None else self._steering.looked)
+
+    def _take_backlog(self) -> bool:
+        """Receive what came in before it could be, and read on if that may not be all; False if there was nothing."""
+        backlog, self._backlog = self._backlog, []
+        if not backlog:
+            return False
+        self.receive(backlog)
+        if len(backlog) >= self._crew.store.inbox_page:
+            self._crew.owner.unread(self)
+        return True
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Whether nothing of it is under way."""
+
+    @abstractmethod
+    def begin(self, moment: Moment, /) -> None:
+        """Take it up. From a plain callback of the loop."""
+
+    @abstractmethod
+    def receive(self, messages: Iterable[Message], /) -> None:
+        """Take in new inbox entries, in order."""
+
+    @abstractmethod
+    def settle(self, moment: Moment) -> None:
+        """Look at where it stands, and write, begin something or wait."""
+
+    @abstractmethod
+    def make_turn(self, moment: Moment) -> Turn | None:
+        """See `Author`."""
+
+    @abstractmethod
+    def landed(self, verdict: Verdict, moment: Moment) -> None:
+        """See `Author`."""
+
+    @abstractmethod
+    def emitted(self) -> None:
+        """See `Publisher`."""
+
+    def credentials(self) -> Mapping[str, Any]:
+        """See `Recipient`."""
+        return self._crew.credentials(self.run.id)
+
+    def _stopped(self, last: int, steps: tuple[str, ...]) -> NewOutput:
+        """Say that the worker stops before these have ended; `last` is the number of the run's last record."""
+        run = self.run
+        interruption = Interruption(
+            worker=self._crew.actor(), reason=STOPPED, generation=run.generation, attempt=run.attempt, last=last,
+            steps=steps,
+        )  # fmt: skip
+        return output_of(interruption, self.lease.token)
+
+    def release(self) -> None:
+        """Give the run back unfinished, as it is."""
+        if self.stage in (Stage.ACTIVE, Stage.REPLAYING):
+            self._cancel_attempts()
+            self._force(Release())
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
+
+    def break_off(self, error: Exception) -> None:
+        """Code, history and data do not fit together; nothing of this pass is written."""
+        known = isinstance(error, PerdureError)
+        logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
+        self._force(set_aside(error, self._crew))
+
+    def _force(self, state: Next) -> None:
+        self._cancel_attempts()
+        self._forced = state
+        self.stage = Stage.ACTIVE
+        if not self._committing:
+            self._crew.journal.submit(self)
+
+    def _finish_here(self, after: Next | None = None) -> None:
+        self.drop()
+        self._crew.owner.ended(self, after)
+
+    @abstractmethod
+    def _cancel_attempts(self) -> None:
+        """Nobody wants the results of what is under way."""

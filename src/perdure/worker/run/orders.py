@@ -1,0 +1,73 @@
+"""What a run in a worker's hands was told by those who steer it: to pause, to go on, to leave.
+
+A pause lasts from its entry in the inbox to the next RESUME or CANCEL there. Until then that entry and all behind it stay unread: a
+worker that takes the run up anew finds them again. So the pause is as durable as the inbox is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from perdure.core.model.run import Kind, Message, Next, Park, Reason, Release
+
+if TYPE_CHECKING:
+    from perdure.worker.run.kept import Kept
+
+#: What only the worker is told; the history has no record of it.
+UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
+
+
+class Steering:
+    """See the module. A run has none before it is told something."""
+
+    def __init__(self, held: Kept) -> None:
+        self._held = held
+        #: Up to which entry the inbox was looked at, whether that was taken in or not.
+        self.looked = held.seen
+        self.paused = False
+        #: It is to go to another worker, and whether it is known to which.
+        self._moves = False
+        self._leaves = False
+        self._home: str | None = None
+        self._withheld: list[Message] = []
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether nothing new is to begin."""
+        return self.paused or self._moves
+
+    def sift(self, messages: Iterable[Message]) -> list[Message]:
+        """Those of the entries that may be taken in now, and that were not given before."""
+        free: list[Message] = []
+        for message in messages:
+            if message.seq <= self.looked:
+                continue
+            self.looked = message.seq
+            if message.kind in (Kind.RESUME, Kind.CANCEL):
+                free += self._withheld
+                self._withheld.clear()
+                self.paused = False
+            elif message.kind is Kind.PAUSE:
+                self.paused = True
+            elif message.kind is Kind.EVICT and message.payload == str(self._held.lease.token) and not self._moves:
+                self._moves = True
+                self._held._crew.owner.moving(self._held, self.leave)
+            (self._withheld if self.paused else free).append(message)
+        return free
+
+    def leave(self, home: str | None) -> None:
+        """Go when nothing is under way, which is not waited for without end; others leave the run to that worker for a moment."""
+        self._leaves, self._home = True, home
+        crew = self._held._crew
+        crew.system.call_later(crew.options.grace, self._held.release)
+        try:
+            self._held.settle(crew.moment())
+        except Exception as error:
+            self._held.break_off(error)
+
+    def next_state(self, *, ended: bool) -> Next | None:
+        """What becomes of a run with nothing under way; `ended`: it has an outcome, with which it will go on later."""
+        if self.paused:
+            return Park(self._held.run.deadline, Reason.PAUSED, self.looked)
+        return Release(self._home) if self._leaves and not ended else None

@@ -1,0 +1,203 @@
+"""Steps of a held run that have to pass gates before their functions are called.
+
+A step asks when it could begin. It begins when it is answered that it may; otherwise it stands in a line, and a run with nothing else to do
+waits without a worker until it is called. None of that is recorded: a worker that takes the run up anew asks again, and finds the place that the
+step had. Every attempt asks, and gives back what it had when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import UNSET
+
+from perdure.core.codec.failure import Failure
+from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.breaker import PREFIX, Breaker
+from perdure.core.limits.limit import Gating, Hold, Limit, gating, place_of
+from perdure.core.model.run import Kind, Message, Reason
+from perdure.replay.operations import StepOperation
+from perdure.worker.limits.breaker_reports import kept_out
+from perdure.worker.run.policy import policy_of
+from perdure.worker.run.stage import Stage
+from perdure.worker.run_guard import guarded
+
+if TYPE_CHECKING:
+    from perdure.worker.run.workflow_run import Held
+
+
+class _Passed(NamedTuple):
+    """A step that has passed."""
+
+    operation: StepOperation
+    since: int
+    #: Of the lease under which it has.
+    token: int
+    permit: bool
+    probe: bool
+
+
+class Passing:
+    """What one run has to do with gates."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        #: By place: those of which nothing is known yet, and those that stand in line, with the gate and since when at the latest.
+        self._asked: dict[str, StepOperation] = {}
+        self._waiting: dict[str, tuple[StepOperation, str, int]] = {}
+        #: Those that may begin or have begun.
+        self._passed: dict[str, _Passed] = {}
+
+    def break_off(self, error: Exception) -> None:
+        """See `Breakable`."""
+        self._held.break_off(error)
+
+    @property
+    def asks(self) -> bool:
+        """Whether an answer is to come."""
+        return bool(self._asked)
+
+    @property
+    def reason(self) -> Reason | None:
+        """What the run waits for; None: for nothing here."""
+        gates = [gate for _, gate, _ in self._waiting.values()]
+        if not gates:
+            return None
+        return Reason.BREAKER if all(gate.startswith(PREFIX) for gate in gates) else Reason.LIMIT
+
+    def may_begin(self, operation: StepOperation) -> bool:
+        """Whether a step has passed; one that has not asks."""
+        place = place_of(operation.location)
+        passed = self._passed.get(place)
+        if passed is not None and passed.operation is operation:
+            if passed.token == self._held.lease.token:
+                return True
+            # It passed for an earlier lease, and does not count any more.
+            self._give_back(place, self._passed.pop(place))
+        if place not in self._waiting:
+            self._ask(operation)
+        return False
+
+    def _ask(self, operation: StepOperation) -> None:
+        held, place = self._held, place_of(operation.location)
+        self._asked[place] = operation
+        try:
+            wanted = self._gating(operation)
+        except Exception as error:
+            # From a callback of its own: the run's steps are being gone through.
+            asyncio.get_running_loop().call_soon(self._fail, operation, error)
+            return
+        arrival = StepArrival(held.run.id, held.lease.token, place, held.run.priority, wanted)
+        held._crew.usher.ask(arrival, self.answered)
+
+    def _gating(self, operation: StepOperation) -> Gating:
+        request, type = operation.request, self._held.run.type
+        limits: tuple[Limit, ...] = request.options.limit if request.options.limit is not UNSET else ()
+        own = f"step:{type}:{request.name}"
+        return gating(
+            type, limits, None, (request.args, request.kwargs), hold=Hold.LEASE, breaker=_breaker(operation), own=own
+        )
+
+    @guarded
+    def answered(self, verdict: StepVerdict, token: int, now: int) -> None:
+        """What became of a step that asked. From a plain callback of the loop."""
+        held = self._held
+        operation = self._asked.pop(verdict.place, None)
+        if operation is None or held.stage is Stage.OVER or token != held.lease.token:
+            held._crew.usher.leave(StepLeft(held.run.id, token, verdict.place))
+            if operation is not None and held.stage is not Stage.OVER:
+                # That was for an earlier lease; under this one it has yet to ask.
+                held._ready.append(operation)
+                held.settle(held._crew.moment())
+            return
+        if verdict.barred_until:
+            breaker = _breaker(operation)
+            assert breaker is not None
+            what = f"step {operation.location!r} of run {held.run.id!r}"
+            self._fail(operation, kept_out(breaker, verdict.barred_until, what))
+            return
+        if verdict.gate:
+            self._waiting[verdict.place] = operation, verdict.gate, now
+        else:
+            self._passed[verdict.place] = _Passed(operation, now, token, verdict.permit, verdict.probe)
+            held._ready.append(operation)
+        self.tidy()
+        held.settle(held._crew.moment())
+
+    @guarded
+    def _fail(self, operation: StepOperation, error: Exception) -> None:
+        """Fail a step whose function is not called."""
+        held = self._held
+        self._asked.pop(place_of(operation.location), None)
+        if held.stage is Stage.SEALED:
+            # A transaction has the run to itself; when that has ended, the step asks again.
+            held._ready.append(operation)
+            return
+        execution = held._execution
+        if held.stage is not Stage.ACTIVE or execution is None or not operation.open:
+            return
+        moment = held._crew.moment()
+        held._draft.urgent = True
+        execution.record(
+            Kind.STEP, operation.location, Failure.of(error, held._crew.codec).to_json(), moment.now, failed=True,
+            started_at=moment.now, digest=operation.digest, attempts=operation.attempts,
+        )  # fmt: skip
+        held.settle(moment)
+
+    def called(self, messages: Iterable[Message]) -> None:
+        """Those whose turn has come ask again."""
+        for message in messages:
+            waiting = self._waiting.pop(message.name, None) if message.kind is Kind.CALL else None
+            if waiting is not None and waiting[0].open:
+                self._ask(waiting[0])
+
+    def ended(self, operation: StepOperation, error: BaseException | None) -> None:
+        """An attempt has ended: it gives back what it had, and says how its breaker is doing."""
+        passed = self._passed.pop(place_of(operation.location), None)
+        if passed is None:
+            return
+        crew, breaker = self._held._crew, _breaker(operation)
+        if breaker is not None:
+            crew.usher.judged(breaker, error, policy_of(operation, crew), passed.since, probe=passed.probe)
+        self._give_back(place_of(operation.location), passed)
+
+    def _give_back(self, place: str, passed: _Passed) -> None:
+        if passed.permit:
+            self._held._crew.usher.leave(StepLeft(self._held.run.id, passed.token, place))
+
+    def tidy(self) -> None:
+        """Let go of what nobody wants any more."""
+        usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
+        for place, passed in list(self._passed.items()):
+            if not passed.operation.open:
+                self._give_back(place, self._passed.pop(place))
+        for place, (operation, _, since) in list(self._waiting.items()):
+            if not operation.open:
+                del self._waiting[place]
+                usher.leave(StepLeft(run_id, token, place, stood_at=since))
+
+    def close(self, *, ended: bool) -> None:
+        """The run is let go of; one that has ended stands in no line."""
+        usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
+        for place, passed in self._passed.items():
+            self._give_back(place, passed)
+        for place in self._asked:
+            usher.leave(StepLeft(run_id, token, place))
+        for place, (_, _, since) in self._waiting.items() if ended else ():
+            usher.leave(StepLeft(run_id, token, place, stood_at=since))
+        self._asked.clear()
+        self._passed.clear()
+        self._waiting.clear()
+
+
+def has_to_pass(operation: StepOperation) -> bool:
+    """Whether there are gates on its way."""
+    options = operation.request.options
+    return options.limit is not UNSET or options.breaker is not UNSET
+
+
+def _breaker(operation: StepOperation) -> Breaker | None:
+    breaker = operation.request.options.breaker
+    return breaker if isinstance(breaker, Breaker) else None

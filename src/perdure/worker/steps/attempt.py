@@ -1,0 +1,196 @@
+"""One attempt at one step, on the worker's loop, in a thread or in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from perdure.core.system import Cancellable, System
+from perdure.errors import StepTimeout
+from perdure.replay.operations import StepOperation
+from perdure.worker.run_guard import runs
+from perdure.worker.steps.emit import Emission
+from perdure.worker.steps.processes import ProcessCall
+from perdure.worker.steps.results import Arrivals, Recipient
+from perdure.worker.steps.threads import Job, StepThreads
+from perdure.workflow.runtime import StepRequest
+from perdure.workflow.step_info import StepInfo, current_step
+
+#: How long an async step may take to end after it was cancelled, before it is left behind.
+CANCEL_PATIENCE = 5.0
+
+
+class Attempt:
+    """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
+
+    # What most attempts never set is theirs by the class: this is made for every step.
+    _pending: Cancellable | None = None
+    _threads: StepThreads | None = None
+    _job: Job | None = None
+    _process: ProcessCall | None = None
+    _emission: Emission | None = None
+    _task: asyncio.Task[None] | None = None
+    _begun = False
+    _over = False
+    #: How many attempts before it were interrupted. They are part of its number, but the retry policy does not know of them.
+    interrupted = 0
+    _timed_out: StepTimeout | None = None
+
+    def __init__(
+        self, operation: StepOperation, run_id: str, now: int, system: System, arrivals: Arrivals, recipient: Recipient
+    ) -> None:
+        self.operation = operation
+        self.number = operation.attempts + 1
+        self.started_at = now
+        self.run_id = run_id
+        self.recipient = recipient
+        self._system = system
+        self._arrivals = arrivals
+
+    def start(self, threads: StepThreads, run_deadline: int) -> None:
+        """Call the function."""
+        request = self.operation.request
+        timeout = request.options.timeout
+        due = run_deadline
+        if timeout is not UNSET:
+            due = min(due, self.started_at + int(timeout * 1e6))
+        info = self._info(due)
+        if request.spec.is_async:
+            self._task = self._system.spawn(self._run(info), self.operation.location)
+        elif request.options.process is True:
+            self._start_process(threads, info, timeout)
+            return
+        else:
+            self._threads = threads
+            self._job = threads.submit(lambda: _in_thread(info, request), lambda *end: self._thread_done(info, *end))
+        if timeout is not UNSET:
+            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+
+    def _info(self, due: int) -> StepInfo:
+        """What the function can ask about itself."""
+        return StepInfo(self.run_id, self.operation.location, self.number, due, self)
+
+    def _start_process(self, threads: StepThreads, info: StepInfo, timeout: float | UnsetType) -> None:
+        self._threads = threads
+        loop = asyncio.get_running_loop()
+
+        def begun() -> None:
+            if timeout is not UNSET:
+                loop.call_soon_threadsafe(self._limit, timeout)
+
+        self._process = threads.processes.call(self.operation.request, info, begun)
+        self._job = threads.submit(self._process.run, lambda *end: self._thread_done(info, *end))
+
+    def _limit(self, timeout: float) -> None:
+        if not self._over:
+            self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
+
+    def is_over(self) -> bool:
+        """See `Attempting`."""
+        return self._over
+
+    def emit(self, stream: str, value: object) -> None:
+        """See `Attempting`. From any thread."""
+        self.recipient.emit(self, stream, value)
+
+    def credentials(self) -> Mapping[str, Any]:
+        """See `Attempting`. From any thread."""
+        return self.recipient.credentials()
+
+    @property
+    def emission(self) -> Emission:
+        """See `Emitter`. Made by the first who asks, since few ever do."""
+        if self._emission is None:
+            self._emission = Emission()
+        return self._emission
+
+    @property
+    def may_wait(self) -> bool:
+        """See `Emitter`."""
+        return True
+
+    def cancel(self) -> None:
+        """Nobody wants the result any more."""
+        self.close()
+        self._stop()
+
+    def close(self) -> bool:
+        """See `Arriving`."""
+        was_open = not self._over
+        self._over = True
+        if self._pending is not None:
+            self._pending.cancel()
+        return was_open
+
+    async def _run(self, info: StepInfo, awaitable: Any = None) -> None:
+        """Call the function, or await what it gave in a thread, and say how it ended."""
+        self._begun = True
+        current_step.set(info)
+        try:
+            if awaitable is None:
+                request = self.operation.request
+                if request.mutable:
+                    request = request.copied()
+                awaitable = request.spec.function(*request.args, **request.kwargs)
+            result = await awaitable
+        except GeneratorExit as error:
+            if not runs(self._task):
+                raise  # the coroutine is closed: its loop is gone
+            self._arrive(None, error)
+        except asyncio.CancelledError:
+            self._arrive(None, asyncio.CancelledError("the step was cancelled from inside"))
+        except BaseException as error:
+            # Of all errors: a task hands SystemExit and KeyboardInterrupt to whoever runs the loop, which would end the worker.
+            self._arrive(None, error)
+        else:
+            self._arrive(result, None)
+
+    def _arrive(self, result: Any, error: BaseException | None) -> None:
+        self._task = None  # its context leads back here: without the cycle it is freed at once
+        if self._over:
+            return
+        if self._timed_out is not None:
+            result, error = None, self._timed_out
+        self._arrivals.add(self, result, error)
+
+    def _thread_done(self, info: StepInfo, result: Any, error: BaseException | None) -> None:
+        self._job = None
+        if error is None and inspect.isawaitable(result) and not self._over:
+            self._task = self._system.spawn(self._run(info, result), self.operation.location)
+        else:
+            self._arrive(result, error)
+
+    def _time_out(self, timeout: float) -> None:
+        self.expire(StepTimeout(f"step {self.operation.location!r} took longer than its timeout of {timeout:g} s"))
+
+    def expire(self, error: StepTimeout) -> None:
+        """End it with that error, whatever it does."""
+        if self._over:
+            return
+        self._timed_out = error
+        if self._task is not None and self._begun:
+            self._task.cancel()
+            self._pending = self._system.call_later(CANCEL_PATIENCE, lambda: self._arrive(None, None))
+            return
+        # A thread goes on, and whatever it returns is not recorded; a task that has not begun will never say that it ended.
+        self._stop()
+        self._arrive(None, None)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elif self._job is not None and self._threads is not None:
+            self._threads.abandon(self._job)
+            if self._process is not None:
+                self._process.kill()
+
+
+def _in_thread(info: StepInfo, request: StepRequest) -> Any:
+    current_step.set(info)
+    if request.mutable:
+        request = request.copied()
+    return request.spec.function(*request.args, **request.kwargs)
