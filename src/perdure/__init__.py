@@ -1,7 +1,5 @@
 """Durable execution for Python: ordinary async functions that survive crashes, restarts, deploys and month-long waits."""
 
-from perdure.client.afterlife import Decided, Deleted
-from perdure.client.backpressure import Watermarks
 from perdure.client.blocking import Blocking, BlockingHandle
 from perdure.client.blocking_breakers import BlockingBreakers
 from perdure.client.blocking_limits import BlockingLimits
@@ -9,14 +7,16 @@ from perdure.client.blocking_locks import BlockingLock, BlockingLocks
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.blocking_watermarks import BlockingWatermarks
 from perdure.client.breakers import Breakers
+from perdure.client.dead_letters import Decided, Deleted
 from perdure.client.engine import Engine
+from perdure.client.engine_worker import EngineWorker
 from perdure.client.handle import Handle
 from perdure.client.limits import Limits
 from perdure.client.locks import Lock, Locks
 from perdure.client.outputs import StreamItem
-from perdure.client.pushing import Pusher
+from perdure.client.push import Pusher
 from perdure.client.schedules import Schedules
-from perdure.client.working import EngineWorker
+from perdure.client.watermarks import Watermarks
 from perdure.core.audit import Audit, EventPage
 from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
@@ -94,7 +94,7 @@ from perdure.errors import (
     UsageError,
     WorkflowError,
 )
-from perdure.push.announcing import Announcer
+from perdure.push.announcer import Announcer
 from perdure.push.handler import QueueHandler
 from perdure.push.http import PushApp
 from perdure.push.message import Answer, Delivery, Fate, QueueMessage

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from perdure import Context, Engine, Event, Retry, RunFailed, Status, UsageError, activity, activity_info, workflow
-from perdure.client import auditing
+from perdure.client import audit
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
 
@@ -137,7 +137,7 @@ async def test_events_are_followed_as_they_come_also_the_late_ones(stage: Stage)
 async def test_old_events_are_pruned_and_numbers_are_not_given_twice(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditing, "CHUNK", 4)
+    monkeypatch.setattr(audit, "CHUNK", 4)
     engine = stage.engine(plain)
     for number in range(10):
         await engine.start(plain(number))

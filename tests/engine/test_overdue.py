@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Handle, Run, StoreUnavailable, UsageError, workflow
-from perdure.client import overdue, working
+from perdure.client import engine_worker, overdue
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 from tests.servers.databases import MYSQL, mysql_dsn
@@ -119,7 +119,7 @@ def closed() -> int:
 async def test_a_worker_waits_loudly_for_a_server_that_is_away(
     kind: str, closed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(engine_worker, "FIRST_PAUSE", 0.01)
     engine = Engine(f"{kind}://nobody@127.0.0.1:{closed}/shop", [slow])
     starting = asyncio.ensure_future(engine.worker().start())
     await eventually(lambda: caplog.text.count("waits for its database") >= 2)
@@ -145,7 +145,7 @@ async def test_a_worker_that_starts_before_its_server_works_once_that_is_there(
         return await opened()
 
     monkeypatch.setattr(engine, "_opened", away)
-    monkeypatch.setattr(working, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(engine_worker, "FIRST_PAUSE", 0.01)
     async with engine.worker() as worker:
         assert worker.id
     assert caplog.text.count("waits for its database") == 3

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, PerdureError
-from perdure.client.working import EngineWorker
+from perdure.client.engine_worker import EngineWorker
 from tests.engine.stage import Stage, set_up
 from tests.faults.museum import ALL, Columns, Museum, Vandal, gated, well
 from tests.servers.databases import Databases

@@ -15,7 +15,7 @@ from perdure.cli.events import Listing
 from perdure.cli.output import Output
 from perdure.cli.params import Json, Moment, chosen_or_one, with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.client.afterlife import DeadOptions, Decided, Deleted, RequeueOptions
+from perdure.client.dead_letters import DeadOptions, Decided, Deleted, RequeueOptions
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import DeadLetter, DeadPage, DeadReason, Fault
 from perdure.core.policy.retry import Retry

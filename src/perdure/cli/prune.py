@@ -9,7 +9,7 @@ import click
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.client.afterlife import Deleted
+from perdure.client.dead_letters import Deleted
 from perdure.core.model.run import FINISHED
 
 

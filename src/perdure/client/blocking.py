@@ -24,13 +24,13 @@ from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.recognize import wire_of
 
 if TYPE_CHECKING:
-    from perdure.client.afterlife import DeadOptions, Decided, Deleted, RequeueOptions
-    from perdure.client.auditing import EventOptions
+    from perdure.client.audit import EventOptions
+    from perdure.client.dead_letters import DeadOptions, Decided, Deleted, RequeueOptions
     from perdure.client.engine import Engine
     from perdure.client.handle import Handle
-    from perdure.client.options import Moment, StartOptions
     from perdure.client.outputs import StreamItem
-    from perdure.client.second import ForkOptions
+    from perdure.client.reopen import ForkOptions
+    from perdure.client.start_options import Moment, StartOptions
     from perdure.core.audit import EventPage
     from perdure.core.model.dead_letter import DeadLetter, DeadPage
     from perdure.core.model.deploy_report import Report

@@ -11,26 +11,26 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
-from perdure.client.afterlife import Afterlife
-from perdure.client.auditing import Auditing
-from perdure.client.backpressure import Backpressure, OnConnection, Watermarks
+from perdure.client.audit import Auditing
 from perdure.client.blocking import Blocking
 from perdure.client.breakers import Breakers
-from perdure.client.checking import Checking
+from perdure.client.dead_letters import Afterlife
+from perdure.client.deploy import Checking
+from perdure.client.engine_worker import EngineWorker
 from perdure.client.handle import Handle
+from perdure.client.inspect import Looking
 from perdure.client.limits import Limits
 from perdure.client.locks import Holding, Locks
-from perdure.client.looking import Looking
-from perdure.client.options import Moment, StartOptions, new_run
+from perdure.client.messages import Telling
 from perdure.client.overdue import Overdue
-from perdure.client.pushing import Pusher, Pushing
+from perdure.client.push import Pusher, Pushing
 from perdure.client.refusing import refuse_in_workflow
+from perdure.client.results import Watch
 from perdure.client.same import Sameness
 from perdure.client.schedules import Schedules
-from perdure.client.telling import Telling
-from perdure.client.watch import Watch
-from perdure.client.working import EngineWorker
-from perdure.client.writing import create_all, create_on
+from perdure.client.start import create_all, create_on
+from perdure.client.start_options import Moment, StartOptions, new_run
+from perdure.client.watermarks import Backpressure, OnConnection, Watermarks
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks

@@ -6,10 +6,10 @@ import builtins
 from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from perdure.client import outputs, second
-from perdure.client.asking import ask
+from perdure.client import outputs, reopen
+from perdure.client.ask import ask
 from perdure.client.outputs import StreamItem
-from perdure.client.reporting import report
+from perdure.client.run_report import report
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.model.interruption import Interruption
 from perdure.core.model.run import Event, Message, Record, Run, Status
@@ -18,10 +18,10 @@ from perdure.store.sql.interruptions import interruptions
 from perdure.workflow.channels import Channel, Question
 
 if TYPE_CHECKING:
-    from perdure.client.afterlife import RequeueOptions
+    from perdure.client.dead_letters import RequeueOptions
     from perdure.client.engine import Engine
-    from perdure.client.options import Moment
-    from perdure.client.second import ForkOptions
+    from perdure.client.reopen import ForkOptions
+    from perdure.client.start_options import Moment
     from perdure.core.time.duration import Duration
 
 R_co = TypeVar("R_co", covariant=True)
@@ -202,14 +202,14 @@ class Handle(Generic[R_co]):
         Each generation has its own outcome: a parent that was told of the failure is not told again. A run past its deadline
         needs another one. Raises `RunFinished` if it completed, and `UsageError` if it has not ended yet.
         """
-        return await second.retry(self._engine, self.id, deadline)
+        return await reopen.retry(self._engine, self.id, deadline)
 
     async def recover(self) -> bool:
         """Give what has failed in it its attempts anew, at once: failing steps, a failed run, one set aside as poison.
 
         False if there is nothing of the kind, or if it is being worked on just now.
         """
-        return await second.recover(self._engine, self.id)
+        return await reopen.recover(self._engine, self.id)
 
     async def requeue(self, **changes: Unpack[RequeueOptions]) -> int:
         """Let it go on if it is a dead letter, or was cancelled; its generation. See `Engine.requeue`.
@@ -233,4 +233,4 @@ class Handle(Generic[R_co]):
         It has the input and, up to that step, the history of this run, with other arguments or results where they are given;
         nothing before the step is executed again. Raises `UsageError` before anything is written.
         """
-        return Handle(self._engine, await second.fork(self._engine, self.id, **options), self._returns)
+        return Handle(self._engine, await reopen.fork(self._engine, self.id, **options), self._returns)

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.client.engine import Engine
-from perdure.client.pushing import Pusher
+from perdure.client.push import Pusher
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
@@ -33,7 +33,7 @@ from perdure.errors import (
     UnknownWorkflow,
     UsageError,
 )
-from perdure.push.announcing import Announcer
+from perdure.push.announcer import Announcer
 from perdure.push.message import Answer, Delivery, Fate, QueueMessage
 
 logger = logging.getLogger("perdure.push")

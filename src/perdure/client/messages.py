@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, TypeVar, overload
 
-from perdure.client.writing import send_on
+from perdure.client.start import send_on
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import ID_BYTES, check_id

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from perdure.client.control import Control
+from perdure.client.steering import Control
 from perdure.client.why import is_unserved, served_elsewhere
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.deploy_report import Finding, Problem, Report
