@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Retention, RunFailed, RunNotFound, Status, UsageError, workflow
-from perdure.worker import aging
+from perdure.worker import sweeper
 from tests.engine.stage import Stage, set_up, until
 from tests.helpers import eventually
 from tests.servers.databases import Databases
@@ -140,7 +140,7 @@ async def test_what_was_deleted_is_pruned_apart_from_the_rest(on_disk: Stage) ->
 async def test_workers_delete_what_is_older_than_the_retention_says(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aging, "LOOK", 0.3)
+    monkeypatch.setattr(sweeper, "LOOK", 0.3)
     engine = stage.engine(double, retention=Retention(completed="50ms", deleted="50ms", events="1h"))
     async with engine.worker():
         await (await engine.start(double(2), id="good")).result("20s")
@@ -174,10 +174,10 @@ async def test_what_stays_is_looked_at_once_a_day_and_not_every_time(on_disk: St
             with pytest.raises(RunFailed):
                 await (await engine.start(double(-1), id=f"bad-{number}")).result("20s")
     assert on_disk.store is not None
-    keeper = aging.Aging(on_disk.store, engine._system, Retention(completed="1us"))
+    keeper = sweeper.Aging(on_disk.store, engine._system, Retention(completed="1us"))
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(aging, "RUNS", 1)
+        patch.setattr(sweeper, "RUNS", 1)
         assert await keeper.look() == 0
         seen: list[str | None] = []
         prune = on_disk.store.prune

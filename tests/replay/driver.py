@@ -16,8 +16,8 @@ from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.run import Kind, Record, Status
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
+from perdure.replay.operations_api import Origin
 from perdure.replay.outcome import Outcome
-from perdure.replay.run_origin import Origin
 from perdure.workflow.context import Context
 
 #: 2024-01-01T00:00:00Z, when every run of these tests begins.

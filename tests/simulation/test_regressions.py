@@ -17,7 +17,7 @@ from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
 from perdure.worker import Worker, WorkerOptions
-from perdure.worker.run.stage import Stage
+from perdure.worker.run.held_run import Stage
 from perdure.worker.run.workflow_run import Held
 
 

@@ -14,9 +14,8 @@ from perdure.host import Host
 from perdure.replay.futures import watch
 from perdure.replay.operations import StepOperation
 from perdure.replay.run_loop import RunLoop
-from perdure.worker.commit.moment import Moment
+from perdure.worker.callbacks import Arrivals, Moment
 from perdure.worker.steps.attempt import Attempt
-from perdure.worker.steps.results import Arrivals
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step import StepOptions, spec_of

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Reason, Status, workflow
-from perdure.replay.drain_context import Around
 from perdure.replay.execution import Execution
+from perdure.replay.run_loop import Around
 from tests.helpers import eventually
 
 

@@ -6,8 +6,8 @@ from perdure import Context
 from perdure.core.codec.codec import Codec
 from perdure.core.model.outputs import Renew
 from perdure.core.model.run import Kind, Lease, Message, Park, Reason
-from perdure.worker.run.intake import take_in
 from perdure.worker.run.turn_draft import Draft
+from perdure.worker.run.workflow_run import take_in
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 

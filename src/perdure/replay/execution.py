@@ -10,33 +10,62 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import Context as ContextVars
 from typing import Any
 
 from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
-from perdure.core.codec.failure import ErrorTypes
+from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.on_close import OnClose
 from perdure.core.model.run import Kind, Message, NewMessage, NewRun, Record, Status
-from perdure.errors import LoopStuck, WorkflowError
+from perdure.core.model.step_attempts import Trial, remember
+from perdure.errors import Diverged, LoopStuck, WorkflowError
 from perdure.replay.checkpoints import Scoping, places_below, to_payload
-from perdure.replay.divergence import Arguments
-from perdure.replay.drain_context import Around
+from perdure.replay.divergence import Arguments, diverged, position
 from perdure.replay.earlier_attempts import NOTHING, Memo
 from perdure.replay.eviction import end_tasks
-from perdure.replay.futures import RunTask
-from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
+from perdure.replay.futures import RunTask, watch
+from perdure.replay.operations import (
+    ChildOperation,
+    Operation,
+    RemovedOperation,
+    ScopeOperation,
+    StepOperation,
+    TimerOperation,
+)
+from perdure.replay.operations_api import Origin, Requests
 from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
-from perdure.replay.replay_log import ReplayLog
-from perdure.replay.results import Results
-from perdure.replay.run_origin import Origin
+from perdure.replay.run_loop import Around
 from perdure.replay.undo import Undoing
-from perdure.replay.versioning import NOTHING_RECORDED, Recorded, Versioning
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO
 from perdure.workflow.scopes import current_scope
+
+#: Counts versions apart from what else has their name; no name contains a tilde.
+_APART = "~version."
+
+#: A version that nobody asks for any more may be any.
+_ANY = -1
+
+
+class Recorded:
+    """The records of a history by kind and place, looked up once somebody asks."""
+
+    def __init__(self, history: Sequence[Record]) -> None:
+        self._history = history
+        self._index: dict[tuple[Kind, str], Record] | None = None
+
+    def find(self, kind: Kind, location: str) -> Record | None:
+        """The record of that kind there."""
+        if self._index is None:
+            self._index = {(record.kind, record.location): record for record in self._history}
+        return self._index.get((kind, location))
+
+
+NOTHING_RECORDED = Recorded(())
+
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
 _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
@@ -44,10 +73,12 @@ _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
 )  # fmt: skip
 
 
-class Execution(Versioning):
+class Execution(Requests):
     """See the module. The `Runtime` that a `Context` talks to."""
 
     cancel_requested = False  # by the class, as in `Requests`
+    outcome: Outcome | None = None
+    recorded = NOTHING_RECORDED
     #: What the workflow ended with, while it still waits for children; see `OnClose.WAIT`.
     _closing: Outcome | None = None
     #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
@@ -92,7 +123,7 @@ class Execution(Versioning):
             self.recorded = Recorded(current)
         #: The number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
-        self._results = Results(origin.run_id, codec, errors)
+        self._errors = errors
         #: Whether an error, at a time, is the end of the run.
         self._gives_up = gives_up
 
@@ -271,7 +302,7 @@ class Execution(Versioning):
 
     @property
     def silent(self) -> bool:
-        """See `Versioning`. A run without a history does everything for the first time."""
+        """Whether what the workflow does now was done before. A run without a history does everything for the first time."""
         return self.loop.closed or (self.replaying and bool(self._history))
 
     @property
@@ -283,6 +314,14 @@ class Execution(Versioning):
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """See `Runtime`. Not kept, so that a run that has ended is no knot for the garbage collector to untie."""
         return ReplayLog(self._logger, self)
+
+    def describe(self, error: Exception) -> str:
+        """See `Runtime`."""
+        return Failure.of(error, self._codec).to_json()
+
+    def restore(self, failure: str) -> Exception:
+        """See `Runtime`."""
+        return self._errors.restore(Failure.from_json(failure))
 
     def check_main(self, what: str) -> None:
         """See `Runtime`."""
@@ -377,7 +416,122 @@ class Execution(Versioning):
         if isinstance(operation, TimerOperation) and operation.handle is not None:
             self.loop.fire(operation.handle)
             return
-        self._results.hand_over(operation, record)
+        future = operation.future
+        assert future is not None
+        future.watcher = future.operation = None
+        if future.done():
+            return
+        future.heed()
+        if record.failed:
+            failure = Failure.from_json(record.payload or "{}")
+            error = self._errors.restore(failure)
+            if record.attempts:
+                remember(error, Trial(record.attempts, failure.given_up))
+            future.set_exception(error)
+            future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
+        elif record.payload is None:
+            future.set_result(None)
+        else:
+            future.set_result(self._decode(operation, record.payload))
+
+    def _decode(self, operation: Operation, payload: str) -> Any:
+        """A result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
+        if isinstance(operation, StepOperation):
+            returns = operation.request.spec.returns
+        elif isinstance(operation, ScopeOperation):
+            what = f"what {operation.location!r} of run {self.run_id!r} goes on with"
+            return self._codec.decode(operation.mark.value, operation.type, what)
+        else:
+            assert isinstance(operation, ChildOperation)
+            returns = operation.call.returns
+        return self._codec.decode(
+            payload, returns, f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
+        )
+
+    # versions, and what the code no longer does
+
+    def version(self, name: str, latest: int) -> int:
+        """See `Runtime`."""
+        self._check_inside()
+        location = self._version_place(name)
+        self._versions[location] = latest
+        pinned = self.recorded.find(Kind.VERSION, location)
+        if pinned is not None:
+            return int(pinned.payload or 0)
+        if self.silent:
+            return 0
+        self._pin(location, latest)
+        return latest
+
+    def removed(self, name: str, kind: Kind) -> asyncio.Future[None]:
+        """See `Runtime`."""
+        self._check_inside()
+        if kind is Kind.VERSION:
+            self._versions.setdefault(self._version_place(name), _ANY)
+        scope = current_scope.get(self._root)
+        location = "" if kind is Kind.VERSION else scope.next(name)
+        future = watch(self.loop, scope, location, None)
+        if self.loop.closed:
+            return future
+        self._removed.add(location)
+        if kind is Kind.CHILD:
+            self._closed_children.add(location)
+        early = self._early_children.pop(location, None)
+        if not location or early is not None or self.recorded.find(kind, location) is None:
+            future.set_result(None)
+        else:
+            self._open[location] = RemovedOperation(location, future, kind)
+        return future
+
+    def knows_child(self, location: str) -> bool:
+        """Whether the workflow has called a child there."""
+        return location in self._open or location in self._closed_children
+
+    def position(self, location: str) -> str:
+        """Where the code stands instead of waiting for what is there, in words."""
+        return position(location, self._open.values(), self.awaited_messages(), self.outcome)
+
+    def _diverged(self, record: Record) -> Diverged:
+        return diverged(self.run_id, record, self.position(record.location))
+
+    def _version_place(self, name: str) -> str:
+        return current_scope.get(self._root).next(_APART + name).replace(_APART, "", 1)
+
+    def _pin(self, location: str, version: int) -> None:
+        self.unsaved.append(
+            Record(
+                seq=self.next_seq, kind=Kind.VERSION, location=location, payload=str(version), at=self.time,
+                run_attempt=self._origin.attempt,
+            )
+        )  # fmt: skip
+        if "/" in location:
+            self.scoping.note(location[: location.rindex("/") + 1], self.next_seq)
+        self.next_seq += 1
+
+    def _is_for_nobody(self, record: Record, operation: Operation | None) -> bool:
+        """Whether a record that no operation waits for is as it should be. Raises `Diverged`."""
+        if record.kind is Kind.FORK:
+            self._salt = f":{record.payload}"
+            return True
+        if record.kind is Kind.VERSION:
+            self._check_version(record)
+            return True
+        if isinstance(operation, RemovedOperation) and operation.was is record.kind:
+            self._close(operation)
+            operation.future.set_result(None)
+            return True
+        return False
+
+    def _check_version(self, record: Record) -> None:
+        known = self._versions.get(record.location)
+        if known is None:
+            name = record.location.rpartition("/")[2].partition("#")[0]
+            found = (
+                f'the code does not ask for that version; if it is needed no more, say ctx.removed("{name}", "version")'
+            )
+            raise diverged(self.run_id, record, found)
+        if known != _ANY and int(record.payload or 0) > known:
+            raise diverged(self.run_id, record, f"it is {record.payload}, and the code knows none after {known}")
 
     # draining and ending
 
@@ -474,3 +628,21 @@ class Execution(Versioning):
 
     def _on_stray_error(self, context: dict[str, Any]) -> None:
         self.log.warning("%s in run %s", context.get("message"), self.run_id, exc_info=context.get("exception"))
+
+
+class ReplayLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs what is new, with the run's id; says nothing while history is replayed or the run is let go."""
+
+    def __init__(self, logger: logging.Logger, execution: Execution) -> None:
+        super().__init__(logger, {})
+        self._execution = execution
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name is the standard library's
+        """Whether a line of this level is written now."""
+        return not self._execution.mute and super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Add the run's id."""
+        extra = dict(kwargs.get("extra") or {})
+        extra.setdefault("run_id", self._execution.run_id)
+        return msg, {**kwargs, "extra": extra}

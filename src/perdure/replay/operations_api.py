@@ -11,20 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
+from perdure.core.model.reopen import life, randomness
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
-from perdure.errors import WorkflowError
+from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Scoping, is_over
 from perdure.replay.earlier_attempts import Memo
-from perdure.replay.functions import check_function
 from perdure.replay.futures import Watched, watch
 from perdure.replay.mailbox import Mailbox, bound
-from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
+from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation, Timers
 from perdure.replay.run_loop import RunLoop, RunTimerHandle
-from perdure.replay.run_origin import Origin
-from perdure.replay.timers import Timers
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (
     ChildOptions,
@@ -37,6 +37,29 @@ from perdure.workflow.runtime import (
 )
 from perdure.workflow.saga import Undos
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """What a run is known by, and where its time and randomness begin."""
+
+    run_id: str
+    type: str
+    started_at: int
+    seed: str
+    generation: int
+    attempt: int
+    #: Whether an earlier holder ran it to its first wait in this attempt and let go of it in order, with or without a record.
+    taken_up_before: bool = False
+
+    @property
+    def randomness(self) -> str:
+        """What its random numbers grow from."""
+        return randomness(self.seed, self.generation)
+
+    @property
+    def life(self) -> int:
+        """The generation that began with nothing, of which this one is the continuation."""
+        return life(self.seed, self.generation)
 
 
 class Requests(ABC):
@@ -390,3 +413,16 @@ class Requests(ABC):
                 self._closed_children.add(operation.location)
             if not self.replaying:
                 self.dropped.append(operation)
+
+
+def check_function(scope: Scope, name: str, function: object, origin: Origin) -> None:
+    """Raise `DuplicateName` if another function was a step of that name.
+
+    In that scope: places elsewhere are others, and what an iteration did that is over is not known on replay.
+    """
+    known = scope.functions.setdefault(name, function)
+    if known is not function and known != function:
+        raise DuplicateName(
+            f"two different functions are steps named {name!r} in run {origin.run_id!r} of {origin.type}; "
+            'give one of them a name of its own: `ctx.options(name="...").step(...)`'
+        )

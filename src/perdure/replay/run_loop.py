@@ -22,9 +22,45 @@ from zlib import crc32
 from msgspec import Struct
 
 from perdure.errors import LoopStuck, NotInWorkflow, WorkflowError
-from perdure.replay.drain_context import Around
 from perdure.replay.futures import RunFuture, RunTask
 from perdure.workflow.scopes import Scope, current_scope
+
+
+class Around:
+    """The worker's loop, and where new asynchronous generators go.
+
+    Finding out and setting that up takes as long as some steps do, so whoever drains many runs enters it once.
+    """
+
+    __slots__ = ("_hooks", "entered", "loop")
+
+    def __init__(self) -> None:
+        #: What runs while no run does.
+        self.loop = _get_running_loop()
+        self._hooks = sys.get_asyncgen_hooks()
+        #: Whether new asynchronous generators are kept by the runs that begin them.
+        self.entered = False
+
+    def __enter__(self) -> Around:
+        sys.set_asyncgen_hooks(_hold, _keep)
+        self.entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.entered = False
+        sys.set_asyncgen_hooks(*self._hooks)
+
+
+def _hold(generator: AsyncGenerator[Any, Any]) -> None:
+    """Let the run hold it that begins it."""
+    hold = getattr(_get_running_loop(), "hold_generator", None)
+    if hold is not None:
+        hold(generator)
+
+
+def _keep(_: AsyncGenerator[Any, Any]) -> None:
+    """Generators are held by the run, so nothing is left to finalize."""
+
 
 T = TypeVar("T")
 

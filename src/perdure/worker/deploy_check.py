@@ -17,7 +17,7 @@ from perdure.core.model.deploy_report import Finding, Problem
 from perdure.core.model.run import Kind, Record, Run
 from perdure.errors import DecodeError, Diverged
 from perdure.replay.execution import Execution
-from perdure.worker.claiming.make_execution import execution_of
+from perdure.worker.run.workflow_run import execution_of
 from perdure.workflow.definition import Workflow
 
 #: For `ctx.log`: outside of the tree of loggers, so that nobody hears what is said.

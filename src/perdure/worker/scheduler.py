@@ -14,7 +14,7 @@ from perdure.core.background_loops import Guard, Health
 from perdure.core.model.run import FAR
 from perdure.core.system import System
 from perdure.store.contract import Store
-from perdure.worker.commit.alarm import Alarm
+from perdure.worker.alarm import Alarm
 
 logger = logging.getLogger("perdure.worker")
 

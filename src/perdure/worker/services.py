@@ -13,17 +13,16 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.run import Next, Park
 from perdure.core.system import System
 from perdure.store.contract import Store
+from perdure.worker.callbacks import Arrivals, Moment
 from perdure.worker.commit.journal import Journal
-from perdure.worker.commit.moment import Moment
 from perdure.worker.limits.gatekeeper import Usher
 from perdure.worker.options import WorkerOptions
 from perdure.worker.steps.emit import Emitting
-from perdure.worker.steps.results import Arrivals
 from perdure.worker.steps.threads import StepThreads
 
 if TYPE_CHECKING:
     from perdure.worker.run.activity_run import Performance
-    from perdure.worker.run.kept import Kept
+    from perdure.worker.run.held_run import Kept
     from perdure.worker.run.workflow_run import Held
 
 

@@ -20,37 +20,32 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.ids import uuid7
 from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reason, Record
 from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.replay.drain_context import Around
+from perdure.replay.run_loop import Around
 from perdure.store.contract import Change, Store
-from perdure.worker.claiming.begin import Beginnings
+from perdure.worker.callbacks import Arrivals, Beginnings, Moment
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.inbox_reader import Inboxes
 from perdure.worker.claiming.push import Pushing
-from perdure.worker.claiming.relocate import move
 from perdure.worker.claiming.residents import Residents
-from perdure.worker.claiming.singletons import name_after, succeed
 from perdure.worker.commit.attempt_log import Witness
 from perdure.worker.commit.hooks import Hooking
 from perdure.worker.commit.journal import Journal
-from perdure.worker.commit.moment import Moment
 from perdure.worker.heartbeat import Heart
 from perdure.worker.limits.gatekeeper import Usher
 from perdure.worker.options import WorkerOptions
-from perdure.worker.registration import described
-from perdure.worker.run.activity_run import Performance
+from perdure.worker.run.activity_run import Performance, recall
+from perdure.worker.run.held_run import Kept, Stage
 from perdure.worker.run.interruptions import recall_interruptions
-from perdure.worker.run.kept import Kept
-from perdure.worker.run.recalling import recall
-from perdure.worker.run.stage import Stage
+from perdure.worker.run.orders import move
 from perdure.worker.run.workflow_run import Held
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.services import Crew
 from perdure.worker.signals import work_until_signalled
 from perdure.worker.steps.emit import Emitting
-from perdure.worker.steps.results import Arrivals
 from perdure.worker.steps.threads import StepThreads
-from perdure.worker.sweeper import Sweeper
+from perdure.worker.sweeper import Sweeper, name_after, succeed
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
 
@@ -462,7 +457,7 @@ class Worker:
         """See `Owner`."""
         worker_id = self.id
         self._read(
-            lambda: move(held.run, leave, worker_id, self._store, self._system, self._claimer),
+            lambda: move(held.run, leave, worker_id, self._store, self._system, self._claimer.stand_off),
             f"perdure move {held.run.id}",
             held,
         )
@@ -502,3 +497,14 @@ class Worker:
             and not self._reading
             and all(held.idle for held in self._held.values())
         )
+
+
+_DESCRIPTION_CHARACTERS = 200
+
+
+def described(definition: Definition[Any, Any]) -> TypeInfo:
+    """For the registry: the first line of what its code says about itself."""
+    lines = (definition.__doc__ or "").strip().splitlines()
+    description = lines[0].strip()[:_DESCRIPTION_CHARACTERS] if lines else ""
+    kind = "activity" if isinstance(definition, Activity) else "workflow"
+    return TypeInfo(type=definition.type, kind=kind, description=description)

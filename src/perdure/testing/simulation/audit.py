@@ -16,7 +16,7 @@ from perdure.core.model.listing import RunFilter
 from perdure.core.model.run import Kind, Record, Run, Status
 from perdure.replay.checkpoints import is_left, to_mark
 from perdure.replay.execution import Execution
-from perdure.replay.run_origin import Origin
+from perdure.replay.operations_api import Origin
 from perdure.testing.invariants import Known, scan
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.interpreter import Interpreter, is_act

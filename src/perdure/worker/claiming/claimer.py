@@ -43,8 +43,8 @@ from perdure.errors import (
 )
 from perdure.store.contract import Change, Store
 from perdure.store.sql.reads import check_counters
+from perdure.worker.alarm import Alarm
 from perdure.worker.claiming.quarantine import Quarantine
-from perdure.worker.commit.alarm import Alarm
 
 if TYPE_CHECKING:
     from perdure.worker.worker import Worker

@@ -17,8 +17,7 @@ from perdure.core.system import System
 from perdure.errors import StoreCorrupt, StoreError
 from perdure.store.contract import Store
 from perdure.store.sql.reads import check_counters
-from perdure.worker.run.kept import Kept
-from perdure.worker.run.stage import Stage
+from perdure.worker.run.held_run import Kept, Stage
 
 logger = logging.getLogger("perdure.worker")
 

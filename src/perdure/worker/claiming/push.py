@@ -20,7 +20,7 @@ from perdure.core.model.run import FAR, Finish, Reason, Run, Status, Turn, Verdi
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreError
 from perdure.store.contract import Store
-from perdure.worker.commit.alarm import Alarm
+from perdure.worker.alarm import Alarm
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -19,8 +19,8 @@ from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
 from perdure.core.model.run import Event
 from perdure.core.system import System
 from perdure.store.contract import Line, Store
-from perdure.worker.commit.happenings import Happening
-from perdure.worker.run_guard import is_end_of
+from perdure.worker.callbacks import is_end_of
+from perdure.worker.commit.attempt_log import Happening
 
 logger = logging.getLogger("perdure.hooks")
 

@@ -20,9 +20,8 @@ from perdure.core.model.run import Block, Reason, Turn, Verdict
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.contract import Store
+from perdure.worker.callbacks import Breakable, Moment
 from perdure.worker.commit.attempt_log import Subject, Witness
-from perdure.worker.commit.moment import Moment
-from perdure.worker.run_guard import Breakable
 
 logger = logging.getLogger("perdure.worker")
 

@@ -8,6 +8,7 @@ truth: a permit counts by its run alone, and a worker that dies takes nothing wi
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,16 +28,14 @@ from perdure.core.limits.admission import (
     StepVerdict,
     Waiting,
 )
-from perdure.core.limits.breaker import Breaker
+from perdure.core.limits.breaker import Breaker, Report, aggregate
 from perdure.core.limits.call_limits import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
 from perdure.core.limits.limit import Gating, Hold, Limit, gating, of_queue, of_type
-from perdure.core.model.run import ClaimedRun, Finish, Next, Run
+from perdure.core.model.run import FAR, ClaimedRun, Finish, Next, Run
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.errors import BreakerOpen, InvalidId
 from perdure.store.contract import Store
-from perdure.worker.limits.breaker_reports import Judging, kept_out
-from perdure.worker.limits.poll_pace import Attendance
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition
 
@@ -394,3 +393,120 @@ class Usher:
         if isinstance(definition, Activity):
             return bool(limits) and all(limit.hold is Hold.RUN for limit in limits)
         return all(limit.hold is not Hold.LEASE for limit in limits)
+
+
+#: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.
+_SHORTEST, _LONGEST = 0.05, 2.0
+#: Where another worker serves a gate, this one looks so much later than it could.
+_BEHIND = 0.3
+#: Where another worker has a gate locked, what it does not see to is looked at after this, which grows, in seconds.
+_SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.32
+
+
+class Attendance:
+    """See the module."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._serves = False
+        self._patience = _SHORTEST
+        self._patient_until = 0.0
+        self._off = _SHORTEST_OFF
+        self._off_until = 0.0
+
+    @property
+    def off_for(self) -> float:
+        """For how long gates are left to those who have them locked, in seconds."""
+        return self._off_until - self._system.monotonic()
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether gates that are due were looked at a moment ago, in vain."""
+        return self._system.monotonic() < self._patient_until
+
+    def saw(self, admitted: Admitted, *, arrived: bool, due: bool) -> None:
+        """What came of a look."""
+        passed = bool(admitted.runs or admitted.called)
+        now = self._system.monotonic()
+        if passed or due:
+            self._serves = passed
+        if passed or arrived:
+            self._patience = _SHORTEST
+        elif due:
+            self._patience = min(_LONGEST, 2 * self._patience)
+            self._patient_until = now + self._patience
+        if admitted.busy:
+            self._off_until = now + self._off * (0.5 + self._system.random())
+            self._off = _SHORTEST_OFF if passed else min(_LONGEST_OFF, 2 * self._off)
+        else:
+            self._off = _SHORTEST_OFF
+
+    def expect(self, due: int, now: int) -> int:
+        """When to look, by when it is worth that: whoever serves a gate does so in time, and others stand by."""
+        off = self.off_for
+        if off > 0:
+            return now + int(off * 1e6)
+        if due >= FAR:
+            return due
+        wait = 0.0 if self._serves else _BEHIND * (0.5 + self._system.random())
+        wait = max(wait, self._patient_until - self._system.monotonic())
+        return max(due, now) + int(wait * 1e6)
+
+
+#: So many outcomes are kept for later at the most.
+_ENOUGH = 1000
+
+
+class Judging:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[str, list[tuple[int, bool]]] = {}
+        self._breakers: dict[str, Breaker] = {}
+        self._unanswered: tuple[Report, ...] = ()
+        self._number = 0
+        self._urgent = False
+
+    @property
+    def urgent(self) -> bool:
+        """Whether others wait to be told."""
+        return self._urgent or bool(self._unanswered)
+
+    def add(self, breaker: Breaker, since: int, succeeded: bool, probe: bool) -> bool:
+        """An attempt has ended that was let pass at a time; whether that is to be told at once."""
+        outcomes = self._outcomes.setdefault(breaker.gate, [])
+        self._breakers[breaker.gate] = breaker
+        outcomes.append((since, succeeded))
+        self._urgent |= not succeeded or probe or len(outcomes) >= _ENOUGH
+        return self._urgent
+
+    def report(self) -> tuple[Report, ...]:
+        """What to tell: what has not been answered, or all that has come since."""
+        if not self._unanswered and self._urgent:
+            self._number += 1
+            self._unanswered = tuple(
+                Report(gate, self._breakers[gate].rule, self._number, aggregate(outcomes))
+                for gate, outcomes in self._outcomes.items()
+            )
+            self._outcomes.clear()
+            self._urgent = False
+        return self._unanswered
+
+    def told(self, reports: tuple[Report, ...]) -> None:
+        """These were counted."""
+        if reports is self._unanswered:
+            self._unanswered = ()
+
+
+def kept_out(breaker: Breaker, until: int, what: str) -> BreakerOpen:
+    """The error of something that was not called."""
+    by_itself = until < FAR - 1
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
+        microseconds=until if by_itself else 0
+    )
+    when = f"until {moment.isoformat()}" if by_itself else "until somebody closes it"
+    return BreakerOpen(
+        f"{what} was not called: the breaker {breaker.name!r} is open {when}",
+        name=breaker.name,
+        until=until if by_itself else 0,
+    )

@@ -7,6 +7,7 @@ does not look for it is interrupted.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -32,16 +33,16 @@ from perdure.core.model.run import (
     Verdict,
 )
 from perdure.core.policy.retry import Retry
-from perdure.errors import ActivityTimeout, PerdureError, UsageError
+from perdure.core.system import System
+from perdure.errors import ActivityTimeout, PerdureError, StoreError, UsageError
 from perdure.replay.outcome import cancelled
-from perdure.worker.commit.alarm import Wakeup
-from perdure.worker.commit.happenings import ACTIVITY
-from perdure.worker.commit.moment import Moment
-from perdure.worker.run.kept import Kept
+from perdure.store.contract import Store
+from perdure.worker.alarm import Wakeup
+from perdure.worker.callbacks import Moment, guarded
+from perdure.worker.commit.attempt_log import ACTIVITY
+from perdure.worker.run.held_run import Kept, Stage
 from perdure.worker.run.orders import Steering
 from perdure.worker.run.policy import expired
-from perdure.worker.run.stage import Stage
-from perdure.worker.run_guard import guarded
 from perdure.worker.services import Crew
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.workflow.activity import Activity
@@ -414,3 +415,17 @@ class Performance(Kept):
         if attempt is not None:
             attempt.cancel()
             self._take_details(attempt)
+
+
+async def recall(performance: Performance, store: Store, system: System) -> None:
+    """Read it and hand it over, as often as it takes."""
+    run_id = performance.run.id
+    while performance.stage is Stage.REPLAYING:
+        try:
+            found = await store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 1)
+        except StoreError as error:
+            logger.warning("cannot read the last heartbeat of run %s, trying again: %s", run_id, error)
+            await system.sleep(0.2)
+        else:
+            asyncio.get_running_loop().call_soon(performance.recalled, found[0].payload if found else None)
+            return

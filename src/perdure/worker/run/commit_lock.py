@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from perdure.core.model.run import Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.user_connections.errors import Interrupted
-from perdure.worker.commit.moment import Moment
-from perdure.worker.run.stage import Stage
+from perdure.worker.callbacks import Moment
+from perdure.worker.run.held_run import Stage
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.transaction_attempt import Committed, Grant, LeaseLost, TransactionAttempt
 

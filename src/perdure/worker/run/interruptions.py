@@ -19,8 +19,8 @@ from perdure.errors import StoreError
 from perdure.replay.operations import StepOperation
 from perdure.store.contract import Store
 from perdure.store.sql.interruptions import interruptions
-from perdure.worker.run.stage import Stage
-from perdure.worker.run.step_limits import has_to_pass
+from perdure.worker.limits.step_limits import has_to_pass
+from perdure.worker.run.held_run import Stage
 
 if TYPE_CHECKING:
     from perdure.worker.run.workflow_run import Held

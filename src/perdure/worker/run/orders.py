@@ -6,13 +6,19 @@ worker that takes the run up anew finds them again. So the pause is as durable a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from perdure.core.model.run import Kind, Message, Next, Park, Reason, Release
+from perdure.core.model.run import Kind, Message, Next, Park, Reason, Release, Run
+from perdure.core.model.worker_info import WorkerStatus
+from perdure.core.system import System
+from perdure.errors import StoreError
+from perdure.store.contract import Store
 
 if TYPE_CHECKING:
-    from perdure.worker.run.kept import Kept
+    from perdure.worker.run.held_run import Kept
 
 #: What only the worker is told; the history has no record of it.
 UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
@@ -71,3 +77,40 @@ class Steering:
         if self.paused:
             return Park(self._held.run.deadline, Reason.PAUSED, self.looked)
         return Release(self._home) if self._leaves and not ended else None
+
+
+logger = logging.getLogger("perdure.worker")
+
+
+async def move(
+    run: Run,
+    leave: Callable[[str | None], None],
+    worker_id: str,
+    store: Store,
+    system: System,
+    stand_off: Callable[[], None],
+) -> None:
+    """Say where the run goes, and see to it that this worker does not take it back at once."""
+    home = None
+    try:
+        home = await _another_home(run, worker_id, store, system)
+    except StoreError as error:
+        logger.warning("run %s is given back to anybody: %s", run.id, error)
+    if home is not None:
+        stand_off()
+    asyncio.get_running_loop().call_soon(leave, home)
+
+
+async def _another_home(run: Run, worker_id: str, store: Store, system: System) -> str | None:
+    """A worker that lives and serves the run, other than this one; None if there is none."""
+    now = store.clock()
+    others = [
+        worker.id
+        for worker in await store.workers()
+        if worker.id != worker_id
+        and worker.status is WorkerStatus.ALIVE
+        and worker.heartbeat_at + worker.lease >= now
+        and run.type in worker.types
+        and run.queue in worker.queues
+    ]
+    return others[int(system.random() * len(others))] if others else None

@@ -11,11 +11,16 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.interruption import Interruption
 from perdure.core.model.outputs import Renew
 from perdure.core.model.run import (
     FAR,
     Again,
+    Block,
     ClaimedRun,
     Finish,
     Kind,
@@ -25,24 +30,33 @@ from perdure.core.model.run import (
     Reason,
     Record,
     Release,
+    Run,
     Turn,
     Verdict,
 )
-from perdure.replay.operations import ChildOperation, StepOperation
-from perdure.worker.claiming.make_execution import make_execution
-from perdure.worker.commit.moment import Moment
-from perdure.worker.run.collecting import collect
+from perdure.errors import ChildLimit, PerdureError
+from perdure.replay.execution import Execution
+from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
+from perdure.replay.operations_api import Origin
+from perdure.worker.callbacks import Moment, guarded
+from perdure.worker.limits.step_limits import Passing, has_to_pass
 from perdure.worker.run.commit_lock import Seal
-from perdure.worker.run.holding import Holding
-from perdure.worker.run.intake import take_in
+from perdure.worker.run.held_run import Kept, Stage
 from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interruptions
 from perdure.worker.run.orders import UNRECORDED, Steering
-from perdure.worker.run.policy import end_with, next_wake, reason_to_wait
-from perdure.worker.run.recording import record_failure, record_result
-from perdure.worker.run.stage import Stage
-from perdure.worker.run.step_limits import Passing, has_to_pass
-from perdure.worker.run_guard import guarded
+from perdure.worker.run.policy import (
+    after_failed_attempt,
+    delay_of_run,
+    end_with,
+    expired,
+    next_wake,
+    reason_to_wait,
+    why_given_up,
+)
+from perdure.worker.run.turn_draft import Draft
+from perdure.worker.services import Crew
 from perdure.worker.steps.attempt import Attempt
+from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_OPTIONS
 
 logger = logging.getLogger("perdure.worker")
@@ -55,10 +69,42 @@ LEASE_RECHECK = 0.1
 
 # A member of an enum is slow to find by its class; these are looked at for every step.
 _ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, Verdict.LOST, Verdict.AWAKE
+_MESSAGE = Kind.MESSAGE
 
 
-class Held(Holding):
+class Held(Kept):
     """See the module."""
+
+    # What most runs never set is theirs by the class.
+    #: Whether items of its steps are pending that have to leave soon.
+    _has_emitted = False
+    #: By location, how many attempts at steps earlier holders did not finish; None: not asked for.
+    _interrupted: dict[str, int] | None = None
+    #: Of this attempt at the run, what failed and was to be tried again, until that is known.
+    _failures: tuple[Record, ...] = ()
+
+    def __init__(
+        self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew
+    ) -> None:
+        super().__init__(claimed, crew)
+        self._workflow = workflow
+        self._records = records
+        self._execution: Execution | None = None
+        self._attempts: dict[str, Attempt] = {}
+        self._ready: list[StepOperation] = []
+        self._draft = Draft(crew.codec)
+        self._seal: Seal | None = None
+        self._passing: Passing | None = None
+
+    @property
+    def last(self) -> int:
+        """The number of the last record that it has made; -1: none."""
+        return -1 if self._execution is None else self._execution.next_seq - 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of it is under way."""
+        return not self._attempts and not self._committing and self.stage is not Stage.REPLAYING
 
     # taking up
 
@@ -179,12 +225,46 @@ class Held(Holding):
             return
         failed = error
         if failed is None:
-            failed = record_result(execution, attempt, result, self.run, self._crew, moment)
-        if failed is not None and record_failure(execution, attempt, failed, self.run, self._crew, moment):
+            failed = self._record_result(execution, attempt, result, moment)
+        if failed is not None and self._record_failure(execution, attempt, failed, moment):
             self._ready.append(operation)
         if failed is not None or not operation.ephemeral:
             self._draft.urgent = True
         self.settle(moment)
+
+    def _record_result(
+        self, execution: Execution, attempt: Attempt, result: Any, moment: Moment
+    ) -> PerdureError | None:
+        """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
+        operation, codec = attempt.operation, self._crew.codec
+        returns = operation.request.spec.returns
+        stored = codec.store_quickly(result, returns)
+        if stored is None:
+            try:
+                stored = codec.store(result, returns, f"result of step {operation.location!r} of run {self.run.id!r}")
+            except PerdureError as error:
+                return error
+        execution.step_succeeded(operation, *stored, moment.now, attempt.started_at, attempt.number, moment.around)
+        return None
+
+    def _record_failure(self, execution: Execution, attempt: Attempt, error: BaseException, moment: Moment) -> bool:
+        """Record that an attempt failed; whether another follows."""
+        operation, crew, now = attempt.operation, self._crew, moment.now
+        failure = Failure.of(error, crew.codec)
+        number = attempt.number - attempt.interrupted
+        another = after_failed_attempt(operation, number, error, crew, self.run.deadline, now)
+        if another is None:
+            failure = replace(failure, given_up=why_given_up(operation, number, error, crew))
+            execution.record(
+                Kind.STEP, operation.location, failure.to_json(), now, failed=True,
+                started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
+            )  # fmt: skip
+            return False
+        execution.record(
+            Kind.ATTEMPT, operation.location, failure.to_json(), now, failed=True, started_at=attempt.started_at,
+            digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
+        )  # fmt: skip
+        return True
 
     def emit(self, attempt: Attempt, stream: str, value: object) -> None:
         """See `Recipient`."""
@@ -257,16 +337,60 @@ class Held(Holding):
         if type(first) is StepOperation and first.open and not (
             others or execution.dropped or execution.effects or execution.remembers
         ):  # fmt: skip
-            # As `collect` does, for the usual run, which has asked for one step.
+            # As `_collect_all` does, for the usual run, which has asked for one step.
             self._ready.append(first)
             execution.fresh = []
         else:
             if execution.effects and self._crew.emitting.pending:
                 # What steps emitted before they ended comes before what their workflow does then.
                 self._take_emitted()
-            collect(execution, self._draft, self._ready, self._attempts, self.run, self._crew, now)
+            self._collect_all(execution, now)
         if self._passing is not None:
             self._passing.tidy()
+
+    def _collect_all(self, execution: Execution, now: int) -> None:
+        """Put steps among those that are ready, and what leaves the run into its draft; stop what is not wanted any more."""
+        while execution.fresh or execution.dropped or execution.effects:
+            if execution.effects:
+                effects, execution.effects = execution.effects, []
+                self._draft.add(effects)
+            dropped, execution.dropped = execution.dropped, []
+            for operation in dropped:
+                self._give_up(operation)
+            fresh, execution.fresh = execution.fresh, []
+            for operation in fresh:
+                # With an outcome there is nobody left to be told of what was done before.
+                if not operation.open or (execution.outcome is None and execution.recall(operation, now)):
+                    continue
+                if isinstance(operation, StepOperation):
+                    self._ready.append(operation)
+                elif isinstance(operation, ScopeOperation):
+                    self._draft.urgent = True
+                    execution.reached(operation, now)
+                elif isinstance(operation, ChildOperation):
+                    self._start_child(execution, operation, now)
+
+    def _give_up(self, operation: Operation) -> None:
+        if isinstance(operation, StepOperation):
+            attempt = self._attempts.pop(operation.location, None)
+            if attempt is not None:
+                attempt.cancel()
+        elif isinstance(operation, ChildOperation):
+            self._draft.stop_child(operation, self.run)
+
+    def _start_child(self, execution: Execution, operation: ChildOperation, now: int) -> None:
+        """Have a child started by the run's next turn, or record at once that it cannot be."""
+        run, draft, options = self.run, self._draft, self._crew.options
+        try:
+            _check_siblings(operation, run, options.open_children)
+            draft.start_child(operation, run, options.child_depth, now)
+        except PerdureError as error:
+            # Nobody may ever wait for it, and then this is the only word of it.
+            logger.warning("run %s cannot start a child: %s", run.id, error)
+            if execution.outcome is None:
+                draft.urgent = True
+                failure = Failure.of(error, self._crew.codec).to_json()
+                execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
 
     def _dispatch(self, moment: Moment, *, durable: bool) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
@@ -413,3 +537,164 @@ class Held(Holding):
         # A step that is due and was not begun waits for the lease to be safe again.
         soonest = LEASE_RECHECK if any(operation.retry_at <= now for operation in self._ready) else 0.0
         self._wakeup.arm(max(soonest, (wake - now) / 1e6), self._on_timer)
+
+    # letting go
+
+    def release(self) -> None:
+        """Give the run back unfinished, as it is."""
+        if self.stage is Stage.SEALED and self._seal is not None:
+            self._seal.release_later()
+            return
+        if self._attempts and self._execution is not None:
+            self._draft.show([self._stopped(self._execution.next_seq - 1, tuple(self._attempts))])
+        super().release()
+
+    def drop(self) -> None:
+        """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
+        self.stage = Stage.OVER
+        self._cancel_attempts()
+        if self._passing is not None:
+            self._passing.close(ended=False)
+        self._wakeup.disarm()
+        self._seal = self._steering = None
+        if self._draft.filled:
+            self._draft.clear()
+        if self._crew.emitting.pending:
+            self._crew.emitting.take(self)
+        execution, self._execution = self._execution, None
+        if execution is not None and not execution.evict():
+            logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
+
+    def _expire(self) -> None:
+        self._draft.start_nobody()
+        self._force(expired(self.run, self._crew))
+
+    def _force(self, state: Next) -> None:
+        if isinstance(state, Block) and self._execution is not None:
+            self._execution.unsaved.clear()
+            self._draft.clear_all_but_emitted()
+        super()._force(state)
+
+    def _cancel_attempts(self) -> None:
+        attempts, self._attempts = self._attempts, {}
+        for attempt in attempts.values():
+            attempt.cancel()
+
+
+def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], seen: int, now: int) -> int:
+    """Record entries, in order, and let the workflow see them; up to which one was taken in."""
+    together: list[Message] = []
+    for message in messages:
+        if message.kind is _MESSAGE and message.seq > seen and execution.outcome is None:
+            seen = message.seq
+            together.append(message)
+            continue
+        _record_messages(execution, draft, together, now)
+        renewed = execution.outcome is not None and execution.outcome.renewed is not None
+        if message.kind is not _MESSAGE and (message.kind in UNRECORDED or _says_nothing(message, execution)):
+            # A message that came after the end is left unread, for another attempt; and so is all that came after it.
+            if not renewed and (execution.outcome is None or message.seq == seen + 1):
+                seen = max(seen, message.seq)
+                draft.took_in(seen)
+        elif message.seq > seen and execution.outcome is None:
+            seen = draft.read = message.seq
+            draft.urgent = True
+            _record(execution, message, now)
+        elif message.kind is Kind.CANCEL:
+            # Too late for this attempt, which has its outcome; but no other is to follow.
+            execution.cancel_requested = True
+        elif message.kind is Kind.MESSAGE and message.seq > seen:
+            execution.carry(message)
+        if renewed:
+            seen = max(seen, message.seq)
+            draft.carry(seen)
+    _record_messages(execution, draft, together, now)
+    return seen
+
+
+def _record_messages(execution: Execution, draft: Draft, together: list[Message], now: int) -> None:
+    if together:
+        draft.read = together[-1].seq
+        draft.urgent = True
+        execution.record_messages([(message.name, message.payload, message.seq) for message in together], now)
+        together.clear()
+
+
+def _says_nothing(message: Message, execution: Execution) -> bool:
+    if message.kind is Kind.WAKE:
+        # One that only changed when the run begins says nothing more.
+        return message.payload is None or execution.sleep() is None
+    return execution.is_of_the_past(message)
+
+
+def _record(execution: Execution, message: Message, now: int) -> None:
+    location = message.name
+    if message.kind is Kind.WAKE:
+        sleep = execution.sleep()
+        assert sleep is not None
+        location = sleep.location
+    execution.record(
+        message.kind, location, message.payload, now, failed=message.failed, inbox_seq=message.seq
+    )  # fmt: skip
+
+
+def _check_siblings(operation: ChildOperation, run: Run, limit: int) -> None:
+    if operation.siblings >= limit:
+        raise ChildLimit(
+            f"run {run.id!r} ({run.type}) has {operation.siblings} children under way and starts another one; the limit is "
+            f"{limit}. Start them in portions, or raise the worker's open_children"
+        )
+
+
+def _was_taken_up(run: Run) -> bool:
+    """Whether a claim before this one led to an orderly end in this attempt: the run was parked or given back.
+
+    Both set the count of claims to 0, while a death leaves it: what a worker said that died is not known. The token tells
+    claims of the first attempt apart. A later attempt starts when its run is ready; when it is taken up again, that was later.
+    """
+    if run.claims != 1:
+        return False
+    return run.attempt == run.generation == 1 or run.wake_at > run.started_at
+
+
+def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew) -> Execution:
+    """The execution of a run, not yet begun. Raises `DecodeError` when its input does not fit the workflow."""
+    return execution_of(run, workflow, records, crew.codec, crew.errors, crew.logger)
+
+
+def execution_of(
+    run: Run,
+    workflow: Workflow[Any, Any],
+    records: tuple[Record, ...],
+    codec: Codec,
+    errors: ErrorTypes,
+    logger: logging.Logger,
+) -> Execution:
+    """The same, for whoever is no worker."""
+    signature = workflow.signature
+    arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
+    origin = Origin(
+        run_id=run.id,
+        type=run.type,
+        started_at=run.started_at,
+        seed=run.seed,
+        generation=run.generation,
+        attempt=run.attempt,
+        taken_up_before=run.token > 1 and _was_taken_up(run),
+    )
+
+    def gives_up(error: BaseException, now: int) -> bool:
+        # Without a random number: on replay the answer has to be the same.
+        delay = delay_of_run(run, workflow.retry, error, 0.0)
+        return delay is None or now + int(delay * 1e6) >= run.deadline
+
+    return Execution(
+        lambda context: signature.call(context, arguments),
+        signature.returns,
+        origin,
+        records,
+        codec=codec,
+        errors=errors,
+        logger=logger,
+        gives_up=gives_up,
+    )

@@ -12,8 +12,8 @@ from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
+from perdure.worker.callbacks import Arrivals, Recipient
 from perdure.worker.steps.attempt import Attempt
-from perdure.worker.steps.results import Arrivals, Recipient
 from perdure.workflow.activity import Activity
 from perdure.workflow.activity_options import Settings
 from perdure.workflow.runtime import StepRequest

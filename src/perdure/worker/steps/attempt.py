@@ -12,10 +12,9 @@ from msgspec import UNSET, UnsetType
 from perdure.core.system import Cancellable, System
 from perdure.errors import StepTimeout
 from perdure.replay.operations import StepOperation
-from perdure.worker.run_guard import runs
+from perdure.worker.callbacks import Arrivals, Recipient, runs
 from perdure.worker.steps.emit import Emission
 from perdure.worker.steps.processes import ProcessCall
-from perdure.worker.steps.results import Arrivals, Recipient
 from perdure.worker.steps.threads import Job, StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step_info import StepInfo, current_step

@@ -21,10 +21,10 @@ from perdure.replay.operations import StepOperation
 from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.errors import Doubtful, Interrupted, may_pass
 from perdure.store.user_connections.transaction_step import Deed
+from perdure.worker.callbacks import Recipient
 from perdure.worker.services import Crew
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.emit import Publisher
-from perdure.worker.steps.results import Recipient
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.step_info import StepInfo, current_step
 

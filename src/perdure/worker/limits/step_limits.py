@@ -19,10 +19,10 @@ from perdure.core.limits.breaker import PREFIX, Breaker
 from perdure.core.limits.limit import Gating, Hold, Limit, gating, place_of
 from perdure.core.model.run import Kind, Message, Reason
 from perdure.replay.operations import StepOperation
-from perdure.worker.limits.breaker_reports import kept_out
+from perdure.worker.callbacks import guarded
+from perdure.worker.limits.gatekeeper import kept_out
+from perdure.worker.run.held_run import Stage
 from perdure.worker.run.policy import policy_of
-from perdure.worker.run.stage import Stage
-from perdure.worker.run_guard import guarded
 
 if TYPE_CHECKING:
     from perdure.worker.run.workflow_run import Held

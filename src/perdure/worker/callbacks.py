@@ -7,13 +7,67 @@ task, and all that have come by then share one look at the clocks, and leave for
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
+
+from msgspec import Struct
 
 from perdure.core.system import System
-from perdure.replay.drain_context import Around
-from perdure.worker.commit.moment import Moment
-from perdure.worker.run_guard import Breakable
+from perdure.replay.run_loop import Around
+
+if TYPE_CHECKING:
+    from perdure.worker.run.held_run import Kept
+
+
+class Moment(Struct, frozen=True):
+    """One look at the clocks and at the loop."""
+
+    #: The database's time.
+    now: int
+    #: Whether the lease is safe enough to begin something new.
+    may_start: bool
+    #: What runs are drained in, if it was entered for several of them.
+    around: Around | None = None
+
+
+class Breakable(Protocol):
+    """Something that can be set aside when it breaks."""
+
+    def break_off(self, error: Exception) -> None:
+        """Set it aside because of an error."""
+
+
+A = TypeVarTuple("A")
+B = TypeVar("B", bound=Breakable)
+
+
+def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
+    """A method that never raises: its error sets the object aside. Its arguments go by position."""
+
+    def call(self: B, *args: *A) -> None:
+        try:
+            method(self, *args)
+        except Exception as error:
+            self.break_off(error)
+
+    return call
+
+
+def runs(task: asyncio.Task[Any] | None) -> bool:
+    """Whether the caller is executed by that task, rather than closed from outside because its loop is gone."""
+    try:
+        return task is not None and asyncio.current_task() is task
+    except RuntimeError:
+        return False
+
+
+def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
+    """Whether an error that came out of user code is the end of the task that called it: cancelled, or closed with its loop."""
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    return isinstance(error, GeneratorExit) and not runs(task)
+
 
 #: So many share one look at the clocks: what their workflows do then takes time too.
 _AT_ONCE = 64
@@ -94,3 +148,31 @@ class Arrivals:
                     except Exception as failure:
                         recipient.break_off(failure)
         return moment
+
+
+#: So many begin with one look at the clocks.
+_RUNS_AT_ONCE = 32
+
+
+class Beginnings:
+    """See the module."""
+
+    def __init__(self, moment: Callable[[Around], Moment], *, in_parts: bool) -> None:
+        self._moment = moment
+        self._at_once = _RUNS_AT_ONCE if in_parts else sys.maxsize
+        self._waiting: list[Kept] = []
+
+    def add(self, held: Kept) -> None:
+        """Begin it soon."""
+        self._waiting.append(held)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        part, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._begin)
+        with Around() as around:
+            moment = self._moment(around)
+            for held in part:
+                held.begin(moment)

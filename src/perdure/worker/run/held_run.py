@@ -5,19 +5,31 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from enum import Enum, auto
 from typing import Any
 
 from perdure.core.model.interruption import STOPPED, Interruption, output_of
 from perdure.core.model.outputs import NewOutput
 from perdure.core.model.run import ClaimedRun, Message, Next, Release, Turn, Verdict
 from perdure.errors import PerdureError
-from perdure.worker.commit.alarm import Wakeup
-from perdure.worker.commit.happenings import RUN
-from perdure.worker.commit.moment import Moment
+from perdure.worker.alarm import Wakeup
+from perdure.worker.callbacks import Moment
+from perdure.worker.commit.attempt_log import RUN
 from perdure.worker.run.orders import Steering
 from perdure.worker.run.policy import set_aside
-from perdure.worker.run.stage import Stage
 from perdure.worker.services import Crew
+
+
+class Stage(Enum):
+    """Where a held run stands."""
+
+    REPLAYING = auto()
+    ACTIVE = auto()
+    #: One of its transactions is about to commit, and nothing else happens to it meanwhile.
+    SEALED = auto()
+    PARKED = auto()
+    OVER = auto()
+
 
 logger = logging.getLogger("perdure.worker")
 
