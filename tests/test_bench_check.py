@@ -74,7 +74,7 @@ def test_the_counted_work_repeats_itself_and_shows_the_function_that_does_more(t
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
     before = functions_of(source)
     assert functions_of(source) == before
-    module = source / "perdure" / "worker" / "arrivals.py"
+    module = source / "perdure" / "worker" / "callbacks.py"
     module.write_text(module.read_text() + SLOWER)
     after = functions_of(source)
     text = compare(total(before), total(after), "before").text
