@@ -57,7 +57,7 @@ EXCEPTIONS = {
     ("core/codec/roundtrip.py", "uuid.UUID"): "a type, not a source of ids",
     ("core/codec/decoders.py", "threading.RLock"): "users' threads meet at their types; it starts none",
     (
-        "store/sql/identity.py",
+        "store/server/identity.py",
         "threading.Lock",
     ): "connections are opened on the loops of several threads; it starts none",
     ("workflow/", "random.Random"): "the workflow's own randomness is a generator seeded by the run",

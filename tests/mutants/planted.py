@@ -28,12 +28,12 @@ class Planted(NamedTuple):
 
 
 PLANTED = (
-    Planted("a record is known by its number alone", "perdure/store/sql/append.py",
+    Planted("a record is known by its number alone", "perdure/store/sql/turn.py",
         "if there and there[0] == record_row(turn, record):", "if there:"),
     Planted("a late release of a former lease frees the permit of a step", "perdure/store/sql/limits/admit_steps.py",
         "AND location = :place AND token <= :token", "AND location = :place AND :token = :token"),
-    Planted("a late release of a former lease frees the permit of a run", "perdure/store/sql/limits/permits.py",
+    Planted("a late release of a former lease frees the permit of a run", "perdure/store/sql/limits/gates.py",
         "if token <= tokens[run_id]", "if run_id in tokens"),
-    Planted("a lease is its token alone", "perdure/store/sql/append.py",
-        "== (Status.RUNNING.value, lease.token, lease.nonce)", "[:2] == (Status.RUNNING.value, lease.token)"),
+    Planted("a lease is its token alone", "perdure/store/sql/turn.py",
+        "tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)", "rows[0][:2] == (Status.RUNNING.value, lease.token)"),
 )  # fmt: skip

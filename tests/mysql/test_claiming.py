@@ -17,7 +17,7 @@ from perdure.store.mysql.literals import listed
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.sql import watermarks
-from perdure.store.sql.runs import claim_by_id
+from perdure.store.sql.runs import claim
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import claimed_by_many, create_many, statements_of_idle_workers, taken_of_timers
@@ -115,9 +115,9 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
 SHARED = {
     "in a queue": (watermarks._IN_QUEUE, "perdure_runs_to_claim"),
     "of a type": (watermarks._OF_TYPE, "perdure_runs_to_claim"),
-    "ready to be pushed": (claim_by_id._READY, "perdure_runs_to_claim_by_age"),
+    "ready to be pushed": (claim._READY, "perdure_runs_to_claim_by_age"),
     "due to be pushed": (
-        claim_by_id._DUE.replace("{types}", ":types").replace("{queues}", ":queues"),
+        claim._DUE.replace("{types}", ":types").replace("{queues}", ":queues"),
         "perdure_runs_to_wake",
     ),
 }

@@ -14,7 +14,7 @@ from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.identity import Session, fence, who_is
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import Statements
-from perdure.store.sql.identity import Who
+from perdure.store.server.identity import Who
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_message, a_record, a_run, a_worker
 
 TURNS = {

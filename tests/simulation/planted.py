@@ -14,8 +14,10 @@ from perdure.core.model.run import Finish, Lease, NewMessage, Park, Turn, Verdic
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.store.retrying import Retrying
-from perdure.store.sql import extras, reads, store, workers
-from perdure.store.sql.runs import inbox, topics
+from perdure.store.sql import reads, store, workers
+from perdure.store.sql import turn as extras
+from perdure.store.sql.runs import inbox
+from perdure.store.sql.runs import inbox as topics
 from perdure.store.sql.turn import Standing
 from perdure.store.sqlite import claim, commit, state_changes
 from perdure.store.sqlite.connection import SqliteTransaction

@@ -9,17 +9,17 @@ import pytest
 from perdure.core.model.run import FAR
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.limits import due, waitlist
+from perdure.store.sql.limits import gates, waitlist
 from perdure.testing.conformance.harness import START
 
 STANDING = 4_000
 WAITED_AT = {"type0": "suite.a.v1", "type1": "suite.b.v1", "until": FAR - 1, "limit": 1}
 HEADS = {"gate0": "long", "type0": "suite.a.v1", "limit": 100}
 
-LINED = due._LINED.replace("#", "0")
+LINED = gates._LINED.replace("#", "0")
 STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gates that are due": (due._BY_DUE.replace("{lined}", f"{LINED} UNION ALL {LINED.replace('0', '1')}"), WAITED_AT),
-    "whether anybody waits": (due._WAITED_AT.replace("{names}", ":name"), {"name": "long"}),
+    "gates that are due": (gates._BY_DUE.replace("{lined}", f"{LINED} UNION ALL {LINED.replace('0', '1')}"), WAITED_AT),
+    "whether anybody waits": (gates._WAITED_AT.replace("{names}", ":name"), {"name": "long"}),
     "who is next": (waitlist._HEADS.replace("#", "0").replace("{queues}", "AND queue IN ('default')"), HEADS),
     "of which types": (LINED, {"type0": "suite.a.v1"}),
 }

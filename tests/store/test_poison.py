@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from itertools import product
 
-from perdure.store.sql.runs.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON, claims_after, home_after, is_poison
+from perdure.store.sql.runs.claim import CLAIMS_AFTER, HOME_AFTER, IS_POISON, claims_after, home_after, is_poison
 
 POISON_AFTER = 5
 

@@ -14,7 +14,7 @@ from perdure.core.codec.snapshot import snapshot
 from perdure.core.model.interruption import Interruption
 from perdure.core.model.run import Event, Message, Record, Run, Status
 from perdure.core.model.run_report import RunReport
-from perdure.store.sql.interruptions import interruptions
+from perdure.store.sql.reads import interruptions
 from perdure.workflow.channels import Channel, Question
 
 if TYPE_CHECKING:

@@ -1,21 +1,12 @@
-"""The database: the contract, and the way to one that fulfils it."""
+"""The database: the contract, and the way to a store that fulfils it."""
 
 from __future__ import annotations
 
-from typing import Literal, overload
-
-from perdure.core.audit import Audit
-from perdure.core.system import System
-from perdure.errors import UsageError
-from perdure.store.contract import Listener, Store
-from perdure.store.migrations import MigrationStatus, script
-from perdure.store.mysql.dialect import MYSQL
-from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.contract import MUTATING_VERBS, Listener, Store
+from perdure.store.factory import migration_script, migration_status, open_store
+from perdure.store.migrations import MigrationStatus
 from perdure.store.retrying import Retrying
 from perdure.store.sql.store import SqlStore
-from perdure.store.sqlite.connection import SQLITE
-from perdure.store.sqlite.store import SqliteStore
-from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl, parse
 
 __all__ = [
     "MUTATING_VERBS",
@@ -28,125 +19,3 @@ __all__ = [
     "migration_status",
     "open_store",
 ]
-
-#: The verbs that write. Each has the crash points `verb.enter`, `verb.begun`, `verb.written` and `verb.committed`.
-MUTATING_VERBS = (
-    "migrate",
-    "create",
-    "send",
-    "broadcast",
-    "cancel",
-    "control",
-    "pause",
-    "resume",
-    "unblock",
-    "reopen",
-    "recover",
-    "fork",
-    "forget_events",
-    "save_schedule",
-    "delete_schedule",
-    "trigger",
-    "fire",
-    "acquire_lock",
-    "extend_lock",
-    "release_lock",
-    "succeed",
-    "set_watermark",
-    "remove_watermark",
-    "admit",
-    "stir_gates",
-    "forget_gates",
-    "set_bounds",
-    "set_breaker",
-    "requeue",
-    "delete",
-    "undelete",
-    "prune",
-    "register",
-    "heartbeat",
-    "report_health",
-    "retire",
-    "sweep",
-    "claim",
-    "take",
-    "commit",
-    "transact",
-)
-
-
-@overload
-def open_store(
-    url: str, system: System, *, migrate: bool = True, inline: Literal[True], audit: Audit | None = None
-) -> SqliteStore: ...
-
-
-@overload
-def open_store(
-    url: str, system: System, *, migrate: bool = True, inline: bool = False, audit: Audit | None = None
-) -> SqlStore: ...
-
-
-def open_store(
-    url: str, system: System, *, migrate: bool = True, inline: bool = False, audit: Audit | None = None
-) -> SqlStore:
-    """The store that a URL names; `await store.open()` connects it. Raises `UsageError`.
-
-    `audit` is the level of the audit trail, instead of the one that the URL names.
-
-    An inline store does its work on the thread of the caller: for simulation, and for tests on a virtual clock; SQLite only.
-    """
-    store = _made(url, system, migrate=migrate, inline=inline)
-    if audit is not None:
-        store.audit = audit
-    return store
-
-
-def _made(url: str, system: System, *, migrate: bool, inline: bool) -> SqlStore:
-    where = parse(url)
-    if isinstance(where, SqliteUrl):
-        return SqliteStore(where, system, migrate=migrate, inline=inline)
-    if inline:
-        raise UsageError("Only SQLite can be driven inline; a server needs an event loop.")
-    if isinstance(where, MysqlUrl):
-        return _mysql(where, system, migrate=migrate)
-    return _postgres(where, system, migrate=migrate)
-
-
-async def migration_status(url: str, system: System) -> list[MigrationStatus]:
-    """Each migration of the database and when it was applied."""
-    return await open_store(url, system, migrate=False).migrations()
-
-
-def migration_script(url: str) -> str:
-    """The SQL that creates the tables, for reading or for running by hand."""
-    where = parse(url)
-    if isinstance(where, SqliteUrl):
-        return script(SQLITE, where.prefix)
-    if isinstance(where, MysqlUrl):
-        return script(MYSQL, where.prefix)
-    return script(POSTGRES, where.tables)
-
-
-def _postgres(url: PostgresUrl, system: System, *, migrate: bool) -> SqlStore:
-    try:
-        from perdure.store.postgres.store import PostgresStore
-    except ModuleNotFoundError as missing:
-        if missing.name != "asyncpg":
-            raise
-        raise UsageError(
-            "A postgresql:// URL needs the driver asyncpg, which is not installed. Say: pip install 'perdure[postgres]'"
-        ) from missing
-    return PostgresStore(url, system, migrate=migrate)
-
-
-def _mysql(url: MysqlUrl, system: System, *, migrate: bool) -> SqlStore:
-    try:
-        from perdure.store.mysql.store import MysqlStore
-    except ModuleNotFoundError as missing:
-        if missing.name != "asyncmy":
-            raise
-        raise UsageError(
-            "A mysql:// URL needs the driver asyncmy, which is not installed. Say: pip install 'perdure[mysql]'"
-        ) from missing
-    return MysqlStore(url, system, migrate=migrate)

@@ -54,6 +54,52 @@ if TYPE_CHECKING:
     from perdure.store.user_connections.transaction_step import Deed
 
 
+#: The verbs that write. Each has the crash points `verb.enter`, `verb.begun`, `verb.written` and `verb.committed`.
+MUTATING_VERBS = (
+    "migrate",
+    "create",
+    "send",
+    "broadcast",
+    "cancel",
+    "control",
+    "pause",
+    "resume",
+    "unblock",
+    "reopen",
+    "recover",
+    "fork",
+    "forget_events",
+    "save_schedule",
+    "delete_schedule",
+    "trigger",
+    "fire",
+    "acquire_lock",
+    "extend_lock",
+    "release_lock",
+    "succeed",
+    "set_watermark",
+    "remove_watermark",
+    "admit",
+    "stir_gates",
+    "forget_gates",
+    "set_bounds",
+    "set_breaker",
+    "requeue",
+    "delete",
+    "undelete",
+    "prune",
+    "register",
+    "heartbeat",
+    "report_health",
+    "retire",
+    "sweep",
+    "claim",
+    "take",
+    "commit",
+    "transact",
+)
+
+
 class Change(IntFlag):
     """What a commit may have changed for somebody who waits."""
 

@@ -20,7 +20,7 @@ from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.poison import Suspect, group, is_poison, is_suspect, set_aside
+from perdure.store.sql.runs.claim import Suspect, group, is_poison, is_suspect, set_aside
 
 #: How many due runs one claim makes ready, at most.
 _DUE = 512

@@ -17,8 +17,7 @@ from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.server.batch_effects import COLUMNS, Draft, Ledger
 from perdure.store.server.commit_batch import Wave, Written
 from perdure.store.sql.dialect import Row
-from perdure.store.sql.runs.continue_as_new import keys_of
-from perdure.store.sql.turn import waves
+from perdure.store.sql.turn import keys_of, waves
 
 HISTORY = "run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt"
 

@@ -15,8 +15,7 @@ from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal, row_of, texts
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.sql.audit import note_finish, of_park
-from perdure.store.sql.extras import has_extras
-from perdure.store.sql.turn import KINDS, record_row
+from perdure.store.sql.turn import KINDS, has_extras, record_row
 
 #: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
 #: their token, so that a condition for each such group is quicker than one for each lease.

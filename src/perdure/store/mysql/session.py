@@ -7,9 +7,9 @@ import re
 from perdure.errors import StoreError
 from perdure.store.mysql.driver import Connection
 from perdure.store.mysql.literals import Sql
+from perdure.store.server.identity import Who
 from perdure.store.server.timeouts import Patience
 from perdure.store.sql.dialect import Row
-from perdure.store.sql.identity import Who
 
 #: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
 _SMALLEST_PACKET = 4 << 20

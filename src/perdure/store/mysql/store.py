@@ -39,15 +39,14 @@ from perdure.store.mysql.migrate import migrate
 from perdure.store.mysql.session import name_of, prepare, relax, who_asks, who_is
 from perdure.store.mysql.sweep import ANYTHING
 from perdure.store.mysql.transaction import MysqlTransaction
-from perdure.store.server.lend import lend
-from perdure.store.server.pool import Pools
+from perdure.store.server.identity import Outlived
+from perdure.store.server.pool import Pools, lend
 from perdure.store.server.store import ServerStore
 from perdure.store.sql import workers
-from perdure.store.sql.append import Fence
 from perdure.store.sql.dialect import Row, Transaction
-from perdure.store.sql.identity import Outlived
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.runs.create import is_single
+from perdure.store.sql.turn import Fence
 from perdure.store.url import MysqlUrl
 
 #: Every row that sending touches, parents of those that it may end included. Whoever locks several and waits locks them in this

@@ -14,8 +14,8 @@ from perdure.store.mysql.driver import AlreadyThere, Answer, Connection
 from perdure.store.mysql.literals import Sql, Templates, row_of
 from perdure.store.server.clock import ServerClock
 from perdure.store.server.commit_batch import Doubtful
+from perdure.store.sql.audit import NotingOnServer
 from perdure.store.sql.dialect import Params, Row
-from perdure.store.sql.noting import NotingOnServer
 
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
 

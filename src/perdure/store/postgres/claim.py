@@ -20,7 +20,7 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.poison import Suspect, group, is_poison, set_aside
+from perdure.store.sql.runs.claim import Suspect, group, is_poison, set_aside
 
 #: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at that it will not take.
 _DUE = 512

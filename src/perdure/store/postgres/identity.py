@@ -13,7 +13,7 @@ import logging
 from msgspec import Struct
 
 from perdure.store.postgres.driver import Connection, ServerError
-from perdure.store.sql.identity import Known, Who
+from perdure.store.server.identity import Known, Who
 
 _log = logging.getLogger("perdure.store")
 

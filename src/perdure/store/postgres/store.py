@@ -43,14 +43,13 @@ from perdure.store.postgres.notify import Notices
 from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.sweep import Littered, bury, look, together
 from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
-from perdure.store.server.lend import lend
-from perdure.store.server.pool import Pools
+from perdure.store.server.identity import Known, Outlived
+from perdure.store.server.pool import Pools, lend
 from perdure.store.server.store import ServerStore
 from perdure.store.sql import reads, workers
-from perdure.store.sql.append import NO_FENCE, Fence
 from perdure.store.sql.dialect import Row, Transaction
-from perdure.store.sql.identity import Known, Outlived
 from perdure.store.sql.runs.create import is_single
+from perdure.store.sql.turn import NO_FENCE, Fence
 from perdure.store.url import PostgresUrl
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.sessions import LATELY
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
-from perdure.store.sql.runs.poison import CLAIMS_AFTER, HOME_AFTER, IS_POISON
+from perdure.store.sql.runs.claim import CLAIMS_AFTER, HOME_AFTER, IS_POISON
 from perdure.store.sql.workers import POISON_AFTER, REMEMBERED
 
 #: Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.

@@ -15,8 +15,8 @@ from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import Connection
 from perdure.store.server.clock import ServerClock
 from perdure.store.server.timeouts import Patience
+from perdure.store.sql.audit import NotingOnServer
 from perdure.store.sql.dialect import Params, Row
-from perdure.store.sql.noting import NotingOnServer
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"VALUES\s*\((.*?)\)", re.DOTALL)

@@ -32,8 +32,8 @@ from perdure.store.contract import Change
 from perdure.store.sql.audit import note_again, note_finish, of_block, of_park
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import failure, to_json
-from perdure.store.sql.runs.continue_as_new import carried
 from perdure.store.sql.runs.finish import word_to_parent
+from perdure.store.sql.turn import carried
 
 #: What a draft needs to know of a row, in the order of `Draft`'s parameters.
 COLUMNS = (

@@ -28,12 +28,20 @@ from perdure.store.contract import Change
 from perdure.store.server.batch_effects import Draft, Ledger
 from perdure.store.sql.audit import note_heartbeats, of_created
 from perdure.store.sql.dialect import Row, Transaction
-from perdure.store.sql.extras import has_extras, write_extras
 from perdure.store.sql.runs.children import adopt, within_limits
-from perdure.store.sql.runs.continue_as_new import keys_of, read_at_once, renew
 from perdure.store.sql.runs.inbox import stop_children
 from perdure.store.sql.singletons import line_up
-from perdure.store.sql.turn import Standing, overtaken, record_row, standing_of
+from perdure.store.sql.turn import (
+    Standing,
+    has_extras,
+    keys_of,
+    overtaken,
+    read_at_once,
+    record_row,
+    renew,
+    standing_of,
+    write_extras,
+)
 
 X = TypeVar("X", bound=Transaction)
 #: Records as they are there, by run and number.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
 from perdure.core.process_fork import do_not_mourn, silence
@@ -26,7 +27,7 @@ _LONGEST_PAUSE = 2.0
 class Pooled(Protocol):
     """What a pool needs to know of a connection."""
 
-    #: Which of the servers that were met at this address it leads to (see `perdure.store.sql.identity`).
+    #: Which of the servers that were met at this address it leads to (see `perdure.store.server.identity`).
     epoch: int
 
     def is_closed(self) -> bool:
@@ -227,3 +228,21 @@ def _look_at(knocking: asyncio.Task[None]) -> None:
     # Whoever waited for it may have given up meanwhile; its failure is nobody's surprise.
     if not knocking.cancelled():
         knocking.exception()
+
+
+@asynccontextmanager
+async def lend(
+    pools: Pools[C], is_busy: Callable[[C], bool], check: Callable[[int], object] | None = None
+) -> AsyncGenerator[C]:
+    """A connection; one that comes back in the middle of something is not used again. `check` is told its epoch first."""
+    pool = pools.here()
+    connection = await pool.take()
+    try:
+        if check is not None:
+            check(connection.epoch)
+        yield connection
+    finally:
+        if connection.is_closed() or is_busy(connection):
+            pool.drop(connection)
+        else:
+            pool.give(connection)

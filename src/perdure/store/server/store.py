@@ -25,16 +25,15 @@ from perdure.core.time.schedule import Fired
 from perdure.store.contract import Change
 from perdure.store.server.clock import ServerClock
 from perdure.store.server.commit_batch import Doubtful
+from perdure.store.server.identity import Identity, Outlived
 from perdure.store.server.pool import Pool, Pooled, Pools
 from perdure.store.server.timeouts import USUAL
-from perdure.store.sql import registry, schedules, workers
-from perdure.store.sql.append import NO_FENCE, Fence
-from perdure.store.sql.corrupt import known
+from perdure.store.sql import schedules, workers
 from perdure.store.sql.dialect import Dialect, Gathered, Transaction
-from perdure.store.sql.identity import Identity, Outlived
-from perdure.store.sql.runs.inbox import cancel, send
-from perdure.store.sql.runs.topics import broadcast
+from perdure.store.sql.rows import known
+from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.store import SqlStore, Trace
+from perdure.store.sql.turn import NO_FENCE, Fence
 from perdure.store.user_connections.transaction_step import Deed, perform
 
 T = TypeVar("T")
@@ -160,7 +159,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             self._pools.here().flush()
 
         async def body(tx: X) -> None:
-            await registry.enlist(tx, serves)
+            await workers.enlist(tx, serves)
             await self._register(tx, worker)
             self._identity.begin(worker.id, tx.epoch)
 

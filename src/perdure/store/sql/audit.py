@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
 
+from perdure.core.audit import NEXT, REPEATED, Audit, EventFilter
 from perdure.core.model.outputs import OutputKind
-from perdure.core.model.run import Again, Block, Finish, NewRun, Park, Run, Status, Turn
-from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.rows import to_json
+from perdure.core.model.run import Again, Block, Event, Finish, NewRun, Park, Run, Status, Turn
+from perdure.store.contract import Change, Line
+from perdure.store.server.clock import ServerClock
+from perdure.store.sql.dialect import Params, Transaction, placeholders
+from perdure.store.sql.rows import EVENT, to_event, to_json, values
 
 #: How much of an error's message, or of a heartbeat's details, goes into the trail, in letters.
 _SHORT = 500
@@ -94,3 +99,152 @@ def note_heartbeats(tx: Transaction, turn: Turn) -> None:
     for output in turn.outputs:
         if output.kind is OutputKind.HEARTBEAT:
             tx.note(turn.lease.run_id, *of_heartbeat(output.payload or "null"))
+
+
+_FULL, _OFF = Audit.FULL, Audit.OFF
+#: What is not written at the highest level, and at the others.
+_SPOKEN = frozenset({NEXT})
+_UNWRITTEN = REPEATED | _SPOKEN
+
+
+class Noting(ABC):
+    """The half of a `Transaction` that needs no database."""
+
+    def __init__(self, actor: str, audit: Audit, *, listened: bool) -> None:
+        self.actor = actor
+        self.audit = audit
+        #: Whether anything is noted at all.
+        self.notes = audit is not _OFF or listened
+        #: Whether what only repeats is noted, too. To be asked before such a line is made: there may be many.
+        self.repeats = audit is _FULL
+        #: Lines for those who listen, also if they are not written; None: nobody does.
+        self.heard: list[Line] | None = [] if listened else None
+        self._writes = audit is not _OFF
+        self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
+        self._stirred = 0
+        self._lines: list[Line] = []
+
+    @property
+    @abstractmethod
+    def now(self) -> int:
+        """The database's time when the transaction got its locks."""
+
+    @property
+    def listened(self) -> bool:
+        """Whether somebody listens to what is noted, when it is durable."""
+        return self.heard is not None
+
+    def note(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """Add a line to the audit trail, if it is of the level that is written."""
+        # Looked up once a transaction, and not asked of the level for every line.
+        if self._writes and kind not in self._unwritten:
+            self._lines.append((run_id, self.now, kind, self.actor, data))
+        if self.heard is not None:
+            self.heard.append((run_id, self.now, kind, self.actor, data))
+
+    def hear(self, run_id: str, kind: str, data: str = "{}") -> None:
+        """A line that a statement writes by itself, for those who listen."""
+        if self.heard is not None:
+            self.heard.append((run_id, self.now, kind, self.actor, data))
+
+    def note_claims(self, runs: Iterable[Run], now: int, going_on: Collection[str] = ()) -> None:
+        """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on.
+
+        The time of an attempt's start says that. `going_on`: ids of runs of which it is known, where the clock stands.
+        """
+        if self.notes:
+            for run in runs:
+                starts = run.started_at == now and run.id not in going_on
+                if self.repeats or starts:
+                    self.note(run.id, *of_claim(run, starts=starts))
+
+    def stir(self, change: Change) -> None:
+        """Say what this changes for somebody who waits."""
+        # Plain integers: combining flags is a slow thing to do once a run.
+        self._stirred |= int(change)
+
+    @property
+    def stirred(self) -> Change:
+        """Everything that was said so."""
+        return Change(self._stirred)
+
+    def _take_lines(self) -> list[Line]:
+        """The noted lines; whoever takes them writes them."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+class NotingOnServer(Noting):
+    """One whose time is the server's, which has a clock of its own."""
+
+    def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, listened: bool) -> None:
+        super().__init__(actor, audit, listened=listened)
+        self._clock = clock
+        self._now = 0
+
+    @property
+    def now(self) -> int:
+        """The server's time at the first look at it since rows were last locked."""
+        if self._now == 0:
+            self._now = self._clock.now()
+        return self._now
+
+    def locked(self) -> None:
+        """Rows were locked just now, so it is later than it was."""
+        self._now = 0
+
+
+_EVENT_COLUMNS = ", ".join("e." + column for column in EVENT.split(", "))
+
+_OF_TYPE = "EXISTS (SELECT 1 FROM perdure_runs r WHERE r.id = e.run_id AND r.type = :type)"
+
+_FORGET_EVENTS = """
+DELETE FROM perdure_events
+WHERE id <= :upto AND at < :before
+"""
+
+
+async def events_page(
+    tx: Transaction, filter: EventFilter, limit: int, *, before: int | None, after: int | None
+) -> list[Event]:
+    """Lines before a number, the newest first; or after one, the oldest first."""
+    terms, params = _conditions(filter)
+    if before is not None:
+        terms.append("e.id < :before")
+    if after is not None:
+        terms.append("e.id > :after")
+    where = f"WHERE {' AND '.join(terms)}" if terms else ""
+    # The run comes first in the index that lists a run's lines.
+    order = "ASC" if after is not None else "DESC"
+    by = f"e.run_id {order}, e.id {order}" if filter.run_id is not None else f"e.id {order}"
+    sql = f"SELECT {_EVENT_COLUMNS} FROM perdure_events e {where} ORDER BY {by} LIMIT :limit"
+    return values(to_event, await tx.fetch(sql, {**params, "before": before, "after": after, "limit": limit}))
+
+
+async def forget_events(tx: Transaction, upto: int, before: int) -> None:
+    """Delete the lines up to a number that are older than a time."""
+    await tx.execute(_FORGET_EVENTS, {"upto": upto, "before": before})
+
+
+def _conditions(filter: EventFilter) -> tuple[list[str], Params]:
+    terms: list[str] = []
+    params: dict[str, object] = {}
+    for column in ("run_id", "actor"):
+        value = getattr(filter, column)
+        if value is not None:
+            terms.append(f"e.{column} = :{column}")
+            params[column] = value
+    if filter.kinds is not None:
+        chosen, kinds = placeholders("kind", filter.kinds)
+        terms.append(f"e.kind IN ({chosen})" if kinds else "1 = 0")
+        params |= kinds
+    if filter.type is not None:
+        terms.append(_OF_TYPE)
+        params["type"] = filter.type
+    if filter.since is not None:
+        terms.append("e.at >= :since")
+        params["since"] = filter.since
+    if filter.until is not None:
+        terms.append("e.at < :until")
+        params["until"] = filter.until
+    return terms, params

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from perdure.core.model.interruption import Interruption, to_interruption
 from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import Event, Kind, Loaded, Message, Record, Run, Status
 from perdure.errors import InvalidCursor, StoreCorrupt
+from perdure.store.contract import Store
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import EVENT, MESSAGE, RECORD, RUN, to_event, to_message, to_record, to_run, values
 from perdure.store.sql.runs.create import CHUNK
@@ -227,3 +230,18 @@ def _decode(cursor: str) -> tuple[int, str]:
         return int(created_at), run_id
     except (ValueError, binascii.Error) as error:
         raise InvalidCursor(f"{cursor!r} is not a cursor of a listing. Pass the cursor of the page before.") from error
+
+
+_INTERRUPTIONS = 500
+
+
+async def interruptions(store: Store, run_id: str) -> tuple[Interruption, ...]:
+    """All interruptions of a run that can be read, in order."""
+    found: list[Interruption] = []
+    last = -1
+    while True:
+        page = await store.outputs(run_id, OutputKind.INTERRUPTION, "", last, _INTERRUPTIONS)
+        found += [one for output in page if (one := to_interruption(output)) is not None]
+        if len(page) < _INTERRUPTIONS:
+            return tuple(found)
+        last = page[-1].position

@@ -14,8 +14,7 @@ from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Output, OutputKind, source_of
 from perdure.core.model.run import Event, Kind, Message, Reason, Record, Run, Status
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
-from perdure.errors import StoreCorrupt
-from perdure.store.sql.corrupt import unreadable
+from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
 
 T = TypeVar("T")
@@ -157,3 +156,31 @@ def failure(kind: type[Exception], message: str) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return msgspec.json.decode(text, type=tuple[str, ...])
+
+
+#: Errors of decoding a cell, or of using what is in it.
+UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError)
+
+
+def readable(read: Callable[[str], T], text: str, table: str, key: str) -> T:
+    """What a cell says. Raises `StoreCorrupt` with its table and key."""
+    try:
+        return read(text)
+    except UNREADABLE as error:
+        raise unreadable(table, key, error) from error
+
+
+def unreadable(table: str, key: str, error: object) -> StoreCorrupt:
+    """The error for a cell that cannot be read."""
+    return StoreCorrupt(
+        f"{table} has data that cannot be read, at {key}: {error}; restore it from a backup, or delete it"
+    )
+
+
+def known(error: BaseException, verb: str, where: str) -> BaseException:
+    """The error that the contract of a store has for one that a verb met; the same if there is none."""
+    if isinstance(error, PerdureError) or not isinstance(error, UNREADABLE):
+        return error
+    return StoreCorrupt(
+        f"{where} has or was given data that cannot be used, met by {verb}: {type(error).__name__}: {error}"
+    )

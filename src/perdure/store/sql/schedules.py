@@ -19,9 +19,8 @@ from perdure.core.time.firing import plan
 from perdure.core.time.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
 from perdure.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.store.contract import Change
-from perdure.store.sql.corrupt import UNREADABLE, unreadable
 from perdure.store.sql.dialect import Row, Transaction, placeholders
-from perdure.store.sql.rows import to_json
+from perdure.store.sql.rows import UNREADABLE, to_json, unreadable
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.inbox import cancel
 

@@ -11,12 +11,21 @@ import builtins
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from perdure.core.audit import Audit, EventFilter
+from perdure.core.limits.admission import AdmitRequest, Admitted, Look
+from perdure.core.limits.breaker import Circuit
+from perdure.core.limits.limit import Bounds, Gate, Position
+from perdure.core.model.claim_by_id import Take, Taken
+from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
 from perdure.core.model.listing import Page, RunFilter
+from perdure.core.model.lock import Grant, LockInfo
 from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
 from perdure.core.model.outputs import Broadcasted, Output, OutputKind
 from perdure.core.model.reopen import Fork, Reopened
@@ -37,26 +46,30 @@ from perdure.core.model.run import (
     Verdict,
 )
 from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
+from perdure.core.time.schedule import Fired, Saved, Schedule
 from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store import migrations
 from perdure.store.contract import Change, Eavesdropper, Listener
 from perdure.store.migrations import MigrationStatus
-from perdure.store.sql import drop_tables, pauses, reads, registry, trail, workers
-from perdure.store.sql.afterlife import Afterlife
-from perdure.store.sql.append import recorded
+from perdure.store.sql import locks, pauses, reads, schedules, singletons, watermarks, workers
+from perdure.store.sql.audit import events_page, forget_events
 from perdure.store.sql.dialect import Body, Dialect, Gathered, Row, Transaction
-from perdure.store.sql.guarding import Guarding
-from perdure.store.sql.locking import Locking
-from perdure.store.sql.pushing import Pushing
-from perdure.store.sql.runs import reopen as second
+from perdure.store.sql.limits import breakers, gates, waitlist
+from perdure.store.sql.limits.admit_runs import admit
+from perdure.store.sql.runs import dead_letters
+from perdure.store.sql.runs.claim import due, pick
 from perdure.store.sql.runs.create import create, unblock
-from perdure.store.sql.runs.inbox import cancel, send
+from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.orders import control
 from perdure.store.sql.runs.outputs import outputs
-from perdure.store.sql.runs.topics import broadcast
-from perdure.store.sql.scheduling import Scheduling
+from perdure.store.sql.runs.pruning import prune
+from perdure.store.sql.runs.reopen import fork as fork_run
+from perdure.store.sql.runs.reopen import recover, reopen
+from perdure.store.sql.turn import recorded
 from perdure.store.user_connections.transaction import Home, borrow
 from perdure.store.user_connections.transaction_step import Deed, perform
 
@@ -66,7 +79,7 @@ Trace = Callable[[str], object]
 _log = logging.getLogger("perdure.store")
 
 
-class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
+class SqlStore(ABC):
     """The verbs of `Store` that are the same on every database."""
 
     poll_interval: float
@@ -198,9 +211,7 @@ class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
         self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
     ) -> builtins.list[Event]:
         """The audit trail of all runs, past a number."""
-        return await self._read(
-            "events_page", lambda tx: trail.events_page(tx, filter, limit, before=before, after=after)
-        )
+        return await self._read("events_page", lambda tx: events_page(tx, filter, limit, before=before, after=after))
 
     async def outputs(
         self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
@@ -256,25 +267,169 @@ class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
 
     async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
         """Let a run that failed or was cancelled go on."""
-        return await self._write("reopen", actor, lambda tx: second.reopen(tx, run_id, generation, deadline))
+        return await self._write("reopen", actor, lambda tx: reopen(tx, run_id, generation, deadline))
 
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
         """Give a run its attempts anew."""
-        return await self._write("recover", actor, lambda tx: second.recover(tx, run_id, token))
+        return await self._write("recover", actor, lambda tx: recover(tx, run_id, token))
 
     async def forget_events(self, upto: int, before: int, actor: str) -> None:
         """Delete old events."""
-        await self._write("forget_events", actor, lambda tx: trail.forget_events(tx, upto, before))
+        await self._write("forget_events", actor, lambda tx: forget_events(tx, upto, before))
 
     async def fork(self, fork: Fork, actor: str) -> Created:
         """Create a run that has a past."""
-        return await self._write("fork", actor, lambda tx: second.fork(tx, fork))
+        return await self._write("fork", actor, lambda tx: fork_run(tx, fork))
+
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        """One schedule."""
+        return await self._read("schedule", lambda tx: schedules.schedule(tx, schedule_id))
+
+    async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
+        """Schedules in the order of their ids."""
+        return await self._read("schedules", lambda tx: schedules.schedules(tx, after, limit))
+
+    async def save_schedule(self, schedule: Schedule, version: int, write_id: str, event: str, actor: str) -> Saved:
+        """Create a schedule, or change one that still is of that version."""
+        return await self._write(
+            "save_schedule", actor, lambda tx: schedules.save(tx, schedule, version, write_id, event)
+        )
+
+    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
+        """Forget a schedule."""
+        await self._write("delete_schedule", actor, lambda tx: schedules.delete(tx, schedule_id))
+
+    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
+        """Start runs of some slots, or one under a key."""
+        return await self._write("trigger", actor, lambda tx: schedules.trigger(tx, schedule_id, slots, key))
+
+    async def fire(self, limit: int, actor: str) -> Fired:
+        """Let the slots that are due become runs."""
+        return await self._write("fire", actor, lambda tx: schedules.fire(tx, limit))
+
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
+        """Runs that are ready and have yet to pass gates."""
+        return await self._read("look", lambda tx: waitlist.look(tx, pairs, limit, newest=newest))
+
+    async def admit(self, request: AdmitRequest) -> Admitted:
+        """Let runs pass gates, and claim them; gates that are not there are made in transactions of their own."""
+        asking = [*(one.gating for one in request.arrivals), *(one.gating for one in request.steps)]
+        wanted = {one.gate: one.bounds for gating in asking for one in gating.passes}
+        if wanted:
+            await self._make(await self._read("missing_gates", lambda tx: gates.missing_gates(tx, wanted)))
+        admitted, missing = await self._write(
+            "admit", request.worker, lambda tx: admit(tx, request, self._system.entropy)
+        )
+        await self._make(missing)
+        return replace(admitted, next_due=admitted.now) if missing else admitted
+
+    async def _make(self, missing: Mapping[str, Bounds]) -> None:
+        if missing:
+            await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
+
+    async def standing(self, run_id: str) -> Position | None:
+        """Where a run stands in line."""
+        return await self._read("standing", lambda tx: waitlist.standing(tx, run_id))
+
+    async def lined(self, types: Sequence[str]) -> set[str]:
+        """Those of the types of which somebody stands in a line."""
+        return await self._read("lined", lambda tx: gates.lined(tx, types))
+
+    async def stir_gates(self, actor: str) -> None:
+        """Have every gate looked at that waits for room."""
+        await self._write("stir_gates", actor, gates.stir_gates)
+
+    async def forget_gates(self, limit: int, actor: str) -> int:
+        """Forget gates of keys that nobody uses any more; how many."""
+        return await self._write("forget_gates", actor, lambda tx: gates.forget_gates(tx, limit))
+
+    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+        """Override what the code says about a gate, or no longer."""
+        await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))
+
+    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
+        """Open or close a breaker, or leave it to its rule."""
+        await self._write("set_breaker", actor, lambda tx: breakers.set_breaker(tx, gate, circuit))
+
+    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+        """Gates in the order of their names, past one."""
+        return await self._read("gates", lambda tx: gates.gates(tx, after, limit))
+
+    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> Grant:
+        """Take a lock that nobody holds, by the database's clock as it is now."""
+        await self.now()
+        return await self._write("acquire_lock", actor, lambda tx: locks.acquire(tx, name, owner, nonce, ttl))
+
+    async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
+        """Hold a lock for longer."""
+        await self.now()
+        return await self._write("extend_lock", actor, lambda tx: locks.extend(tx, name, nonce, ttl))
+
+    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
+        """Give up a lock."""
+        return await self._write("release_lock", actor, lambda tx: locks.release(tx, name, token, nonce))
+
+    async def succeed(self, names: Sequence[str], actor: str) -> int:
+        """Let the next of these singletons begin."""
+        return await self._write("succeed", actor, lambda tx: singletons.succeed(tx, names))
+
+    async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
+        """Locks that somebody holds."""
+        return await self._read("locks", lambda tx: locks.locks(tx, after, limit, name))
+
+    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
+        """Set a watermark."""
+        await self._write("set_watermark", actor, lambda tx: watermarks.set_watermark(tx, watermark))
+
+    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
+        """Remove a watermark."""
+        await self._write("remove_watermark", actor, lambda tx: watermarks.remove_watermark(tx, kind, name))
+
+    async def watermarks(self) -> builtins.list[Watermark]:
+        """Every watermark."""
+        return await self._read("watermarks", watermarks.watermarks)
+
+    async def depth(self, kind: str, name: str, limit: int) -> int:
+        """How many runs are ready and wait."""
+        return await self._read("depth", lambda tx: watermarks.depth(tx, kind, name, limit))
+
+    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+        """Dead letters, the latest run first."""
+        return await self._read("dead", lambda tx: dead_letters.dead(tx, filter, limit, cursor))
+
+    async def letter(self, run_id: str) -> DeadLetter | None:
+        """One dead letter."""
+        return await self._read("letter", lambda tx: dead_letters.letter(tx, run_id))
+
+    async def requeue(self, order: Requeue, actor: str) -> Requeued:
+        """Let a dead run go on."""
+        return await self._write("requeue", actor, lambda tx: dead_letters.requeue(tx, order))
+
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Deletion:
+        """Hide a finished run, or a dead letter."""
+        return await self._write("delete", actor, lambda tx: dead_letters.delete(tx, run_id, reason, discard=discard))
+
+    async def undelete(self, run_id: str, actor: str) -> Deletion:
+        """Bring a deleted run back."""
+        return await self._write("undelete", actor, lambda tx: dead_letters.undelete(tx, run_id))
+
+    async def prune(self, what: Prune, limit: int, cursor: str | None, actor: str) -> Pruned:
+        """Delete finished runs for good, one batch."""
+        return await self._write("prune", actor, lambda tx: prune(tx, what, limit, cursor))
+
+    async def take(self, request: Take) -> Taken:
+        """Take one run."""
+        return await self._write("take", request.worker, lambda tx: pick(tx, request, self._system.entropy))
+
+    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
+        """Runs that could be worked on now."""
+        return await self._read("due", lambda tx: due(tx, types, queues, limit))
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Begin a life, and have the registry say what is served."""
 
         async def body(tx: Transaction) -> None:
-            await registry.enlist(tx, serves)
+            await workers.enlist(tx, serves)
             await workers.register(tx, worker)
 
         await self._write("register", worker.id, body)
@@ -301,7 +456,7 @@ class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
 
     async def types(self) -> builtins.list[TypeInfo]:
         """Every type that somebody has registered."""
-        return await self._read("types", registry.types)
+        return await self._read("types", workers.types)
 
     async def holdings(self, worker_id: str) -> builtins.list[Lease]:
         """What the worker is said to hold."""
@@ -342,7 +497,7 @@ class SqlStore(Scheduling, Afterlife, Guarding, Locking, Pushing, ABC):
 
     async def remove(self) -> None:
         """Drop the tables and views of this prefix, which must not be the usual one. For tools that made them."""
-        await self._write("remove", "", lambda tx: drop_tables.remove(tx, self._dialect, self._tables))
+        await self._write("remove", "", lambda tx: migrations.drop_tables(tx, self._dialect, self._tables))
 
     async def _migrate(self, tx: Transaction) -> None:
         await migrations.migrate(tx, self._dialect)

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import Again, Block, Finish, Kind, Park, Record, Release, Status, Turn
+from msgspec import Struct
+
+from perdure.core.model.outputs import Renew, Trim
+from perdure.core.model.run import Again, Block, Finish, Kind, NewMessage, Park, Record, Release, Status, Turn, Verdict
 from perdure.errors import StoreCorrupt
-from perdure.store.sql.dialect import Row
+from perdure.store.sql.dialect import Row, Transaction
+from perdure.store.sql.runs.inbox import subscribe
+from perdure.store.sql.runs.outputs import write_outputs
 
 #: An attribute of a member of an enum is slow to get.
 KINDS = {kind: kind.value for kind in Kind}
@@ -119,3 +123,171 @@ def _is_there(turn: Turn, state: State) -> bool:
             return raised == 0 and status == Status.BLOCKED
         case None:
             return False
+
+
+#: Of a record, in the order of `record_row`.
+RECORD_COLUMNS = (
+    "run_id", "seq", "token", "kind", "location", "payload", "failed", "at", "started_at", "digest", "attempts",
+    "retry_at", "inbox_seq", "run_attempt",
+)  # fmt: skip
+
+_LEASE = """
+SELECT status, token, nonce
+FROM perdure_runs
+WHERE id = :run_id{fence}
+{for_update}
+"""
+
+#: Where several servers take writes, a lock on one is no concern of the others; only rows that are written are compared.
+_PROVE = """
+UPDATE perdure_runs
+SET wake_at = wake_at + 1
+WHERE id = :run_id
+"""
+
+INSERT_RECORD = f"""
+INSERT INTO perdure_history ({", ".join(RECORD_COLUMNS)})
+VALUES ({", ".join(f":{column}" for column in RECORD_COLUMNS)})
+"""
+
+_WRITTEN = f"""
+SELECT {", ".join(RECORD_COLUMNS)}
+FROM perdure_history
+WHERE run_id = :run_id AND seq = :seq
+"""
+
+
+class Fence(Struct, frozen=True):
+    """What it takes to prove a lease besides the lock of the run's row."""
+
+    #: Holds on the server on which the worker's life began only; empty where there is no such condition.
+    condition: str = ""
+    #: Several servers take writes, so that the row that was locked has to be written.
+    written: bool = False
+
+
+NO_FENCE = Fence()
+
+
+async def append(tx: Transaction, turn: Turn, fence: Fence = NO_FENCE) -> Verdict:
+    """Write the one record of a turn and its outputs, if its lease holds: APPLIED, or LOST."""
+    if not await _holds(tx, turn, fence.condition):
+        return Verdict.LOST
+    if fence.written:
+        await tx.execute(_PROVE, {"run_id": turn.lease.run_id})
+    [record] = turn.records
+    await tx.execute(INSERT_RECORD, dict(zip(RECORD_COLUMNS, record_row(turn, record), strict=True)))
+    if turn.outputs:
+        await write_outputs(tx, [(turn.lease.run_id, output) for output in turn.outputs])
+    return Verdict.APPLIED
+
+
+async def recorded(tx: Transaction, turn: Turn) -> Verdict:
+    """What became of such a turn: APPLIED, LOST, or BUSY: it is not there, and its lease holds, so it may be tried again."""
+    holds = await _holds(tx, turn)
+    [record] = turn.records
+    there = await tx.fetch(_WRITTEN, {"run_id": turn.lease.run_id, "seq": record.seq})
+    if there and there[0] == record_row(turn, record):
+        return Verdict.APPLIED
+    if there and holds and there[0][2] < turn.lease.token:
+        # A former holder wrote it after the history was loaded.
+        return Verdict.LOST
+    if there and holds:
+        raise StoreCorrupt(
+            f"The history of run {turn.lease.run_id!r} has another record than its worker wrote at number {record.seq}. Look at "
+            "the run's history and release it."
+        )
+    return Verdict.BUSY if holds else Verdict.LOST
+
+
+async def _holds(tx: Transaction, turn: Turn, condition: str = "") -> bool:
+    lease = turn.lease
+    rows = await tx.fetch(_LEASE.replace("{fence}", condition), {"run_id": lease.run_id})
+    return bool(rows) and tuple(rows[0]) == (Status.RUNNING.value, lease.token, lease.nonce)
+
+
+_RENEW = """
+UPDATE perdure_runs
+SET type = :type, input = :input, generation = generation + 1, progress = -1
+WHERE id = :run_id
+"""
+
+_FORGET_HISTORY = """
+DELETE FROM perdure_history
+WHERE run_id = :run_id
+"""
+
+
+async def renew(tx: Transaction, renewed: Mapping[str, Renew]) -> None:
+    """Give runs, whose rows are locked, their new input and take away their history."""
+    if renewed:
+        rows = [{"run_id": id, "type": one.type, "input": one.input} for id, one in renewed.items()]
+        await tx.execute_many(_RENEW, rows)
+        await tx.execute_many(_FORGET_HISTORY, [{"run_id": id} for id in renewed])
+
+
+def read_at_once(turn: Turn) -> int:
+    """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried."""
+    if not isinstance(turn.next, Renew):
+        return turn.read
+    return max([turn.next.read, *(record.inbox_seq for record in turn.records)])
+
+
+def carried(run_id: str, renew: Renew) -> list[NewMessage]:
+    """What is put into the inbox of the new generation."""
+    return [NewMessage(run_id=run_id, name=name, payload=payload, key=key) for name, payload, key in renew.carried]
+
+
+def keys_of(turn: Turn) -> list[tuple[str, str]]:
+    """By run, the keys of every message that the turn may put into an inbox, but for words to parents."""
+    keys = [(message.run_id, message.key) for message in turn.sends]
+    if isinstance(turn.next, Renew):
+        keys += [(turn.lease.run_id, key) for _, _, key in turn.next.carried]
+    return keys
+
+
+def has_extras(turn: Turn) -> bool:
+    """Whether the turn carries any of it."""
+    return bool(turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes)
+
+
+async def write_extras(tx: Transaction, turns: Sequence[Turn]) -> None:
+    """Write what these turns carry, each of another run whose row is locked."""
+    if shown := [(turn.lease.run_id, output) for turn in turns for output in turn.outputs]:
+        await write_outputs(tx, shown)
+    if any(turn.subscribes or turn.unsubscribes for turn in turns):
+        await subscribe(tx, turns)
+    if trims := {turn.lease.run_id: turn.trim for turn in turns if turn.trim is not None}:
+        await trim(tx, trims)
+
+
+_TRIM_RECORDS = """
+DELETE FROM perdure_history
+WHERE run_id = :run_id AND seq BETWEEN :first AND :last
+"""
+
+_TRIM_INBOX = """
+DELETE FROM perdure_messages
+WHERE run_id = :run_id AND seq <= :upto AND consumed = 1
+"""
+
+#: The inner query is a table of its own because MySQL reads no table that it deletes from.
+_TRIM_EVENTS = """
+DELETE FROM perdure_events
+WHERE run_id = :run_id AND id < (
+  SELECT MIN(id) FROM (SELECT id FROM perdure_events WHERE run_id = :run_id ORDER BY id DESC LIMIT :keep) AS newest
+)
+"""
+
+
+async def trim(tx: Transaction, trims: Mapping[str, Trim]) -> None:
+    """Trim runs, whose rows are locked."""
+    records = [
+        {"run_id": run_id, "first": first, "last": last} for run_id, one in trims.items() for first, last in one.records
+    ]
+    await tx.execute_many(_TRIM_RECORDS, records)
+    inboxes = [{"run_id": run_id, "upto": one.inbox} for run_id, one in trims.items() if one.inbox]
+    await tx.execute_many(_TRIM_INBOX, inboxes)
+    for run_id, one in trims.items():
+        if one.events:
+            await tx.execute(_TRIM_EVENTS, {"run_id": run_id, "keep": one.events})

@@ -6,9 +6,8 @@ import logging
 
 from perdure.core.policy.watermark import TRAIL, Watermark
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.store.sql.corrupt import unreadable
 from perdure.store.sql.dialect import Row, Transaction
-from perdure.store.sql.rows import to_json
+from perdure.store.sql.rows import to_json, unreadable
 
 _log = logging.getLogger("perdure.store")
 

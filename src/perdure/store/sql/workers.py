@@ -15,18 +15,19 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from perdure.core.model.interruption import LOST, Interruption, output_of
+from perdure.core.model.orders import PauseKind
 from perdure.core.model.run import FAR, Lease, Status
 from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.core.routing import TypeInfo
 from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.limits.gates import in_chunks
 from perdure.store.sql.rows import WORKER, failure, to_json, to_worker, values
-from perdure.store.sql.runs.claim import LAST
+from perdure.store.sql.runs.claim import LAST, claims_after, home_after, is_poison, set_aside
 from perdure.store.sql.runs.finish import finish
 from perdure.store.sql.runs.inbox import deliver
 from perdure.store.sql.runs.outputs import write_outputs
-from perdure.store.sql.runs.poison import claims_after, home_after, is_poison, set_aside
 from perdure.store.sql.singletons import overdue
 
 #: Workers that ended longer ago than this are forgotten, in microseconds.
@@ -345,3 +346,65 @@ async def _give_back(tx: Transaction, orphans: Sequence[_Orphan], event: str) ->
         tx.note(one.lease.run_id, event, to_json({"token": one.lease.token + 1}))
     if orphans:
         tx.stir(Change.READY)
+
+
+_ALL = """
+SELECT type, kind, runtime, description, registered_at
+FROM perdure_registry
+ORDER BY type
+"""
+
+_PAUSED = """
+SELECT name
+FROM perdure_pauses
+WHERE kind = :kind
+"""
+
+_ADD = """
+INSERT INTO perdure_registry (type, kind, runtime, description, registered_at)
+VALUES (:type, :kind, :runtime, :description, :now)
+{or_ignore}
+"""
+
+_CHANGE = """
+UPDATE perdure_registry
+SET kind = :kind, runtime = :runtime, description = :description, registered_at = :now
+WHERE type = :type
+"""
+
+
+async def enlist(tx: Transaction, served: Sequence[TypeInfo]) -> None:
+    """Have the registry say what is served."""
+    if not served:
+        return
+    there = {row[0]: row[1:4] for row in await tx.fetch(_ALL, {})}
+    for sql, known in ((_ADD, False), (_CHANGE, True)):
+        rows = [
+            {
+                "type": one.type,
+                "kind": one.kind,
+                "runtime": one.runtime,
+                "description": one.description,
+                "now": tx.now,
+            }
+            for one in sorted(served, key=lambda one: one.type)
+            if (one.type in there) is known and there.get(one.type) != (one.kind, one.runtime, one.description)
+        ]
+        if rows:
+            await tx.execute_many(sql, rows)
+
+
+async def types(tx: Transaction) -> list[TypeInfo]:
+    """Every type that somebody has registered, and whether it is enabled."""
+    paused = {row[0] for row in await tx.fetch(_PAUSED, {"kind": PauseKind.TYPE.value})}
+    return [
+        TypeInfo(
+            type=type,
+            kind=kind,
+            runtime=runtime,
+            description=description,
+            enabled=type not in paused,
+            registered_at=registered_at,
+        )
+        for type, kind, runtime, description, registered_at in await tx.fetch(_ALL, {})
+    ]

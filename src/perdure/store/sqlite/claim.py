@@ -18,7 +18,7 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_json, to_run
-from perdure.store.sql.runs.poison import Suspect, group, is_poison, set_aside
+from perdure.store.sql.runs.claim import Suspect, group, is_poison, set_aside
 from perdure.store.sqlite.connection import NOT_TEXT, SqliteTransaction
 
 #: How many due runs one claim makes ready, and how many it passes over for the sake of affinity, at most.

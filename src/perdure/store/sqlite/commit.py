@@ -16,11 +16,19 @@ from perdure.core.model.outputs import Renew
 from perdure.core.model.run import Again, Block, Finish, Park, Record, Release, Turn, Verdict
 from perdure.store.sql.audit import note_heartbeats
 from perdure.store.sql.dialect import Row
-from perdure.store.sql.extras import has_extras, write_extras
 from perdure.store.sql.runs.children import start_children
-from perdure.store.sql.runs.continue_as_new import carried, read_at_once
 from perdure.store.sql.runs.inbox import deliver, send
-from perdure.store.sql.turn import Standing, overtaken, record_row, standing_of, waves
+from perdure.store.sql.turn import (
+    Standing,
+    carried,
+    has_extras,
+    overtaken,
+    read_at_once,
+    record_row,
+    standing_of,
+    waves,
+    write_extras,
+)
 from perdure.store.sqlite import state_changes
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.statements import CROWD

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from perdure.core.audit import Audit
 from perdure.core.system import System
 from perdure.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable
-from perdure.store.sql.corrupt import UNREADABLE, known
+from perdure.store.sql.audit import Noting
 from perdure.store.sql.dialect import Dialect, Row, drive
-from perdure.store.sql.noting import Noting
+from perdure.store.sql.rows import UNREADABLE, known
 from perdure.store.sqlite.errors import is_busy, is_not_text, translate
 from perdure.store.sqlite.files import (
     CheckpointLock,

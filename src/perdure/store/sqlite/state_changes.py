@@ -12,9 +12,9 @@ from perdure.core.model.run import Again, Block, Finish, Lease, Park, Release, S
 from perdure.store.contract import Change
 from perdure.store.sql.audit import note_again, note_finish, of_block, of_park
 from perdure.store.sql.rows import to_json
-from perdure.store.sql.runs.continue_as_new import renew as begin_anew
 from perdure.store.sql.runs.finish import word_to_parent
 from perdure.store.sql.runs.inbox import deliver
+from perdure.store.sql.turn import renew as begin_anew
 from perdure.store.sqlite.connection import SqliteTransaction
 
 _LEASE = "id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'"

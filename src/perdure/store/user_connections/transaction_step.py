@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from perdure.core.model.run import Turn, Verdict
 from perdure.errors import PerdureError, UsageError
-from perdure.store.sql.append import NO_FENCE, Fence, append
+from perdure.store.sql.turn import NO_FENCE, Fence, append
 from perdure.store.user_connections.adapter import Wire
 from perdure.store.user_connections.errors import Doubtful, Interrupted, may_pass
 from perdure.store.user_connections.open_connection import opened

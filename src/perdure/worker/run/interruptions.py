@@ -18,7 +18,7 @@ from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.replay.operations import StepOperation
 from perdure.store.contract import Store
-from perdure.store.sql.interruptions import interruptions
+from perdure.store.sql.reads import interruptions
 from perdure.worker.limits.step_limits import has_to_pass
 from perdure.worker.run.held_run import Stage
 

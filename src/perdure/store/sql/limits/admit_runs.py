@@ -17,15 +17,21 @@ from perdure.core.model.run import ClaimedRun, ClaimRequest, Kind, Reason, Run, 
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import STEPS, Passage, steps_before
 from perdure.store.sql.limits.breakers import barred
-from perdure.store.sql.limits.due import due_gates, next_due, waited_at
-from perdure.store.sql.limits.gates import count_held, in_chunks, open_up, save_gates
+from perdure.store.sql.limits.gates import (
+    count_held,
+    due_gates,
+    grant,
+    in_chunks,
+    next_due,
+    open_up,
+    save_gates,
+    waited_at,
+)
 from perdure.store.sql.limits.locked_gates import Grip
-from perdure.store.sql.limits.permits import grant
 from perdure.store.sql.limits.waitlist import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places, tell_next
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.runs.claim import LAST, take
-from perdure.store.sql.runs.poison import Suspect, group, is_poison, is_suspect, set_aside
+from perdure.store.sql.runs.claim import LAST, Suspect, group, is_poison, is_suspect, set_aside, take
 
 #: Gates that one transaction looks at because they are due.
 GATES = 20

@@ -14,11 +14,10 @@ from perdure.core.limits.call_limits import given_by
 from perdure.core.limits.limit import Bounds
 from perdure.core.model.run import Run
 from perdure.store.contract import Change
-from perdure.store.sql.corrupt import UNREADABLE
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.gate_state import GateState
 from perdure.store.sql.limits.gates import in_chunks, lock_gates, save_gates
-from perdure.store.sql.rows import to_json
+from perdure.store.sql.rows import UNREADABLE, to_json
 
 _STATES = "SELECT name, breaker FROM perdure_gates WHERE name IN ({names}) AND breaker <> ''"
 _PERMITTED = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = ''"

@@ -10,8 +10,8 @@ from perdure.core.codec.decoders import decoder_for
 from perdure.core.limits.breaker import BreakerRule, BreakerState, Circuit
 from perdure.core.limits.limit import Bounds
 from perdure.core.model.run import FAR
-from perdure.store.sql.corrupt import UNREADABLE, unreadable
 from perdure.store.sql.dialect import Row
+from perdure.store.sql.rows import UNREADABLE, unreadable
 
 #: When to look again at a gate that waits for others to make room, should nobody tell, in microseconds.
 BACKSTOP = 15_000_000

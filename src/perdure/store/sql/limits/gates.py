@@ -6,7 +6,7 @@ permits, and no crash leaves one behind that counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -14,11 +14,10 @@ from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit, view
 from perdure.core.limits.limit import KEYED, Bounds, Gate, base_of, of_queue, of_type
 from perdure.core.model.run import FAR
 from perdure.store.contract import Change
-from perdure.store.sql.corrupt import UNREADABLE, unreadable
-from perdure.store.sql.dialect import Row, Transaction, placeholders
-from perdure.store.sql.limits.due import waited_at
+from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
 from perdure.store.sql.limits.gate_state import COLUMNS, GateState, to_bounds
 from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
+from perdure.store.sql.rows import UNREADABLE, unreadable
 from perdure.store.sql.runs.create import CHUNK
 
 #: So many full gates are looked at when somebody has gone without a word; the others when they are due.
@@ -312,3 +311,133 @@ def _limited_row(gate: str) -> dict[str, object] | None:
     kind, _, name = gate.partition(":")
     kinds = {"type": LIMITED_TYPE, "queue": LIMITED_QUEUE}
     return {"kind": kinds[kind], "name": name} if kind in kinds else None
+
+
+#: Gates that are waited at by somebody of some types, those that are due first. Said so that there is no other way than to go through the gates
+#: in order and look for the first in line along its index: a planner that knows how many wait would rather read them all.
+_BY_DUE = """
+SELECT g.due_at, g.name
+FROM (SELECT due_at, name FROM perdure_gates WHERE due_at <= :until ORDER BY due_at, name) g
+WHERE EXISTS (
+  SELECT 1
+  FROM ({lined}) served
+  WHERE (
+    SELECT 1
+    FROM perdure_lines l {use perdure_lines_by_priority}
+    WHERE l.gate = g.name AND l.type = served.type
+    ORDER BY l.priority, l.turn, l.run_id
+    LIMIT 1
+  ) = 1
+)
+ORDER BY g.due_at, g.name
+LIMIT :limit
+"""
+#: A type, if somebody of it stands in a line. As a range, for the sake of the index.
+_LINED = """
+SELECT * FROM (
+  SELECT type FROM perdure_lines {use perdure_lines_by_type}
+  WHERE type >= :type# AND type <= :type#
+  ORDER BY type
+  LIMIT 1
+) part#
+"""
+#: So many types are asked about together.
+_TYPES = 60
+
+#: In an order, for the sake of its index: those who have passed leave a gap at the beginning of a table, which takes time to cross.
+_WAITED_AT = """
+SELECT g.name
+FROM perdure_gates g
+WHERE g.name IN ({names}) AND (
+  SELECT 1
+  FROM perdure_lines l {use perdure_lines_by_priority}
+  WHERE l.gate = g.name
+  ORDER BY l.type, l.priority, l.turn, l.run_id
+  LIMIT 1
+) = 1
+"""
+
+
+async def next_due(tx: Transaction, types: Sequence[str]) -> int:
+    """When it is worth looking at a gate for somebody of these types."""
+    rows = await _by_due(tx, types, FAR - 1, 1)
+    return int(rows[0][0]) if rows else FAR
+
+
+async def due_gates(tx: Transaction, types: Sequence[str], limit: int) -> list[str]:
+    """Gates at which somebody of these types may pass, those that have waited longest first."""
+    return [row[1] for row in await _by_due(tx, types, tx.now, limit)]
+
+
+async def waited_at(tx: Transaction, names: Iterable[str]) -> set[str]:
+    """Those of the gates in whose lines somebody stands."""
+    found: set[str] = set()
+    asked = sorted(names)
+    for start in range(0, len(asked), CHUNK):
+        chosen, params = placeholders("name", asked[start : start + CHUNK])
+        found |= {row[0] for row in await tx.fetch(_WAITED_AT.replace("{names}", chosen), params)}
+    return found
+
+
+async def _by_due(tx: Transaction, types: Sequence[str], until: int, limit: int) -> list[Row]:
+    found: dict[str, Row] = {}
+    for lined, params in _by_type(types):
+        rows = await tx.fetch(_BY_DUE.replace("{lined}", lined), {**params, "until": until, "limit": limit})
+        found |= {row[1]: row for row in rows}
+    return sorted(found.values())[:limit]
+
+
+async def lined(tx: Transaction, types: Sequence[str]) -> set[str]:
+    """Those of the types of which somebody stands in a line."""
+    return {row[0] for sql, params in _by_type(types) for row in await tx.fetch(sql, params)}
+
+
+def _by_type(types: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    for start in range(0, len(types), _TYPES):
+        params: dict[str, object] = {f"type{number}": type for number, type in enumerate(types[start : start + _TYPES])}
+        yield " UNION ALL ".join(_LINED.replace("#", str(number)) for number in range(len(params))), params
+
+
+#: Permits of runs that are let go of: those for the time of a lease, and those of runs that have ended.
+_FREED = """
+SELECT p.run_id, p.gate, p.token
+FROM perdure_permits p
+JOIN perdure_runs r ON r.id = p.run_id
+WHERE p.run_id IN ({names}) AND p.location = '' AND (p.hold = 'lease' OR r.status IN ('completed', 'failed', 'cancelled'))
+"""
+_RELEASE = """
+DELETE FROM perdure_permits
+WHERE gate = :gate AND run_id = :run_id AND location = '' AND token = :token
+"""
+
+_STALE = "DELETE FROM perdure_permits WHERE run_id IN ({names}) AND location = '' AND hold = 'lease'"
+
+_PERMIT = """
+INSERT INTO perdure_permits (gate, run_id, token, hold, granted_at)
+VALUES (:gate, :run_id, :token, :hold, :now)
+"""
+
+
+async def permits_of(tx: Transaction, released: Sequence[tuple[str, int]]) -> list[tuple[str, str, int]]:
+    """Run, gate and token of the permits that are no longer needed."""
+    tokens = dict(released)
+    return [
+        (run_id, gate, token)
+        for run_id, gate, token in await in_chunks(tx, _FREED, sorted(tokens))
+        # Another one may have it by now, under a permit of its own.
+        if token <= tokens[run_id]
+    ]
+
+
+async def release(tx: Transaction, permits: Sequence[tuple[str, str, int]]) -> None:
+    """Give them back."""
+    rows = [{"gate": gate, "run_id": run_id, "token": token} for run_id, gate, token in permits]
+    await tx.execute_many(_RELEASE, rows)
+
+
+async def grant(tx: Transaction, run_ids: Sequence[str], rows: Sequence[Params]) -> None:
+    """Give runs their permits; those of earlier leases go."""
+    for start in range(0, len(run_ids), 400):
+        chosen, params = placeholders("name", run_ids[start : start + 400])
+        await tx.execute(_STALE.replace("{names}", chosen), params)
+    await tx.execute_many(_PERMIT, rows)

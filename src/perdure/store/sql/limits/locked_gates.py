@@ -18,8 +18,7 @@ from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import gates_of_steps, release_steps
 from perdure.store.sql.limits.breakers import attend, half_open
 from perdure.store.sql.limits.gate_state import GateState
-from perdure.store.sql.limits.gates import lock_gates, missing_gates
-from perdure.store.sql.limits.permits import permits_of, release
+from perdure.store.sql.limits.gates import lock_gates, missing_gates, permits_of, release
 from perdure.store.sql.limits.waitlist import InLine
 
 

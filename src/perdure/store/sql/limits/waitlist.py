@@ -19,11 +19,10 @@ from perdure.core.limits.limit import STRIDE, Gating, Position
 from perdure.core.model.run import FAR, Run
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Change
-from perdure.store.sql.corrupt import UNREADABLE, readable
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
-from perdure.store.sql.limits.due import next_due
 from perdure.store.sql.limits.gate_state import LAST_TURN, GateState
-from perdure.store.sql.limits.gates import in_chunks, one_gate
+from perdure.store.sql.limits.gates import in_chunks, next_due, one_gate
+from perdure.store.sql.rows import UNREADABLE, readable
 
 _log = logging.getLogger("perdure.store")
 

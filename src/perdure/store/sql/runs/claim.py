@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.model.run import ClaimedRun, Run, Status
+from perdure.core.limits.call_limits import says_of_gates
+from perdure.core.model.claim_by_id import Refusal, Take, Taken
+from perdure.core.model.run import FINISHED, SUSPECT_AFTER, ClaimedRun, Reason, Run, Status
+from perdure.errors import WorkflowError
 from perdure.store.sql.audit import of_claim
-from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.limits.gates import in_chunks
+from perdure.store.sql.dialect import Transaction, placeholders
+from perdure.store.sql.limits.gates import in_chunks, limited
+from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
+from perdure.store.sql.rows import RUN, failure, to_json, to_run
 
 LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN ({names}) GROUP BY run_id"
 
@@ -66,3 +72,234 @@ def _row(run: Run, progress: int, now: int) -> dict[str, object]:
         "deadline": run.deadline,
         "now": now,
     }
+
+
+#: How the home of runs begins that were suspects when their worker died with several of them.
+_TRIED = "tried:"
+
+_SET_ASIDE = """
+UPDATE perdure_runs
+SET status = 'blocked', reason = 'poison', error = :error, worker = NULL, home = NULL, token = token + 1, marked = 0,
+    wake_at = :now, lease_until = 0
+WHERE id = :run_id AND status IN ('pending', 'waiting', 'running')
+"""
+
+
+class Suspect(Struct, frozen=True, gc=False):
+    """A ready run that may have killed its workers."""
+
+    run_id: str
+    claims: int
+    #: The worker that died with it last, as `home_after` has it.
+    home: str | None
+
+
+def is_suspect(claims: int, *, progressed: bool) -> bool:
+    """Whether a run may only be taken by a worker that holds nothing else."""
+    return claims >= SUSPECT_AFTER and not progressed
+
+
+def is_poison(claims: int, poison_after: int) -> bool:
+    """Whether a suspect is to be set aside. It has died alone at least once by then."""
+    return claims >= max(poison_after, SUSPECT_AFTER + 1)
+
+
+def group(suspects: Sequence[Suspect], limit: int) -> list[str]:
+    """The suspects to be tried together, by their ids: the first one and those that died with it."""
+    if not suspects:
+        return []
+    home = suspects[0].home
+    members = [one.run_id for one in suspects if one.home == home]
+    number = (len(members) + 1) // 2 if home is not None and home.startswith(_TRIED) else len(members)
+    return members[: max(1, min(number, limit))]
+
+
+def claims_after(claims: int, *, alone: bool, progressed: bool) -> int:
+    """The count of claims without progress after the death of a worker of ours, which held nothing else (`alone`) or other runs, too."""
+    if progressed:
+        return 0
+    return claims if alone or claims <= SUSPECT_AFTER else claims - 1
+
+
+def home_after(worker: str, claims: int, *, alone: bool) -> str:
+    """The home of a run after the death of a worker of ours. No worker that lives is called so: it is left to none."""
+    return worker if alone or claims <= SUSPECT_AFTER else _TRIED + worker
+
+
+#: `is_poison` (of a worker in another language, which is given a suspect alone), `claims_after` and `home_after` as SQL, over the columns of a
+#: lost run, `foreign_lease`, `alone` and `progressed`.
+IS_POISON = f"(foreign_lease AND claims >= {{poison_after}} AND claims > {SUSPECT_AFTER})"
+CLAIMS_AFTER = f"""CASE
+    WHEN foreign_lease THEN claims
+    WHEN progressed THEN 0
+    WHEN alone OR claims <= {SUSPECT_AFTER} THEN claims
+    ELSE claims - 1
+  END"""
+HOME_AFTER = f"CASE WHEN foreign_lease OR alone OR claims <= {SUSPECT_AFTER} THEN worker ELSE '{_TRIED}' || worker END"
+
+
+async def set_aside(tx: Transaction, run_id: str, claims: int) -> str:
+    """Block a run whose row is locked, until a person unblocks it; the error that is written, as JSON."""
+    error = failure(
+        WorkflowError,
+        f"Run {run_id!r} was claimed {claims} times in a row and each time its worker went away before anything was "
+        "recorded, the last times with nothing else to do. Look at what the run does first, then unblock it.",
+    )
+    await tx.execute(_SET_ASIDE, {"run_id": run_id, "error": error, "now": tx.now})
+    tx.note(run_id, "blocked", to_json({"reason": Reason.POISON.value}))
+    return error
+
+
+_RUN = f"""
+SELECT progress, {RUN}
+FROM perdure_runs
+WHERE id = :run_id
+{{for_update}}
+"""
+
+_ALIVE = """
+SELECT 1
+FROM perdure_workers
+WHERE id = :worker AND status = 'alive'
+"""
+
+_READY_AGAIN = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, wake_at = :wake_at
+WHERE id = :run_id
+"""
+
+_LAST = """
+SELECT MAX(seq)
+FROM perdure_history
+WHERE run_id = :run_id
+"""
+
+#: Said twice so that each half follows its index; `wake_at >= 0` names the one by age.
+_READY = """
+SELECT wake_at, id
+FROM perdure_runs
+WHERE {pending queue} = :queue AND type = :type AND wake_at >= 0 AND wake_at <= :now
+ORDER BY wake_at, id
+LIMIT :limit
+"""
+
+_DUE = """
+SELECT wake_at, id
+FROM perdure_runs
+WHERE {waiting wake_at} <= :now AND type IN ({types}) AND queue IN ({queues})
+ORDER BY {wake_at of waiting}
+LIMIT :limit
+"""
+
+_PAUSES = """
+SELECT kind, name
+FROM perdure_pauses
+"""
+
+#: In lines at gates that are worth looking at.
+_IN_LINES = """
+SELECT l.since, l.run_id
+FROM perdure_gates g
+JOIN perdure_lines l ON l.gate = g.name
+WHERE g.due_at <= :now AND l.location = '' AND l.type IN ({}) AND l.queue IN ({})
+ORDER BY l.turn
+LIMIT :limit
+"""
+
+_PLACE = """
+SELECT 1
+FROM perdure_lines
+WHERE run_id = :run_id AND location = ''
+"""
+
+#: What a run waits for that stands in a line.
+_IN_LINE = (Reason.LIMIT, Reason.BREAKER)
+
+
+async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) -> Taken:
+    """Take a run, if it is ready and nobody else's."""
+    rows = await tx.fetch(_RUN, {"run_id": request.run_id})
+    if not rows:
+        return Taken(refused=Refusal.UNKNOWN, now=tx.now)
+    progress, run = rows[0][0], to_run(rows[0][1:])
+    if run.status is Status.RUNNING and (run.worker, run.nonce) == (request.worker, request.nonce):
+        # Asked before; the answer was lost.
+        return Taken(claimed=ClaimedRun(run, progress), now=tx.now, progress=progress)
+    known = [(kind, name) for kind, name in await tx.fetch(_PAUSES, {})]
+    refused = await _refusal(tx, run, request, known)
+    if refused is Refusal.GATED:
+        return await _at_the_gates(tx, run, limited(known))
+    if refused is not None:
+        return Taken(refused=refused, run=run, now=tx.now)
+    [(last,)] = await tx.fetch(_LAST, {"run_id": run.id})
+    last = -1 if last is None else last
+    if is_suspect(run.claims, progressed=last > progress):
+        if is_poison(run.claims, request.poison_after):
+            return await _set_aside(tx, run)
+        if not request.alone:
+            return Taken(refused=Refusal.SUSPECT, run=run, now=tx.now)
+    [claimed] = await take(tx, [(progress, run)], request.worker, request.nonce, entropy)
+    return Taken(claimed=claimed, now=tx.now, progress=last)
+
+
+async def _refusal(tx: Transaction, run: Run, request: Take, known: Sequence[tuple[str, str]]) -> Refusal | None:
+    if run.status in FINISHED:
+        return Refusal.FINISHED
+    if run.status is Status.BLOCKED:
+        return Refusal.BLOCKED
+    if run.status is Status.RUNNING:
+        return Refusal.HELD
+    # Others wait for a limit that stand in no line: those whose turn comes after another run of the same singleton.
+    kept = run.status is Status.WAITING and run.reason in _IN_LINE
+    in_line = kept and bool(await tx.fetch(_PLACE, {"run_id": run.id}))
+    if run.wake_at > tx.now and not in_line:
+        return Refusal.WAITING
+    if run.type not in request.types:
+        return Refusal.FOREIGN
+    if ("type", run.type) in known or ("queue", run.queue) in known:
+        return Refusal.PAUSED
+    if not await tx.fetch(_ALIVE, {"worker": request.worker}):
+        return Refusal.DEAD
+    guarded = (LIMITED_TYPE, run.type) in known or (LIMITED_QUEUE, run.queue) in known
+    gated = in_line or guarded or run.type in request.gated or says_of_gates(run.options)
+    return Refusal.GATED if gated else None
+
+
+async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> Taken:
+    """Have it ready for whoever looks after gates: one that is due, or stands in a line whose place it keeps."""
+    if run.status is Status.WAITING:
+        since = min(run.wake_at, tx.now)
+        await tx.execute(_READY_AGAIN, {"run_id": run.id, "wake_at": since})
+        run = replace(run, status=Status.PENDING, reason=None, wake_at=since)
+    return Taken(refused=Refusal.GATED, run=run, now=tx.now, limited=gates)
+
+
+async def _set_aside(tx: Transaction, run: Run) -> Taken:
+    error = await set_aside(tx, run.id, run.claims)
+    run = replace(
+        run, status=Status.BLOCKED, reason=Reason.POISON, error=error, wake_at=tx.now, token=run.token + 1, worker=None
+    )
+    return Taken(refused=Refusal.BLOCKED, run=run, now=tx.now)
+
+
+async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limit: int) -> list[str]:
+    """Runs that could be worked on now, those that have waited longest first."""
+    paused = {tuple(row) for row in await tx.fetch(_PAUSES, {})}
+    types = [name for name in types if ("type", name) not in paused]
+    queues = [name for name in queues if ("queue", name) not in paused]
+    if not types or not queues:
+        return []
+    some_types, of_types = placeholders("type", types)
+    some_queues, of_queues = placeholders("queue", queues)
+    params = {**of_types, **of_queues, "now": tx.now, "limit": limit}
+    found = [
+        tuple(row)
+        for row in await tx.fetch(_DUE.replace("{types}", some_types).replace("{queues}", some_queues), params)
+    ]
+    found += [tuple(row) for row in await tx.fetch(_IN_LINES.format(some_types, some_queues), params)]
+    for queue in queues:
+        for type in types:
+            pair = {"queue": queue, "type": type, "now": tx.now, "limit": limit}
+            found += [tuple(row) for row in await tx.fetch(_READY, pair)]
+    return [run_id for _, run_id in sorted(found)[:limit]]

@@ -13,10 +13,9 @@ from perdure.core.policy.singleton import Policy, single_of
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.audit import of_created
-from perdure.store.sql.debouncing import put_off
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.singletons import arrange, head
+from perdure.store.sql.singletons import arrange, head, put_off
 
 #: How many parameters a list in a statement may have.
 CHUNK = 400

@@ -17,13 +17,12 @@ from perdure.core.model.reopen import Fork, Reopened, kept
 from perdure.core.model.run import FAR, Created, Kind, Lease, Reason, Record, Run, Status, Turn
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
-from perdure.store.sql.append import COLUMNS, RECORD
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import MESSAGE, RUN, failure, to_json, to_message, to_run, values
 from perdure.store.sql.runs.create import create
 from perdure.store.sql.runs.outputs import write_outputs
 from perdure.store.sql.singletons import hold_back_again
-from perdure.store.sql.turn import record_row
+from perdure.store.sql.turn import INSERT_RECORD, RECORD_COLUMNS, record_row
 
 _LOCK = f"""
 SELECT {RUN}
@@ -261,7 +260,7 @@ async def _write(tx: Transaction, run_id: str, token: int, nonce: str, records: 
         return
     turn = Turn(lease=Lease(run_id, token, nonce))
     rows: list[Row] = [record_row(turn, record) for record in records]
-    await tx.execute_many(RECORD, [dict(zip(COLUMNS, row, strict=True)) for row in rows])
+    await tx.execute_many(INSERT_RECORD, [dict(zip(RECORD_COLUMNS, row, strict=True)) for row in rows])
 
 
 def _entry(run_id: str, record: Record, now: int) -> dict[str, object]:
