@@ -21,7 +21,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.client.start_options import StartOptions, new_run
+from perdure.client.start import StartOptions, new_run
 from perdure.errors import InvalidDuration
 from perdure.host import Host
 from perdure.worker.options import WorkerOptions

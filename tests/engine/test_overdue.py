@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure import Context, Engine, Handle, Run, StoreUnavailable, UsageError, workflow
-from perdure.client import engine_worker, overdue
+from perdure.client import engine_worker, results
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 from tests.servers.databases import MYSQL, mysql_dsn
@@ -30,7 +30,7 @@ async def other(ctx: Context) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(overdue, "SLOW", 0.05)
+    monkeypatch.setattr(results, "SLOW", 0.05)
     caplog.set_level(logging.INFO, "perdure.client")
     return caplog
 
@@ -97,13 +97,13 @@ async def test_of_very_many_waits_few_are_explained_at_a_time(on_disk: Stage, sa
             looking -= 1
 
     engine._overdue._look = counted
-    runs = [await engine.start(slow()) for _ in range(5 * overdue.AT_ONCE)]
+    runs = [await engine.start(slow()) for _ in range(5 * results.AT_ONCE)]
     waits = [asyncio.ensure_future(run.result()) for run in runs]
     await eventually(lambda: said.records)
     for wait in waits:
         wait.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
-    assert 0 < most <= overdue.AT_ONCE
+    assert 0 < most <= results.AT_ONCE
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from perdure.cli.output import Output
 from perdure.cli.params import Json, Moment, with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.client.engine import Engine
-from perdure.client.start_options import StartOptions
+from perdure.client.start import StartOptions
 from perdure.core.model.run import Run
 from perdure.core.policy.singleton import POLICIES, Debounce, Singleton
 from perdure.errors import RunCancelled, RunFailed, UnknownWorkflow

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perdure.client.handle import Handle
     from perdure.client.outputs import StreamItem
     from perdure.client.reopen import ForkOptions
-    from perdure.client.start_options import Moment, StartOptions
+    from perdure.client.start import Moment, StartOptions
     from perdure.core.audit import EventPage
     from perdure.core.model.dead_letter import DeadLetter, DeadPage
     from perdure.core.model.deploy_report import Report

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.client.start_options import Moment
+from perdure.client.start import Moment
 from perdure.client.steering import Control
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, DeadReason, Deletion, Requeue, Requeued

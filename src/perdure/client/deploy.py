@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from perdure.client.inspect import is_unserved, served_elsewhere
 from perdure.client.steering import Control
-from perdure.client.why import is_unserved, served_elsewhere
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.deploy_report import Finding, Problem, Report
 from perdure.core.model.listing import RunFilter

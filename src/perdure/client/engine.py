@@ -22,14 +22,11 @@ from perdure.client.inspect import Looking
 from perdure.client.limits import Limits
 from perdure.client.locks import Holding, Locks
 from perdure.client.messages import Telling
-from perdure.client.overdue import Overdue
 from perdure.client.push import Pusher, Pushing
 from perdure.client.refusing import refuse_in_workflow
-from perdure.client.results import Watch
-from perdure.client.same import Sameness
+from perdure.client.results import Overdue, Watch
 from perdure.client.schedules import Schedules
-from perdure.client.start import create_all, create_on
-from perdure.client.start_options import Moment, StartOptions, new_run
+from perdure.client.start import Moment, Sameness, StartOptions, create_all, create_on, new_run
 from perdure.client.watermarks import Backpressure, OnConnection, Watermarks
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from perdure.client import outputs, reopen
-from perdure.client.ask import ask
+from perdure.client.inspect import report
+from perdure.client.messages import ask
 from perdure.client.outputs import StreamItem
-from perdure.client.run_report import report
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.model.interruption import Interruption
 from perdure.core.model.run import Event, Message, Record, Run, Status
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.client.dead_letters import RequeueOptions
     from perdure.client.engine import Engine
     from perdure.client.reopen import ForkOptions
-    from perdure.client.start_options import Moment
+    from perdure.client.start import Moment
     from perdure.core.time.duration import Duration
 
 R_co = TypeVar("R_co", covariant=True)

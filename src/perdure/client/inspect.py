@@ -5,16 +5,28 @@ from __future__ import annotations
 import builtins
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from perdure.client.why import explain
+import msgspec
+from msgspec import Struct
+
+from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id
+from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit
+from perdure.core.limits.limit import Position
+from perdure.core.model.interruption import Interruption
 from perdure.core.model.listing import Page, RunFilter
-from perdure.core.model.run import Event, Message, Record, Run, Status
-from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.model.orders import Pause, PauseKind
+from perdure.core.model.outputs import Output, OutputKind
+from perdure.core.model.run import FAR, Event, Kind, Message, Reason, Record, Run, Status
+from perdure.core.model.run_report import Mishap, RunReport, StepReport, originals
+from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
+from perdure.core.policy.singleton import single_of
+from perdure.core.routing import PYTHON, TypeInfo
 from perdure.core.time.duration import instant
 from perdure.errors import RunNotFound, UsageError
 from perdure.store.contract import Store
+from perdure.store.sql.runs.orders import pausing_of
 from perdure.store.url import shown
 
 
@@ -90,3 +102,343 @@ def _statuses(names: Iterable[str]) -> tuple[Status, ...]:
         return tuple(Status(name) for name in names)
     except ValueError as error:
         raise UsageError(f"{error}; the statuses are {', '.join(Status)}") from None
+
+
+#: Characters of what a heartbeat said.
+_SHOWN = 200
+
+_OPEN = (Status.PENDING, Status.RUNNING, Status.WAITING, Status.BLOCKED)
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What there is to know besides the run itself, as far as it matters."""
+
+    now: int
+    workers: Sequence[WorkerInfo]
+    pauses: Sequence[Pause] = ()
+    history: Sequence[Record] = ()
+    inbox: Sequence[Message] = ()
+    #: Of types that are served in other languages: by whom.
+    elsewhere: Mapping[str, str] = {}
+    #: The last sign of life of an activity.
+    beat: Output | None = None
+    #: Where it stands in line.
+    standing: Position | None = None
+
+
+async def explain(store: Store, run: Run) -> str:
+    """The sentence, and another one about the first of its children if it waits for them."""
+    facts = Facts(
+        now=await store.now(),
+        workers=await store.workers(),
+        pauses=await store.pauses(),
+        history=await store.history(run.id) if run.reason is Reason.RETRY else (),
+        inbox=await store.inbox(run.id, 0) if run.reason is Reason.PAUSED else (),
+        elsewhere=served_elsewhere(await store.types()),
+        beat=await _beat(store, run) if run.status is Status.RUNNING else None,
+        standing=await store.standing(run.id) if run.reason in (Reason.LIMIT, Reason.BREAKER) else None,
+    )
+    if run.reason is not Reason.CHILD:
+        return _explained(run, facts)
+    page = await store.list(RunFilter(parent_id=run.id, status=_OPEN), 1000, None)
+    if not page.runs:
+        return _explained(run, facts)
+    child = page.runs[-1]
+    others = f" and {len(page.runs) - 1} more" if len(page.runs) > 1 else ""
+    return f"It waits for its child {child.id!r} ({child.type}){others}. Of that child: {_explained(child, facts)}"
+
+
+async def _beat(store: Store, run: Run) -> Output | None:
+    return next(iter(await store.outputs(run.id, OutputKind.HEARTBEAT, "", -1, 1)), None)
+
+
+def _explained(run: Run, facts: Facts) -> str:
+    workers, now = facts.workers, facts.now
+    match run.status:
+        case Status.PENDING:
+            return _pending(run, facts) + _start_by(run, now)
+        case Status.RUNNING:
+            return f"It is being worked on by worker {run.worker}{_alive(run, workers, now)}.{_signs(facts)}"
+        case Status.WAITING:
+            return _waiting(run, facts)
+        case Status.BLOCKED:
+            return _blocked(run)
+        case Status.COMPLETED:
+            return f"It completed {_ago(run.finished_at, now)}."
+        case Status.CANCELLED:
+            return f"It was cancelled {_ago(run.finished_at, now)}{_error(run)}."
+        case Status.FAILED:
+            return f"It failed {_ago(run.finished_at, now)}{_error(run)}."
+
+
+def served_elsewhere(types: Iterable[TypeInfo]) -> dict[str, str]:
+    """Of the types that workers in other languages have registered: by whom they are served."""
+    return {one.type: one.runtime for one in types if one.runtime != PYTHON}
+
+
+def is_unserved(run: Run, workers: Sequence[WorkerInfo], elsewhere: Mapping[str, str], now: int) -> bool:
+    """Whether a run is ready and nobody takes it, as far as is known: workers in other languages do not say whether they live."""
+    return run.status is Status.PENDING and run.type not in elsewhere and not _serving(run, _living(workers, now))
+
+
+def _living(workers: Sequence[WorkerInfo], now: int) -> list[WorkerInfo]:
+    return [w for w in workers if w.status is WorkerStatus.ALIVE and w.heartbeat_at + w.lease >= now]
+
+
+def _serving(run: Run, alive: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    return [w for w in alive if run.type in w.types and run.queue in w.queues]
+
+
+def _pending(run: Run, facts: Facts) -> str:
+    now = facts.now
+    for pause in facts.pauses:
+        if pause.name == (run.type if pause.kind is PauseKind.TYPE else run.queue):
+            because = f": {pause.reason}" if pause.reason else ""
+            return f"It is ready, but the {pause.kind} {pause.name!r} was paused {_ago(pause.paused_at, now)}{because}."
+    alive = _living(facts.workers, now)
+    serving = _serving(run, alive)
+    if serving:
+        return (
+            f"It has been ready for {_span(now - run.wake_at)} and waits for a free slot of {len(serving)} worker(s)."
+        )
+    if run.type in facts.elsewhere:
+        return (
+            f"It has been ready for {_span(now - run.wake_at)} and waits for a worker in {facts.elsewhere[run.type]!r}."
+        )
+    if not alive:
+        return "It is ready, but no worker is alive; start one."
+    if any(run.type in w.types for w in alive):
+        return f"It is ready, but no live worker takes the queue {run.queue!r}; add it to a worker's queues."
+    return f"It is ready, but none of the {len(alive)} live worker(s) serves the type {run.type!r}; deploy its code."
+
+
+def _paused(inbox: Sequence[Message], now: int) -> str:
+    last = next((entry for entry in reversed(inbox) if entry.kind is Kind.PAUSE), None)
+    if last is None:
+        return "It is paused."
+    reason = pausing_of(last.payload).reason
+    return f"It was paused {_ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
+
+
+def _limited(standing: Position, now: int) -> str:
+    gate = standing.gate
+    if gate.problem:
+        kind = "breaker" if gate.name.startswith(PREFIX) else "limit"
+        return (
+            f"It has waited for {_span(now - standing.since)}: the {kind} {gate.name.removeprefix(PREFIX)!r} is set aside and lets "
+            f"nothing pass, because {gate.problem}. Set or clear the limit anew, or reset the breaker."
+        )
+    if gate.breaker is not None:
+        return _broken(gate.breaker, standing, now)
+    held = f", {gate.held} of which are under way" if gate.bounds.concurrency else ""
+    return (
+        f"It has waited for {_span(now - standing.since)} to pass the limit {gate.name!r} ({gate.bounds}{held}); "
+        f"{'at least ' * (standing.ahead >= 1000)}{standing.ahead} of its type are before it, {gate.waiting} wait there in all."
+    )
+
+
+def _broken(breaker: BreakerView, standing: Position, now: int) -> str:
+    waited = f"It has waited for {_span(now - standing.since)}: the breaker {breaker.name!r}"
+    since = _ago(breaker.since, now)
+    if breaker.circuit is Circuit.OPEN and breaker.by_hand:
+        return f"{waited} was opened by hand {since} and stays open until it is closed or reset."
+    if breaker.circuit is Circuit.OPEN:
+        return (
+            f"{waited} opened {since} because too much failed; the next call is tried in {_span(breaker.until - now)}."
+        )
+    if breaker.circuit is Circuit.HALF_OPEN:
+        needed = breaker.rule.successes - breaker.successes
+        return f"{waited} is half open and lets {breaker.rule.probes} call(s) pass at a time; {needed} more have to succeed."
+    return f"{waited} is closed again; it passes when a worker has a free slot."
+
+
+def _waiting(run: Run, facts: Facts) -> str:
+    now, history = facts.now, facts.history
+    until = f" until {_moment(run.wake_at)} (in {_span(run.wake_at - now)})" if run.wake_at < FAR else ""
+    match run.reason:
+        case Reason.MESSAGE:
+            limit = f", at most{until}" if until else ""
+            return f"It waits for a message{limit}."
+        case Reason.PAUSED:
+            return _paused(facts.inbox, now)
+        case Reason.LIMIT | Reason.BREAKER if facts.standing is not None:
+            return _limited(facts.standing, now)
+        case Reason.CHILD:
+            return "It waits for a child run to finish."
+        case Reason.LIMIT if (single := single_of(run.options)) is not None:
+            return f"It waits for its turn: another run of the singleton {single.name!r} is not over yet."
+        case Reason.RETRY:
+            last = next((record for record in reversed(history) if record.failed and record.payload), None)
+            payload = run.error if last is None else last.payload
+            cause = "" if payload is None else f" The last attempt failed: {_summary(payload)}."
+            return f"It waits to try again{until}{_count(run)}.{cause}"
+        case _ if run.started_at == 0 and (single := single_of(run.options)) is not None and single.delay:
+            return f"It is put off{until}, and longer if it is started again."
+        case _ if run.started_at == 0:
+            return f"It is scheduled and waits{until}."
+        case _:
+            return f"It sleeps{until}."
+
+
+def _count(run: Run) -> str:
+    """Which attempt comes next, where the run itself says how many there may be."""
+    return f", attempt {run.attempt} of {run.max_attempts}" if run.max_attempts else ""
+
+
+def _start_by(run: Run, now: int) -> str:
+    return f" It fails if no worker begins it within {_span(run.deadline - now)}." if run.close_by else ""
+
+
+def _signs(facts: Facts) -> str:
+    if facts.beat is None:
+        return ""
+    said = facts.beat.payload if len(facts.beat.payload) <= _SHOWN else f"{facts.beat.payload[:_SHOWN]}…"
+    return f" Its last sign of life, {_ago(facts.beat.at, facts.now)}, said {said}."
+
+
+def _blocked(run: Run) -> str:
+    advice = {
+        Reason.DIVERGED: "Its code no longer follows its history. Deploy matching code and restart a worker.",
+        Reason.POISON: "It was set aside because its workers kept dying while they worked on it. Fix the cause, then unblock it.",
+        Reason.UNDECODABLE: "Its stored data does not fit its code. Deploy matching code and restart a worker.",
+    }
+    known = advice.get(run.reason, "It needs a person.") if run.reason is not None else "It needs a person."
+    return f"{known} {_summary(run.error)}" if run.error else known
+
+
+def _alive(run: Run, workers: Sequence[WorkerInfo], now: int) -> str:
+    if run.lease_until:
+        left = run.lease_until - now
+        when = f"in {_span(left)}" if left > 0 else "at the next sweep"
+        return f", which is not one of Python's; unless it is heard of, others get the run {when}"
+    info = next((worker for worker in workers if worker.id == run.worker), None)
+    if info is None:
+        return ", which is not known any more; its runs will be given to others"
+    late = now - info.heartbeat_at
+    where = f" (pid {info.pid} on {info.host})"
+    if info.status is not WorkerStatus.ALIVE or late > info.lease:
+        return f"{where}, which has not been heard of for {_span(late)}; another will take over"
+    return where
+
+
+def _error(run: Run) -> str:
+    return f": {_summary(run.error)}" if run.error else ""
+
+
+def _summary(payload: str) -> str:
+    failure = Failure.from_json(payload)
+    name = failure.type.rpartition(".")[2]
+    return f"{name}: {failure.message}" if failure.message else name
+
+
+def _ago(moment: int, now: int) -> str:
+    return f"{_span(now - moment)} ago"
+
+
+def _span(duration: int) -> str:
+    return str(datetime.timedelta(seconds=max(0, round(duration / 1e6))))
+
+
+def _moment(moment: int) -> str:
+    return (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=moment)).isoformat()
+
+
+_OPERATIONS = (Kind.STEP, Kind.ATTEMPT, Kind.CHILD, Kind.TIMER)
+#: Ends that are errors.
+_FAILURES = ("retried", "failed", "cancelled", "expired", "blocked")
+
+
+def report(
+    run: Run, records: Sequence[Record], events: Sequence[Event], interruptions: Sequence[Interruption] = ()
+) -> RunReport:
+    """What a person asks of a run."""
+    started = [event.at for event in events if event.kind == "started"]
+    steps = _steps(records, interruptions)
+    errors = [error for step in steps for error in step.errors]
+    errors += _of_run(run, events)
+    return RunReport(
+        run=run,
+        attempts=run.attempt,
+        last_retry_at=started[-1] if run.attempt > 1 and started else 0,
+        started_at=min([*started, run.started_at or run.finished_at]),
+        finished_at=run.finished_at,
+        steps=tuple(steps),
+        errors=tuple(sorted(errors, key=lambda error: error.at)),
+        interruptions=tuple(interruptions),
+    )
+
+
+def _steps(records: Sequence[Record], interruptions: Sequence[Interruption]) -> list[StepReport]:
+    by_place: dict[str, list[Record]] = {}
+    for record in records:
+        if record.kind in _OPERATIONS:
+            by_place.setdefault(record.location, []).append(record)
+    kept = originals(records)
+    return [_step(location, found, kept, interruptions) for location, found in by_place.items()]
+
+
+def _step(
+    location: str, records: Sequence[Record], kept: Mapping[int, Record], interruptions: Sequence[Interruption]
+) -> StepReport:
+    last = kept.get(records[-1].seq, records[-1])
+    kind = Kind.STEP if last.kind is Kind.ATTEMPT else last.kind
+    return StepReport(
+        location=location,
+        kind=kind.value,
+        status="retrying" if last.kind is Kind.ATTEMPT else "failed" if last.failed else "completed",
+        attempts=last.attempts,
+        started_at=last.started_at,
+        finished_at=last.at,
+        errors=tuple(_mishap(record) for record in records if record.failed),
+        interruptions=_interruptions_of(last, records, interruptions),
+    )
+
+
+def _interruptions_of(
+    last: Record, records: Sequence[Record], interruptions: Sequence[Interruption]
+) -> tuple[Interruption, ...]:
+    """What interrupted the attempts that are counted in the record of a step and did not fail."""
+    if last.kind is not Kind.STEP:
+        return ()
+    failures = [one.attempts for one in records if one.kind is Kind.ATTEMPT and one.run_attempt == last.run_attempt]
+    number = last.attempts - 1 - (failures[-1] if failures else 0)
+    possible = [
+        one
+        for one in interruptions
+        if one.attempt == last.run_attempt
+        and one.at <= last.started_at
+        and (one.steps is None or last.location in one.steps)
+    ]
+    return tuple(possible[-number:]) if number > 0 else ()
+
+
+def _mishap(record: Record) -> Mishap:
+    failure = Failure.from_json(record.payload or "{}")
+    return Mishap(
+        at=record.at, location=record.location, attempt=record.attempts, error=failure.type, message=failure.message,
+        retry_at=record.retry_at,
+    )  # fmt: skip
+
+
+def _of_run(run: Run, events: Sequence[Event]) -> list[Mishap]:
+    errors: list[Mishap] = []
+    attempt = 1
+    for event in events:
+        if event.kind not in _FAILURES:
+            continue
+        data = msgspec.json.decode(event.data)
+        retried = event.kind == "retried"
+        attempt = data.get("attempt", attempt + 1) - 1 if retried else attempt
+        if "error" in data:
+            errors.append(
+                Mishap(
+                    at=event.at, location="", attempt=attempt, error=data["error"], message=data.get("message", ""),
+                    retry_at=data.get("at", 0) if retried else 0,
+                )
+            )  # fmt: skip
+        attempt += retried
+    if not errors and run.error is not None and run.status in (Status.FAILED, Status.CANCELLED, Status.BLOCKED):
+        failure = Failure.from_json(run.error)
+        at = run.finished_at
+        errors.append(Mishap(at=at, location="", attempt=run.attempt, error=failure.type, message=failure.message))
+    return errors

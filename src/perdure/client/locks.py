@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
-from perdure.client.waiting import within
+from perdure.client.results import within
 from perdure.core.background_loops import Guard, Health
 from perdure.core.ids import check_key
 from perdure.core.model.lock import LockInfo

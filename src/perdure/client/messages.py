@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from perdure.client.results import News
 from perdure.client.start import send_on
 from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
 from perdure.core.codec.snapshot import snapshot
-from perdure.core.ids import ID_BYTES, check_id
-from perdure.core.model.run import NewMessage, SendOutcome
+from perdure.core.ids import ID_BYTES, check_id, check_name
+from perdure.core.model.outputs import Output, OutputKind
+from perdure.core.model.run import NewMessage, SendOutcome, Status
 from perdure.core.system import System
+from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store
-from perdure.workflow.channels import Channel, expected, topic
+from perdure.workflow.channels import Channel, Question, envelop, expected, question_name, topic
+
+if TYPE_CHECKING:
+    from perdure.client.engine import Engine
+    from perdure.store.contract import Store
+
 
 T = TypeVar("T")
 
@@ -116,3 +125,70 @@ class Telling(ABC):
             sent, cursor = sent + chunk.sent, chunk.cursor
             if cursor is None:
                 return sent
+
+
+async def ask(
+    engine: Engine,
+    run_id: str,
+    question: Question[Any, Any] | str,
+    value: object,
+    *,
+    returns: Any,
+    key: str | None,
+    timeout: Duration | None,
+) -> Any:
+    """Send a question and wait for its answer. Raises `RunNotFound`, `RunFinished`, or what ended the run meanwhile."""
+    if timeout is not None:
+        seconds(timeout)
+    declared = question.type if isinstance(question, Question) else Any
+    if isinstance(question, Question):
+        name, kind = question.name, question.answer if returns is Any else returns
+    else:
+        name, kind = check_name(question, "name of a question"), returns
+    key = engine._system.entropy(16).hex() if key is None else check_id(key, "key of a question")
+    message = NewMessage(
+        run_id=check_id(run_id),
+        name=question_name(name),
+        payload=envelop(key, value, engine._codec, f"question {name!r} to run {run_id!r}", declared),
+        key=key,
+    )
+    store = await engine._opened()
+    outcome = await _put(engine, store, message, name)
+    if outcome is SendOutcome.FINISHED:
+        raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
+    answer = await engine._overdue.wait(
+        run_id,
+        lambda: _answer(engine, store, message, name),
+        f"perdure ask {run_id}",
+        timeout,
+        f"run {run_id!r} did not answer {name!r}",
+    )
+    if answer.failed:
+        raise engine._errors.restore(Failure.from_json(answer.payload), run_id=run_id)
+    return engine._codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
+
+
+async def _put(engine: Engine, store: Store, message: NewMessage, name: str) -> SendOutcome:
+    [outcome] = await store.send([message], engine._actor)
+    if outcome is SendOutcome.UNKNOWN:
+        raise RunNotFound(f"there is no run {message.run_id!r} to ask {name!r}")
+    return outcome
+
+
+async def _answer(engine: Engine, store: Store, message: NewMessage, name: str) -> Output:
+    run_id, key = message.run_id, message.key
+    with News(store, engine._system) as news:
+        while True:
+            if news.replaced():
+                # The question may be lost; its key makes it the same one if it is not.
+                await _put(engine, store, message, name)
+            # Looked at first: an answer that comes with the end is there when it has ended.
+            run = await engine._run(run_id)
+            answers = await store.outputs(run_id, OutputKind.REPLY, key, -1, 1)
+            if answers:
+                return answers[0]
+            if run.status is Status.COMPLETED:
+                raise RunFinished(f"run {run_id!r} finished without an answer to {name!r}")
+            if run.status.finished:
+                engine._outcome(run, Any)
+            await news.arrive()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from perdure.client.waiting import News
+from perdure.client.results import News
 from perdure.core.ids import check_name
 from perdure.core.model.outputs import Output, OutputKind
 from perdure.errors import UsageError

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.client.deploy import aside
-from perdure.client.start_options import Moment, StartOptions, new_run
+from perdure.client.start import Moment, StartOptions, new_run
 from perdure.core.model.reopen import Fork, Reopened, kept
 from perdure.core.model.run import Kind, NewRun, Record, Run, Status
 from perdure.core.policy.singleton import with_single

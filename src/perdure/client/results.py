@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
 
 from perdure.core.background_loops import Guard, Health
-from perdure.core.model.run import Run
+from perdure.core.model.run import Reason, Run, Status
 from perdure.core.system import System
+from perdure.core.time.duration import Duration, seconds
 from perdure.errors import EngineClosed, PerdureError, RunNotFound, StoreCorrupt, StoreError
 from perdure.store.contract import Change, Store
 
@@ -165,3 +169,174 @@ class Watch:
             runs += found
             unreadable |= not_read
         return runs, unreadable
+
+
+T = TypeVar("T")
+
+SHORTEST_POLL = 0.005
+#: So that whoever waits learns soon that the engine was closed.
+LONGEST_POLL = 2.0
+
+
+async def within(
+    system: System, work: Callable[[], Coroutine[Any, Any, T]], name: str, timeout: Duration | None, too_late: str
+) -> T:
+    """Do something, or raise `TimeoutError` after `timeout` on the system's clock."""
+    limit = None if timeout is None else seconds(timeout)
+    waiting = system.spawn(work(), name)
+    timer = None if limit is None else system.call_later(limit, waiting.cancel)
+    try:
+        return await waiting
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if timeout is None or (current is not None and current.cancelling()):
+            waiting.cancel()
+            raise
+        raise TimeoutError(f"{too_late} within {timeout!r}") from None
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+class News:
+    """Says when it is worth looking again at what a run shows: something was shown or has finished, here or elsewhere."""
+
+    def __init__(self, store: Store, system: System) -> None:
+        self._store = store
+        self._system = system
+        self._loop = asyncio.get_running_loop()
+        self._rung: asyncio.Future[bool] | None = None
+        self._told = False
+        self._replaced = False
+        self._poll = SHORTEST_POLL
+        self._unsubscribe = store.subscribe(self._on_change)
+
+    def __enter__(self) -> News:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unsubscribe()
+
+    def found(self) -> None:
+        """Something was there, so that there may be more soon."""
+        self._poll = SHORTEST_POLL
+
+    def replaced(self) -> bool:
+        """Whether the database was replaced since this was asked last, and may lack what was seen or sent."""
+        replaced, self._replaced = self._replaced, False
+        return replaced
+
+    async def arrive(self) -> None:
+        """Wait. Looking before is safe: what came meanwhile counts."""
+        while not self._told:
+            if not await self._ring_or_timeout():
+                try:
+                    # Whoever rings meanwhile is not to be overruled.
+                    if await self._store.changed():
+                        self._told = True
+                except StoreError:
+                    self._told = True
+            self._poll = min(1.5 * self._poll, self._store.poll_interval, LONGEST_POLL)
+        self._told = False
+
+    async def _ring_or_timeout(self) -> bool:
+        rung: asyncio.Future[bool] = self._loop.create_future()
+        self._rung = rung
+        timer = self._system.call_later(self._poll, lambda: self._wake(told=False))
+        try:
+            return await rung
+        finally:
+            timer.cancel()
+            self._rung = None
+
+    def _on_change(self, change: Change) -> None:
+        if change & Change.REPLACED:
+            self._replaced = True
+        if change & (Change.OUTPUT | Change.FINISHED | Change.REPLACED) and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        self._told = True
+        self._wake(told=True)
+
+    def _wake(self, *, told: bool) -> None:
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(told)
+
+
+#: Seconds after which the log says why.
+SLOW = 5.0
+#: Explanations under way at a time, and the seconds that one may take when a wait has ended.
+AT_ONCE = 10
+LAST_LOOK = 2.0
+
+logger = logging.getLogger("perdure.client")
+
+
+class Overdue:
+    """The waits of one engine. `look` gives a run and why it is where it is."""
+
+    def __init__(self, system: System, look: Callable[[str], Awaitable[tuple[Run, str]]]) -> None:
+        self._system = system
+        self._look = look
+        self._explaining = 0
+
+    async def wait(
+        self,
+        run_id: str,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        name: str,
+        timeout: Duration | None,
+        too_late: str,
+    ) -> T:
+        """Wait for something of a run. Raises `TimeoutError`, which says why, after `timeout`."""
+        explaining: list[asyncio.Task[None]] = []
+
+        def explain() -> None:
+            if self._explaining < AT_ONCE:
+                self._explaining += 1
+                task = self._system.spawn(self._explain(run_id, too_late), f"perdure why {run_id}")
+                task.add_done_callback(self._explained)
+                explaining.append(task)
+
+        timer = self._system.call_later(SLOW, explain)
+        try:
+            return await within(self._system, work, name, timeout, too_late)
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}{await self._because(run_id)}") from None
+        finally:
+            timer.cancel()
+            for task in explaining:
+                task.cancel()
+
+    def _explained(self, _: asyncio.Task[None]) -> None:
+        # A task that is cancelled before it begins ends, too.
+        self._explaining -= 1
+
+    async def _explain(self, run_id: str, what: str) -> None:
+        try:
+            run, why = await self._look(run_id)
+        except PerdureError as error:
+            logger.warning("%s within %g s, and the database does not say why: %s", what, SLOW, error)
+            return
+        if not run.status.finished:
+            logger.log(_level(run), "%s within %g s: %s", what, SLOW, why)
+
+    async def _because(self, run_id: str) -> str:
+        """The sentence for an error; nothing if the database does not answer soon."""
+        try:
+            _, why = await within(self._system, lambda: self._asked(run_id), "perdure why", LAST_LOOK, "no answer")
+        except (PerdureError, TimeoutError):
+            return ""
+        return f": {why.removesuffix('.')}"
+
+    async def _asked(self, run_id: str) -> tuple[Run, str]:
+        return await self._look(run_id)
+
+
+def _level(run: Run) -> int:
+    """A run that is worked on, or waits for what its code asked for, is no reason to worry."""
+    stands = run.status in (Status.PENDING, Status.BLOCKED) or run.reason is Reason.PAUSED
+    return logging.WARNING if stands else logging.INFO

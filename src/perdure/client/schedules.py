@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from msgspec import structs
 
 from perdure.client.handle import Handle
-from perdure.client.start_options import StartOptions, new_run
+from perdure.client.start import StartOptions, new_run
 from perdure.core.ids import check_name
 from perdure.core.model.run import FAR, Event
 from perdure.core.option_checks import check_time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from abc import ABC, abstractmethod
 
-from perdure.client.start_options import Moment
+from perdure.client.start import Moment
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name
 from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind

@@ -19,7 +19,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
-from perdure.client.start_options import StartOptions
+from perdure.client.start import StartOptions
 from perdure.core.model.run import Status
 from perdure.core.option_checks import check_flag
 from perdure.core.policy.retry import Retry

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
-from perdure.client.start_options import StartOptions
+from perdure.client.start import StartOptions
 from perdure.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.simulation import programs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure.client.push import Pusher
-from perdure.client.start_options import StartOptions
+from perdure.client.start import StartOptions
 from perdure.core.limits.limit import KEYED
 from perdure.core.model.run import Reason
 from perdure.testing.simulation import programs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from perdure.client.start_options import StartOptions
+from perdure.client.start import StartOptions
 from perdure.errors import RunNotFound, UsageError
 from perdure.testing.simulation.client import Action, Client
 from perdure.testing.simulation.interpreter import call_of, is_act
