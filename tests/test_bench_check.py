@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 SLOWER = """
 
-_add = Arrivals.add
+_add = StepResults.add
 
 
 def _slower(self, *args):
@@ -21,7 +21,7 @@ def _slower(self, *args):
     return _add(self, *args)
 
 
-Arrivals.add = _slower
+StepResults.add = _slower
 """
 
 

@@ -176,8 +176,8 @@ async def test_calls_that_find_no_room_are_left_out_and_counted(
     async with engine.worker():
         assert await (await engine.start(fine())).result("20s") == 1
         await engine.start_many([fine() for _ in range(20)])
-        assert engine._hooking is not None
-        dropping = engine._hooking
+        assert engine._hook_caller is not None
+        dropping = engine._hook_caller
         await eventually(lambda: dropping.dropped >= 10, saying="calls being left out")
         blocked.set()
     assert "slower than what they are told of" in caplog.text

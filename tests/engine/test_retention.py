@@ -174,7 +174,7 @@ async def test_what_stays_is_looked_at_once_a_day_and_not_every_time(on_disk: St
             with pytest.raises(RunFailed):
                 await (await engine.start(double(-1), id=f"bad-{number}")).result("20s")
     assert on_disk.store is not None
-    keeper = sweeper.Aging(on_disk.store, engine._system, Retention(completed="1us"))
+    keeper = sweeper.RetentionPruner(on_disk.store, engine._system, Retention(completed="1us"))
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr(sweeper, "RUNS", 1)

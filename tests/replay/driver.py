@@ -15,9 +15,9 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.run import Kind, Record, Status
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation
-from perdure.replay.operations_api import Origin
-from perdure.replay.outcome import Outcome
+from perdure.replay.operations import ChildOperation, OpenOperation, ScopeOperation, StepOperation, TimerOperation
+from perdure.replay.operations_api import RunOrigin
+from perdure.replay.outcome import RunOutcome
 from perdure.workflow.context import Context
 
 #: 2024-01-01T00:00:00Z, when every run of these tests begins.
@@ -82,7 +82,7 @@ class Driver:
             function, *arguments, history=records, run_id=run_id, seed=seed, attempt=attempt, generation=generation,
             returns=returns, errors=errors,
         )  # fmt: skip
-        origin = Origin(
+        origin = RunOrigin(
             run_id=run_id, type="test.flow.v1", started_at=START, seed=seed, generation=generation, attempt=attempt
         )
         self.execution = Execution(
@@ -113,7 +113,7 @@ class Driver:
             f"receive:{name}" for name in self.execution.awaited_messages()
         ]
 
-    def operation(self, location: str) -> Operation:
+    def operation(self, location: str) -> OpenOperation:
         """The open operation there."""
         found = [operation for operation in self.execution.open_operations() if operation.location == location]
         assert found, f"nothing is open at {location!r}, only {self.open}"
@@ -198,7 +198,7 @@ class Driver:
             self.execution.reached(scopes[0], self.execution.time)
         self.history.extend(self.execution.unsaved)
         self.execution.unsaved = []
-        for first, last in self.execution.scoping.take_trimmed():
+        for first, last in self.execution.checkpoints.take_trimmed():
             self.history = [record for record in self.history if not first <= record.seq <= last]
         self.positions.append(self.position)
         self.stages.append(tuple(self.history))
@@ -206,12 +206,12 @@ class Driver:
     # how it ended
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RunOutcome | None:
         """None while it goes on."""
         return self.execution.outcome
 
     @property
-    def ended(self) -> Outcome:
+    def ended(self) -> RunOutcome:
         """How it ended."""
         assert self.outcome is not None, f"it still waits for {self.open}"
         return self.outcome
@@ -248,7 +248,7 @@ class Driver:
         return self
 
 
-def describe(operation: Operation) -> str:
+def describe(operation: OpenOperation) -> str:
     """An operation in one line, with everything that a worker uses of it."""
     text = f"{operation.kind}:{operation.location}"
     if isinstance(operation, StepOperation):
@@ -265,7 +265,7 @@ def _failure(error: BaseException) -> str:
     return Failure.of(error, codec).to_json()
 
 
-def _plain(outcome: Outcome) -> str:
+def _plain(outcome: RunOutcome) -> str:
     if outcome.error is None:
         return outcome.payload or ""
     # Tracebacks name lines of this file, which differ by how the run was driven.

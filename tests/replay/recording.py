@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.model.run import Kind, Record
-from perdure.replay.checkpoints import is_left, to_mark
+from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.workflow.channels import question_name
 from tests.replay.driver import SECOND, Driver, Together
@@ -39,13 +39,13 @@ class Play(Driver):
     @property
     def position(self) -> list[str]:
         """Where it stands, and everything that it has seen in parts that are not over."""
-        marks = {each.location: to_mark(each) for each in self.history if each.kind is Kind.SCOPE}
+        marks = {each.location: read_checkpoint(each) for each in self.history if each.kind is Kind.SCOPE}
 
         def is_over(path: str) -> bool:
             parts = path.split("/")
             for number in range(1, len(parts) - 1):
                 mark = marks.get("/".join(parts[:number]))
-                if mark is not None and is_left(parts[number], mark):
+                if mark is not None and is_part_over(parts[number], mark):
                     return True
             return False
 

@@ -26,9 +26,9 @@ from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.residents import Residents
-from perdure.worker.run.activity_run import Performance
-from perdure.worker.run.commit_lock import Seal
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.activity_run import ActivityRun
+from perdure.worker.run.commit_lock import CommitLock
+from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 
 Patch = pytest.MonkeyPatch
@@ -297,12 +297,12 @@ def transaction_with_a_turn_of_its_own(patch: Patch) -> None:
 def transaction_unsealed(patch: Patch) -> None:
     """Other things happen to a run while its transaction commits."""
 
-    def took(self: Seal, attempt: Any, *end: Any) -> bool:
+    def took(self: CommitLock, attempt: Any, *end: Any) -> bool:
         self._holder = attempt if self._holder is not None else None
         return original(self, attempt, *end)
 
-    original = Seal.took
-    patch.setattr(Seal, "took", took)
+    original = CommitLock.took
+    patch.setattr(CommitLock, "took", took)
 
 
 def unreceived_left_behind(patch: Patch) -> None:
@@ -337,26 +337,26 @@ def broadcast_passes_over(patch: Patch) -> None:
 
 def end_overtakes_items(patch: Patch) -> None:
     """A turn carries only those items of steps that were announced before it was made."""
-    take = Held._take_emitted
+    take = WorkflowRun._take_emitted
 
-    def only_announced(self: Held) -> None:
+    def only_announced(self: WorkflowRun) -> None:
         if self._has_emitted:
             take(self)
 
-    patch.setattr(Held, "_take_emitted", only_announced)
+    patch.setattr(WorkflowRun, "_take_emitted", only_announced)
 
 
 def end_overtakes_details(patch: Patch) -> None:
     """A turn carries only those details of a heartbeat that were announced before the attempt ended."""
-    take, beaten = Performance._take_details, Performance.beaten
+    take, beaten = ActivityRun._take_details, ActivityRun.beaten
 
-    def announced(self: Performance, attempt: ActivityAttempt) -> None:
+    def announced(self: ActivityRun, attempt: ActivityAttempt) -> None:
         if attempt is self._attempt:
             take(self, attempt)
         beaten(self, attempt)
 
-    patch.setattr(Performance, "_take_details", lambda self, attempt: None)
-    patch.setattr(Performance, "beaten", announced)
+    patch.setattr(ActivityRun, "_take_details", lambda self, attempt: None)
+    patch.setattr(ActivityRun, "beaten", announced)
 
 
 #: Found in worlds with streams.

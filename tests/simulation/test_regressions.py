@@ -18,7 +18,7 @@ from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
 from perdure.worker import Worker, WorkerOptions
 from perdure.worker.run.held_run import Stage
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.workflow_run import WorkflowRun
 
 
 @workflow("test.two_words")
@@ -188,9 +188,9 @@ async def test_a_step_whose_answer_was_for_an_earlier_lease_asks_again() -> None
         run = await engine.start(asking(), id="r")
         await until(lambda: store.admissions == 1)
         held = worker._held["r"]
-        assert isinstance(held, Held)
-        assert held._passing is not None
-        held._passing.answered(StepVerdict("r", "call"), held.lease.token - 1, host.now())
+        assert isinstance(held, WorkflowRun)
+        assert held._step_limits is not None
+        held._step_limits.answered(StepVerdict("r", "call"), held.lease.token - 1, host.now())
         store.admitting.set()
         assert await run.result(timeout=5) == "called"
 

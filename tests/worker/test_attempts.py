@@ -11,16 +11,16 @@ import pytest
 from perdure import StepTimeout
 from perdure.core.system import Cancellable
 from perdure.host import Host
-from perdure.replay.futures import watch
+from perdure.replay.futures import new_operation_future
 from perdure.replay.operations import StepOperation
 from perdure.replay.run_loop import RunLoop
-from perdure.worker.callbacks import Arrivals, Moment
+from perdure.worker.callbacks import ClockReading, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step import StepOptions, spec_of
 
-NOW = Moment(1_700_000_000_000_000, may_start=True)
+NOW = ClockReading(1_700_000_000_000_000, may_start=True)
 
 
 class Timers(Host):
@@ -42,7 +42,7 @@ class Run:
         self.ends: list[tuple[Any, BaseException | None]] = []
         self.broken: list[Exception] = []
 
-    def step_ended(self, attempt: Any, result: Any, error: BaseException | None, moment: Moment) -> None:
+    def step_ended(self, attempt: Any, result: Any, error: BaseException | None, reading: ClockReading) -> None:
         self.ends.append((result, error))
 
     def emit(self, attempt: Any, stream: str, value: object) -> None:
@@ -51,7 +51,7 @@ class Run:
     def credentials(self) -> Mapping[str, Any]:
         return {}
 
-    def break_off(self, error: Exception) -> None:
+    def block(self, error: Exception) -> None:
         self.broken.append(error)
 
 
@@ -66,22 +66,22 @@ class NoTimers:
 class Nowhere:
     """What follows from results is not looked at here."""
 
-    def gather(self) -> None:
+    def hold(self) -> None:
         pass
 
-    def leave(self, moment: Moment) -> None:
+    def flush(self, reading: ClockReading) -> None:
         pass
 
-    def leave_later(self) -> None:
+    def flush_later(self) -> None:
         pass
 
 
 def begin(function: Callable[..., Any], system: Host, run: Run, timeout: float | None = None) -> Attempt:
     options = StepOptions() if timeout is None else StepOptions(timeout=timeout)
     loop = RunLoop("run-1", NoTimers())
-    future = watch(loop, loop.root, "step", None)
+    future = new_operation_future(loop, loop.root, "step", None)
     operation = StepOperation("step", future, StepRequest("step", spec_of(function), (), {}, options), "")
-    attempt = Attempt(operation, "run-1", NOW.now, system, Arrivals(system, lambda _: NOW, Nowhere()), run)
+    attempt = Attempt(operation, "run-1", NOW.now, system, StepResults(system, lambda _: NOW, Nowhere()), run)
     attempt.start(StepThreads(10), NOW.now * 2)
     return attempt
 
@@ -154,7 +154,7 @@ async def test_a_run_that_breaks_on_its_result_does_not_keep_it_from_its_neighbo
     system = Timers()
 
     class Broken(Run):
-        def step_ended(self, attempt: Any, result: Any, error: BaseException | None, moment: Moment) -> None:
+        def step_ended(self, attempt: Any, result: Any, error: BaseException | None, reading: ClockReading) -> None:
             raise ValueError("cannot")
 
     broken, whole = Broken(), Run()

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Context, Engine, Reason, Status, workflow
 from perdure.replay.execution import Execution
-from perdure.replay.run_loop import Around
+from perdure.replay.run_loop import DrainContext
 from tests.helpers import eventually
 
 
@@ -26,7 +26,7 @@ async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leave
 ) -> None:
     begin = Execution.begin
 
-    def broken(self: Execution, around: Around | None) -> None:
+    def broken(self: Execution, around: DrainContext | None) -> None:
         if self.run_id == "broken":
             raise ZeroDivisionError("a defect")
         begin(self, around)

@@ -6,7 +6,7 @@ from perdure import Context
 from perdure.core.codec.codec import Codec
 from perdure.core.model.outputs import Renew
 from perdure.core.model.run import Kind, Lease, Message, Park, Reason
-from perdure.worker.run.turn_draft import Draft
+from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.run.workflow_run import take_in
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
@@ -21,7 +21,7 @@ def test_an_order_that_comes_after_the_end_of_an_attempt_does_not_pass_for_the_m
         await ctx.receive("go")
         raise ValueError("this attempt failed, another may follow")
 
-    run, draft = Driver(flow), Draft(Codec())
+    run, draft = Driver(flow), TurnDraft(Codec())
     assert take_in(run.execution, draft, [entry(1, Kind.MESSAGE, "go")], 0, 0) == 1
     assert take_in(run.execution, draft, [entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)], 1, 0) == 1
     assert (draft.read, draft._unrecorded) == (1, 0)
@@ -32,7 +32,7 @@ def test_messages_that_are_taken_in_together_are_recorded_though_the_first_of_th
         await ctx.receive("go")
         raise ValueError("this attempt failed, another may follow")
 
-    run, draft = Driver(flow), Draft(Codec())
+    run, draft = Driver(flow), TurnDraft(Codec())
     entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)]
     assert take_in(run.execution, draft, entries, 0, 0) == 3
     assert [each.location for each in run.execution.unsaved] == ["go", "late"]
@@ -46,7 +46,7 @@ def test_an_order_leaves_no_record_and_is_read() -> None:
     async def flow(ctx: Context) -> Any:
         return await named(ctx, "work")
 
-    run, draft = Driver(flow), Draft(Codec())
+    run, draft = Driver(flow), TurnDraft(Codec())
     assert take_in(run.execution, draft, [entry(1, Kind.PAUSE)], 0, 0) == 1
     assert (draft._unrecorded, run.execution.unsaved) == (1, [])
 
@@ -56,7 +56,7 @@ def test_what_comes_after_the_decision_to_begin_anew_stays_unread_unless_the_run
         await ctx.receive("go")
         ctx.continue_as_new(Call.named("next.v1"))
 
-    run, draft, lease = Driver(flow), Draft(Codec()), Lease("run-1", 1, "")
+    run, draft, lease = Driver(flow), TurnDraft(Codec()), Lease("run-1", 1, "")
     assert take_in(run.execution, draft, [entry(1, Kind.MESSAGE, "go")], 0, 0) == 1
     assert take_in(run.execution, draft, [entry(2, Kind.MESSAGE, "late"), entry(3, Kind.EVICT)], 1, 0) == 3
     assert [draft.turn(lease, (), next).read for next in (Park(0, Reason.PAUSED, 3), Renew("next.v1", "{}", 3))] == [
@@ -70,7 +70,7 @@ def test_what_came_with_the_message_that_led_to_beginning_anew_is_carried_over()
         await ctx.receive("go")
         ctx.continue_as_new(Call.named("next.v1"))
 
-    run, draft = Driver(flow), Draft(Codec())
+    run, draft = Driver(flow), TurnDraft(Codec())
     entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late")]
     assert take_in(run.execution, draft, entries, 0, 0) == 2
     assert [name for name, _, _ in run.execution.unreceived()] == ["late"]

@@ -9,7 +9,7 @@ import pytest
 from perdure import Context, Engine, workflow
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
 from tests.helpers import eventually
 
@@ -30,7 +30,7 @@ async def two_steps(ctx: Context) -> int:
 def left_behind(*, collect: bool = True) -> Counter[str]:
     if collect:
         gc.collect()
-    kinds = (Attempt, Held, Execution, StepOperation)
+    kinds = (Attempt, WorkflowRun, Execution, StepOperation)
     return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
 
 

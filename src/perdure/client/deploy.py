@@ -17,7 +17,7 @@ from perdure.core.model.run import FINISHED, Kind, Loaded, Reason, Run, Status
 from perdure.errors import UsageError
 from perdure.store import open_store
 from perdure.store.contract import Store
-from perdure.worker import Checkup
+from perdure.worker import ReplayCheck
 from perdure.workflow.definition import Definition, Workflow
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Checking(Control):
         if not isinstance(workflow, Workflow):
             return []  # an activity has no history that its code would have to follow
         children = await _unheard_children(store, loaded)
-        checkup = Checkup(self._codec, self._errors)
+        checkup = ReplayCheck(self._codec, self._errors)
         return await aside(lambda: checkup.findings(run, workflow, loaded.records, children))
 
     @asynccontextmanager

@@ -52,7 +52,7 @@ from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
-from perdure.worker import Hooking, Worker, WorkerOptions
+from perdure.worker import HookCaller, Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.machine.state_machine import Definable, definition_of
 
@@ -120,7 +120,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
     def _begin(self) -> None:
         """Set up what belongs to one process."""
         self._actor = f"client:{self._system.entropy(4).hex()}"
-        self._hooking = Hooking(self._hooks, self._store, self._system) if self._hooks else None
+        self._hook_caller = HookCaller(self._hooks, self._store, self._system) if self._hooks else None
         self._opening: asyncio.Lock | None = None
         self._workers: set[Worker] = set()
         self._pushers: dict[asyncio.AbstractEventLoop, Pusher] = {}
@@ -132,7 +132,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     def _after_fork_in_child(self) -> None:
         """Begin anew: connections, workers and waiters are the parent's."""
-        keep_for_ever(self._store, self._workers, self._pushers, self._watches, self._hooking)
+        keep_for_ever(self._store, self._workers, self._pushers, self._watches, self._hook_caller)
         begun = self._state == "open" or self._opening is not None
         if self._lent or (begun and is_in_memory(self.url)):
             self._state = "forked" if self._state != "closed" else "closed"
@@ -428,7 +428,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
             codec=self._codec,
             errors=self._errors,
             options=options,
-            hooking=self._hooking,
+            hook_caller=self._hook_caller,
         )
         self._workers.add(worker)
         return worker

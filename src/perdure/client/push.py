@@ -25,7 +25,7 @@ from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.contract import Store
 from perdure.store.url import shown
-from perdure.worker import Foreign, Unknown, Worker, WorkerOptions
+from perdure.worker import UnknownRun, UnservedType, Worker, WorkerOptions
 from perdure.workflow.definition import Definition
 
 #: Runs of dead workers given back, and schedules fired, in one transaction.
@@ -155,7 +155,7 @@ class Pusher(ForkAware):
         limit = None if timeout is None else seconds(timeout)
         worker = await self._started()
         with self._naming(run_id):
-            return await worker.pushing.execute(check_id(run_id), limit, credentials)
+            return await worker.executor.execute(check_id(run_id), limit, credentials)
 
     async def fail(self, run_id: str, failure: Failure, limit: str = "") -> Run | None:
         """End a run that is ready as failed; the run as it is if that cannot be. `limit` is the limit of time that it has passed.
@@ -164,16 +164,16 @@ class Pusher(ForkAware):
         """
         worker = await self._started()
         with self._naming(run_id):
-            return await worker.pushing.fail(check_id(run_id), failure, limit)
+            return await worker.executor.fail(check_id(run_id), failure, limit)
 
     @contextmanager
     def _naming(self, run_id: str) -> Generator[None]:
         """Say which run it is that cannot be executed here."""
         try:
             yield
-        except Unknown:
+        except UnknownRun:
             raise RunNotFound(f"there is no run {run_id!r} in {shown(self._engine.url)}") from None
-        except Foreign as type:
+        except UnservedType as type:
             raise UnknownWorkflow(
                 f"run {run_id!r} is a {str(type)!r}, which is none of this engine's workflows; add it to Engine(url, [...]), "
                 "or send the run where it is known"

@@ -19,7 +19,7 @@ from perdure.core.model.run import Kind, NewRun, Record, Run, Status
 from perdure.core.policy.singleton import with_single
 from perdure.core.time.duration import instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
-from perdure.worker import Checkup
+from perdure.worker import ReplayCheck
 from perdure.workflow.activity_options import Settings
 from perdure.workflow.definition import Call, Workflow
 
@@ -118,7 +118,7 @@ async def _try_out(engine: Engine, source: Run, fork: Fork) -> None:
         seed=fork.seed,
         started_at=fork.started_at,
     )
-    checkup = Checkup(engine._codec, engine._errors)
+    checkup = ReplayCheck(engine._codec, engine._errors)
     try:
         await aside(lambda: checkup.replay(as_it_will_be, workflow, fork.records))
     except Diverged as error:

@@ -16,13 +16,13 @@ from perdure.core.model.run import Kind, Record
 from perdure.workflow.runtime import Mark
 
 
-class Scoping:
+class Checkpoints:
     """See the module. One for each execution."""
 
     def __init__(self, earlier: Sequence[Record], history: Sequence[Record]) -> None:
         #: By location, those of earlier attempts at the run among them.
         self._marks: dict[str, tuple[int, Mark]] = {
-            one.location: (one.seq, to_mark(one))
+            one.location: (one.seq, read_checkpoint(one))
             for records in (earlier, history)
             for one in records
             if one.kind is Kind.SCOPE
@@ -43,7 +43,7 @@ class Scoping:
 
     def reached(self, record: Record) -> None:
         """A scope has got further."""
-        self._marks[record.location] = record.seq, to_mark(record)
+        self._marks[record.location] = record.seq, read_checkpoint(record)
 
     def note(self, path: str, seq: int) -> None:
         """A record lies inside a scope."""
@@ -58,7 +58,11 @@ class Scoping:
         *scopes, _ = record.location.split("/")
         for depth in range(1, len(scopes)):
             seq, mark = self._marks.get("/".join(scopes[:depth]), (-1, None))
-            if mark is not None and (record.seq < seq or record.kind is Kind.CHILD) and is_left(scopes[depth], mark):
+            if (
+                mark is not None
+                and (record.seq < seq or record.kind is Kind.CHILD)
+                and is_part_over(scopes[depth], mark)
+            ):
                 return True
         return False
 
@@ -94,14 +98,14 @@ class Scoping:
         return _ranges(trimmed)
 
 
-def is_left(part: str, mark: Mark) -> bool:
+def is_part_over(part: str, mark: Mark) -> bool:
     """Whether a part of a scope is over: an iteration before the mark, or a branch that lost."""
     if part.startswith("~"):
         return int(part[1:]) < mark.upto
     return mark.ended and part != msgspec.json.decode(mark.value, type=str)
 
 
-def is_over(location: str, path: str, upto: int, paths: Sequence[str]) -> bool:
+def is_location_over(location: str, path: str, upto: int, paths: Sequence[str]) -> bool:
     """Whether a location is at one of the paths, or in an iteration before `upto` of the loop at `path`."""
     if location.startswith(f"{path}~"):
         return int(location[len(path) + 1 :].partition("/")[0]) < upto
@@ -152,23 +156,23 @@ def _iterations(numbers: Iterable[str], path: str, upto: int) -> list[str]:
     return list(found)
 
 
-class _Stored(msgspec.Struct):
+class _StoredCheckpoint(msgspec.Struct):
     upto: int
     ended: bool
     value: msgspec.Raw
     errors: dict[str, str] = {}
 
 
-_stored = decoder_for(_Stored)
+_stored = decoder_for(_StoredCheckpoint)
 
 
-def to_payload(mark: Mark) -> str:
+def checkpoint_payload(mark: Mark) -> str:
     """A mark as it is recorded."""
     errors = f',"errors":{msgspec.json.encode(mark.errors).decode()}' if mark.errors else ""
     return f'{{"upto":{mark.upto},"ended":{"true" if mark.ended else "false"},"value":{mark.value}{errors}}}'
 
 
-def to_mark(record: Record) -> Mark:
+def read_checkpoint(record: Record) -> Mark:
     """The mark that a record is of."""
     stored = _stored.decode(record.payload or "")
     return Mark(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from perdure.core.model.run import Kind, Record
 from perdure.errors import Diverged
-from perdure.replay.operations import Operation
-from perdure.replay.outcome import Outcome
+from perdure.replay.operations import OpenOperation
+from perdure.replay.outcome import RunOutcome
 
 _SHOWN = 5
 
@@ -31,7 +31,7 @@ def diverged(run_id: str, record: Record, found: str) -> Diverged:
 
 
 def position(
-    location: str, operations: Collection[Operation], messages: Collection[str], outcome: Outcome | None
+    location: str, operations: Collection[OpenOperation], messages: Collection[str], outcome: RunOutcome | None
 ) -> str:
     """Where the code stands instead of waiting for what is recorded at `location`, in words."""
     if outcome is not None:
@@ -48,7 +48,7 @@ def position(
     return f"the code waits for {', '.join(waits[:_SHOWN])}{rest}"
 
 
-class Arguments:
+class RecordedArguments:
     """What the calls of a history were given, by digest."""
 
     def __init__(self, run_id: str, history: Sequence[Record]) -> None:
@@ -60,7 +60,7 @@ class Arguments:
                 key = (record.kind, _name(record), record.digest)
                 self._locations.setdefault(key, set()).add(record.location)
 
-    def changed(self, operation: Operation, record: Record) -> str:
+    def changed(self, operation: OpenOperation, record: Record) -> str:
         """A warning that the operation's arguments are not the recorded ones. Raises `Diverged` if they belong to another record."""
         elsewhere = self._locations.get((operation.kind, _name(operation), operation.digest), set()) - {record.location}
         if elsewhere:
@@ -69,7 +69,7 @@ class Arguments:
         self._changed.append(record)
         return f"{record.kind} {record.location!r} was recorded with other arguments than the code gives it now"
 
-    def check(self, operations: Iterable[Operation]) -> None:
+    def check(self, operations: Iterable[OpenOperation]) -> None:
         """Raise `Diverged` if an open operation is the call that a changed record is of: it would be made twice."""
         if not self._changed:
             return
@@ -81,6 +81,6 @@ class Arguments:
                 raise diverged(self._run_id, record, found)
 
 
-def _name(place: Record | Operation) -> str:
+def _name(place: Record | OpenOperation) -> str:
     """The location without its numbers: calls that could be mistaken for each other have it in common."""
     return re.sub(r"[#~]\d+", "", place.location)

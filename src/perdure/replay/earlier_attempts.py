@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.core.model.run import Kind, Record
-from perdure.replay.operations import Operation, StepOperation
+from perdure.replay.operations import OpenOperation, StepOperation
 from perdure.workflow.saga import UNDO
 
 
-class Memo:
+class EarlierAttempts:
     """The records of earlier attempts, by location."""
 
     def __init__(self, earlier: Sequence[Record]) -> None:
@@ -32,7 +32,7 @@ class Memo:
                 self._records[record.location] = record
         self._failed_children = [record.location for record in earlier if record.kind is Kind.CHILD and record.failed]
 
-    def recall(self, operation: Operation) -> Record | None:
+    def recall(self, operation: OpenOperation) -> Record | None:
         """The result that an earlier attempt has of this operation."""
         record = self._records.get(operation.location) if self._records else None
         if record is None or record.kind is not operation.kind:
@@ -48,7 +48,7 @@ class Memo:
 
 
 #: What a first attempt has to remember.
-NOTHING = Memo(())
+NOTHING = EarlierAttempts(())
 
 
 def _is_kept(record: Record) -> bool:

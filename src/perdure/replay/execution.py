@@ -22,23 +22,23 @@ from perdure.core.model.on_close import OnClose
 from perdure.core.model.run import Kind, Message, NewMessage, NewRun, Record, Status
 from perdure.core.model.step_attempts import Trial, remember
 from perdure.errors import Diverged, LoopStuck, WorkflowError
-from perdure.replay.checkpoints import Scoping, places_below, to_payload
-from perdure.replay.divergence import Arguments, diverged, position
-from perdure.replay.earlier_attempts import NOTHING, Memo
+from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
+from perdure.replay.divergence import RecordedArguments, diverged, position
+from perdure.replay.earlier_attempts import NOTHING, EarlierAttempts
 from perdure.replay.eviction import end_tasks
-from perdure.replay.futures import RunTask, watch
+from perdure.replay.futures import RunTask, new_operation_future
 from perdure.replay.operations import (
     ChildOperation,
-    Operation,
+    OpenOperation,
     RemovedOperation,
     ScopeOperation,
     StepOperation,
     TimerOperation,
 )
-from perdure.replay.operations_api import Origin, Requests
-from perdure.replay.outcome import Ending, Outcome, failed, outcome_of
-from perdure.replay.run_loop import Around
-from perdure.replay.undo import Undoing
+from perdure.replay.operations_api import OperationsApi, RunOrigin
+from perdure.replay.outcome import OutcomeContext, RunOutcome, failed, outcome_of
+from perdure.replay.run_loop import DrainContext
+from perdure.replay.undo import UndoPhase
 from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO
 from perdure.workflow.scopes import current_scope
@@ -50,7 +50,7 @@ _APART = "~version."
 _ANY = -1
 
 
-class Recorded:
+class RecordIndex:
     """The records of a history by kind and place, looked up once somebody asks."""
 
     def __init__(self, history: Sequence[Record]) -> None:
@@ -64,7 +64,7 @@ class Recorded:
         return self._index.get((kind, location))
 
 
-NOTHING_RECORDED = Recorded(())
+NOTHING_RECORDED = RecordIndex(())
 
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
@@ -73,21 +73,21 @@ _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
 )  # fmt: skip
 
 
-class Execution(Requests):
+class Execution(OperationsApi):
     """See the module. The `Runtime` that a `Context` talks to."""
 
-    cancel_requested = False  # by the class, as in `Requests`
-    outcome: Outcome | None = None
+    cancel_requested = False  # by the class, as in `OperationsApi`
+    outcome: RunOutcome | None = None
     recorded = NOTHING_RECORDED
     #: What the workflow ended with, while it still waits for children; see `OnClose.WAIT`.
-    _closing: Outcome | None = None
+    _closing: RunOutcome | None = None
     #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
     known = known_effects = 0
     #: How many records of this attempt there were when the run was taken up, and how many have been applied.
     replayed = _applied = 0
-    _arguments: Arguments | None = None
+    _arguments: RecordedArguments | None = None
     _main: RunTask[Any] | None = None
-    _undoing: Undoing | None = None
+    _undo_phase: UndoPhase | None = None
     #: By location, the record that led to an operation which was open when the history had been replayed.
     asked: dict[str, int] | None = None
 
@@ -95,7 +95,7 @@ class Execution(Requests):
         self,
         start: Callable[[Context], Any],
         returns: Any,
-        origin: Origin,
+        origin: RunOrigin,
         history: Sequence[Record],
         *,
         codec: Codec,
@@ -105,7 +105,7 @@ class Execution(Requests):
     ) -> None:
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
-        super().__init__(origin, Memo(earlier) if earlier else NOTHING, Scoping(earlier, current), codec)
+        super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, Checkpoints(earlier, current), codec)
         #: Whether earlier attempts have left something to `recall`.
         self.remembers = bool(earlier)
         #: Children that the workflow, now ended, no longer waits for.
@@ -117,10 +117,10 @@ class Execution(Requests):
         self.loop.on_error = self._on_stray_error
         self._logger = logger
         self._start = start
-        self._ending = Ending(origin.run_id, origin.type, returns, codec)
+        self._ending = OutcomeContext(origin.run_id, origin.type, returns, codec)
         self._history = current
         if current:
-            self.recorded = Recorded(current)
+            self.recorded = RecordIndex(current)
         #: The number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
         self._errors = errors
@@ -129,12 +129,12 @@ class Execution(Requests):
 
     # the worker's side: running
 
-    def begin(self, around: Around | None = None) -> None:
+    def begin(self, drain_context: DrainContext | None = None) -> None:
         """Call the workflow function and run it to its first wait."""
         context = ContextVars()
         context.run(current_scope.set, self._root)
         self._main = context.run(self.loop.create_main_task, self._body(), context)
-        self._drain(around)
+        self._drain(drain_context)
 
     async def _body(self) -> Any:
         return await self._start(Context(self))
@@ -146,7 +146,7 @@ class Execution(Requests):
         # Entered once for all of them: each drain would otherwise do it anew.
         with self.loop.inside():
             while self._applied < len(history):
-                if self.outcome is not None and not self._is_for_nobody(history[self._applied], None):
+                if self.outcome is not None and not self._needs_no_operation(history[self._applied], None):
                     raise self._diverged(history[self._applied])
                 self._applied += 1
                 record = history[self._applied - 1]
@@ -169,7 +169,7 @@ class Execution(Requests):
         self.asked = {location: seq for location, seq in asked.items() if location in self._open}
         self._history, self.recorded = (), NOTHING_RECORDED
         if not history and (self.outcome is None or self.outcome.renewed is not None):
-            self.record_messages([(each.location, each.payload, 0) for each in self._memo.messages], self.time)
+            self.record_messages([(each.location, each.payload, 0) for each in self._earlier.messages], self.time)
         return True
 
     def _replay_batch(self, first: Record) -> None:
@@ -252,7 +252,7 @@ class Execution(Requests):
         now: int,
         started_at: int,
         attempts: int,
-        around: Around | None,
+        drain_context: DrainContext | None,
     ) -> None:
         """An open step returned `value`, which is what `payload` decodes to. As `record`, with everything known already."""
         if now > self.time:
@@ -271,25 +271,25 @@ class Execution(Requests):
         future.watcher = future.operation = None
         self.loop.seconds = (self.time - origin.started_at) / 1e6
         if not future.done():
-            future.heed()
+            future.note_waiters()
             future.set_result(value)
         if "/" in location:
-            self.scoping.note(location[: location.rindex("/") + 1], seq)
-        self._drain(around)
+            self.checkpoints.note(location[: location.rindex("/") + 1], seq)
+        self._drain(drain_context)
 
     def reached(self, operation: ScopeOperation, now: int) -> None:
         """A scope has got so far: record that, and forget what lies before."""
-        self.unsaved = self.scoping.trim(operation.location, operation.mark.upto, operation.drop, self.unsaved)
-        self.record(Kind.SCOPE, operation.location, to_payload(operation.mark), now)
+        self.unsaved = self.checkpoints.trim(operation.location, operation.mark.upto, operation.drop, self.unsaved)
+        self.record(Kind.SCOPE, operation.location, checkpoint_payload(operation.mark), now)
         self._closed_children -= places_below(self._closed_children, operation.drop)
 
     def carry(self, message: Message) -> None:
         """Keep a message that came when the workflow had decided to begin anew, behind those that came before."""
         self._mailbox.arrive(message.name, self.next_seq + message.seq, message.payload or "null")
 
-    def recall(self, operation: Operation, now: int) -> bool:
+    def recall(self, operation: OpenOperation, now: int) -> bool:
         """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
-        record = None if self._memo is NOTHING else self._memo.recall(operation)
+        record = None if self._earlier is NOTHING else self._earlier.recall(operation)
         if record is None:
             return False
         # It took as long as it did then.
@@ -339,7 +339,7 @@ class Execution(Requests):
     def _apply(self, record: Record) -> None:
         kind = record.kind
         if kind is not _MESSAGE and "/" in record.location:
-            self.scoping.note(record.location[: record.location.rindex("/") + 1], record.seq)
+            self.checkpoints.note(record.location[: record.location.rindex("/") + 1], record.seq)
         if kind is _ATTEMPT:
             self._apply_attempt(record)
             return
@@ -370,13 +370,13 @@ class Execution(Requests):
             self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
 
     def _wake(self, record: Record) -> None:
-        if not self.move_timer(record.location, int(record.payload or 0)) and not self.scoping.is_behind(record):
+        if not self.move_timer(record.location, int(record.payload or 0)) and not self.checkpoints.is_behind(record):
             raise self._diverged(record)
 
     def _apply_attempt(self, record: Record) -> None:
         operation = self._open.get(record.location)
         if not isinstance(operation, StepOperation):
-            if self.scoping.is_behind(record) or record.location in self._removed:
+            if self.checkpoints.is_behind(record) or record.location in self._removed:
                 return
             raise self._diverged(record)
         operation.attempts = record.attempts
@@ -390,17 +390,17 @@ class Execution(Requests):
             if self._origin.attempt > 1:
                 self._early_children[record.location] = record
                 return
-        if operation is None and self.scoping.is_behind(record):
+        if operation is None and self.checkpoints.is_behind(record):
             return
         if operation is None or operation.kind is not record.kind:
-            if self._is_for_nobody(record, operation):
+            if self._needs_no_operation(record, operation):
                 return
             raise self._diverged(record)
         if record.kind is _SCOPE:
-            self.scoping.reached(record)
+            self.checkpoints.reached(record)
         if record.digest != operation.digest and record.digest:
             if self._arguments is None:
-                self._arguments = Arguments(self.run_id, self._history)
+                self._arguments = RecordedArguments(self.run_id, self._history)
             self.warnings.append(self._arguments.changed(operation, record))
         elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
             self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
@@ -410,7 +410,7 @@ class Execution(Requests):
         self._close(operation)
         self._resolve(operation, record)
 
-    def _resolve(self, operation: Operation, record: Record) -> None:
+    def _resolve(self, operation: OpenOperation, record: Record) -> None:
         if self._closing is not None:
             return
         if isinstance(operation, TimerOperation) and operation.handle is not None:
@@ -421,7 +421,7 @@ class Execution(Requests):
         future.watcher = future.operation = None
         if future.done():
             return
-        future.heed()
+        future.note_waiters()
         if record.failed:
             failure = Failure.from_json(record.payload or "{}")
             error = self._errors.restore(failure)
@@ -434,7 +434,7 @@ class Execution(Requests):
         else:
             future.set_result(self._decode(operation, record.payload))
 
-    def _decode(self, operation: Operation, payload: str) -> Any:
+    def _decode(self, operation: OpenOperation, payload: str) -> Any:
         """A result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
         if isinstance(operation, StepOperation):
             returns = operation.request.spec.returns
@@ -470,7 +470,7 @@ class Execution(Requests):
             self._versions.setdefault(self._version_place(name), _ANY)
         scope = current_scope.get(self._root)
         location = "" if kind is Kind.VERSION else scope.next(name)
-        future = watch(self.loop, scope, location, None)
+        future = new_operation_future(self.loop, scope, location, None)
         if self.loop.closed:
             return future
         self._removed.add(location)
@@ -505,10 +505,10 @@ class Execution(Requests):
             )
         )  # fmt: skip
         if "/" in location:
-            self.scoping.note(location[: location.rindex("/") + 1], self.next_seq)
+            self.checkpoints.note(location[: location.rindex("/") + 1], self.next_seq)
         self.next_seq += 1
 
-    def _is_for_nobody(self, record: Record, operation: Operation | None) -> bool:
+    def _needs_no_operation(self, record: Record, operation: OpenOperation | None) -> bool:
         """Whether a record that no operation waits for is as it should be. Raises `Diverged`."""
         if record.kind is Kind.FORK:
             self._salt = f":{record.payload}"
@@ -535,9 +535,9 @@ class Execution(Requests):
 
     # draining and ending
 
-    def _drain(self, around: Around | None = None) -> None:
+    def _drain(self, drain_context: DrainContext | None = None) -> None:
         try:
-            self.loop.drain(around)
+            self.loop.drain(drain_context)
         except LoopStuck as error:
             self._end(failed(error, self._codec))
             return
@@ -545,16 +545,16 @@ class Execution(Requests):
             self._main_ended(self._main)
 
     def _main_ended(self, main: RunTask[Any]) -> None:
-        if self._undoing is not None:
-            if self._undoing.over:
-                self._end(self._undoing.outcome(self._codec))
+        if self._undo_phase is not None:
+            if self._undo_phase.over:
+                self._end(self._undo_phase.outcome(self._codec))
             return
         forgotten = [watched.label for watched in self._unawaited.values() if watched.is_forgotten]
         outcome = outcome_of(main, self._ending, forgotten, stopped=self.cancel_requested)
         if self.undos is None or outcome.error is None or not self.undos.needed:
             self._end(outcome)
         elif self._is_to_be_undone(outcome.error):
-            self._undoing = Undoing(outcome, self.undos, self.loop)
+            self._undo_phase = UndoPhase(outcome, self.undos, self.loop)
             self._drain()
         else:
             self._end(replace(outcome, final=False))
@@ -564,7 +564,7 @@ class Execution(Requests):
         decided = any(record.location.endswith(UNDO) for record in self._history[self._applied :])
         return self.cancel_requested or decided or self._gives_up(error, self.time)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: RunOutcome) -> None:
         children = [operation for operation in self._open.values() if isinstance(operation, ChildOperation)]
         if children and any(child.options.on_close is OnClose.WAIT for child in children):
             if self._closing is None:
@@ -579,7 +579,7 @@ class Execution(Requests):
         self._open.clear()
         self._let_go()
 
-    def _begin_to_close(self, outcome: Outcome) -> None:
+    def _begin_to_close(self, outcome: RunOutcome) -> None:
         """The workflow has ended, the run has not: all that is left of it are children that it waits for."""
         self._closing = outcome
         if self._is_last(outcome):
@@ -595,7 +595,7 @@ class Execution(Requests):
         if self.cancel_requested:
             self._stop_children()
 
-    def _is_last(self, outcome: Outcome) -> bool:
+    def _is_last(self, outcome: RunOutcome) -> bool:
         """Whether no further attempt at the run follows, which would take its children up again."""
         if outcome.status is not Status.FAILED or outcome.renewed is not None or self.cancel_requested:
             return outcome.final is not False
@@ -620,7 +620,7 @@ class Execution(Requests):
         ended = end_tasks(self.loop, None if main is None or main.done() else main)
         # What is left holds nothing that holds it, so that its memory is free at once.
         self._main = None
-        self._undoing = None
+        self._undo_phase = None
         self._unawaited.clear()
         self.timers.clear()
         self.loop.untie()

@@ -50,28 +50,28 @@ class RunTask(asyncio.Task[T]):
         return self._stable_hash
 
 
-class Watcher(Protocol):
+class CancelWatcher(Protocol):
     """Whoever wants to know that the workflow gave an operation up."""
 
     def abandoned(self, operation: Any) -> None:
         """The workflow cancelled it."""
 
 
-class Watched(asyncio.Future[T]):
+class OperationFuture(asyncio.Future[T]):
     """A future that tells when the workflow gives it up, and of which it can be told whether anything ever waited for it.
 
-    One is made for every operation, so asyncio's own code makes it and waits for it: what that does not know, `watch` adds, and who waits
-    shows in its callbacks. Before it is resolved, `heed` has to look at them.
+    One is made for every operation, so asyncio's own code makes it and waits for it: what that does not know, `new_operation_future` adds, and who waits
+    shows in its callbacks. Before it is resolved, `note_waiters` has to look at them.
     """
 
     __slots__ = ("_stable_hash", "_unawaited", "label", "operation", "watcher")
 
     _stable_hash: int
     #: Where it is listed unless something has waited for it; None: nothing has to.
-    _unawaited: dict[int, Watched[Any]] | None
+    _unawaited: dict[int, OperationFuture[Any]] | None
     label: str
     #: Told when the workflow cancels it.
-    watcher: Watcher | None
+    watcher: CancelWatcher | None
     operation: Any
 
     def __hash__(self) -> int:
@@ -82,7 +82,7 @@ class Watched(asyncio.Future[T]):
         """Whether nothing has waited for it, if it is listed."""
         return not self._callbacks
 
-    def heed(self) -> None:
+    def note_waiters(self) -> None:
         """Remember whether something waits for it by now. From now on, what does shows by itself."""
         unawaited = self._unawaited
         if unawaited is not None:
@@ -90,11 +90,11 @@ class Watched(asyncio.Future[T]):
                 unawaited.pop(self._stable_hash, None)
                 self._unawaited = None
             else:
-                self.__class__ = Heedful  # pyright: ignore[reportAttributeAccessIssue] # of the same layout
+                self.__class__ = UnawaitedFuture  # pyright: ignore[reportAttributeAccessIssue] # of the same layout
 
     def observe(self, fn: Callable[[Any], object]) -> None:
         """Call back when it is done; that alone is not waiting for it."""
-        self.heed()
+        self.note_waiters()
         _add_done_callback(self, fn)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
@@ -117,7 +117,7 @@ class Watched(asyncio.Future[T]):
             self._unawaited = None
 
 
-class Heedful(Watched[T]):
+class UnawaitedFuture(OperationFuture[T]):
     """One that nothing had waited for when it was resolved, or when the engine began to observe it: whoever does so later says so."""
 
     __slots__ = ()
@@ -127,7 +127,7 @@ class Heedful(Watched[T]):
         """Whether nothing has waited for it, if it is listed."""
         return True
 
-    def heed(self) -> None:
+    def note_waiters(self) -> None:
         """It does."""
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -152,9 +152,11 @@ class Heedful(Watched[T]):
         return _exception(self)
 
 
-def watch(loop: RunLoop, scope: Scope, label: str, unawaited: dict[int, Watched[Any]] | None) -> Watched[Any]:
+def new_operation_future(
+    loop: RunLoop, scope: Scope, label: str, unawaited: dict[int, OperationFuture[Any]] | None
+) -> OperationFuture[Any]:
     """A new one, listed until something waits for it."""
-    future: Watched[Any] = Watched(loop=loop)
+    future: OperationFuture[Any] = OperationFuture(loop=loop)
     future._stable_hash = number = loop.next_hash_in(scope)
     future.label = label
     future._unawaited = unawaited

@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.errors import DecodeError
-from perdure.replay.futures import Watched
+from perdure.replay.futures import OperationFuture
 from perdure.workflow.runtime import Expected, Received
 from perdure.workflow.scopes import Scope
 
 #: Number of its record, payload.
-Letter = tuple[int, str]
+ArrivedMessage = tuple[int, str]
 
 
 class Receiver:
@@ -26,7 +26,9 @@ class Receiver:
 
     __slots__ = ("future", "named", "scope", "types")
 
-    def __init__(self, expected: Sequence[Expected], future: Watched[Any], scope: Scope, *, named: bool) -> None:
+    def __init__(
+        self, expected: Sequence[Expected], future: OperationFuture[Any], scope: Scope, *, named: bool
+    ) -> None:
         self.types = {one.name: one.type for one in expected}
         self.future = future
         self.scope = scope
@@ -41,7 +43,7 @@ class Mailbox(Struct):
     _run_id: str
     #: Told which record went to which scope, by its path. Not a method of whoever owns this: the two would keep each other alive.
     _taken: Callable[[str, int], None]
-    _messages: dict[str, deque[Letter]] = {}
+    _messages: dict[str, deque[ArrivedMessage]] = {}
     _receivers: dict[str, deque[Receiver]] = {}
 
     def arrive(self, name: str, seq: int, payload: str) -> None:
@@ -67,7 +69,7 @@ class Mailbox(Struct):
         self._hand_over(name, self._pop(name), receiver)
         return True
 
-    def receive(self, expected: Sequence[Expected], future: Watched[Any], scope: Scope, *, named: bool) -> None:
+    def receive(self, expected: Sequence[Expected], future: OperationFuture[Any], scope: Scope, *, named: bool) -> None:
         """Resolve `future` with the first message of those names, now or when it arrives."""
         receiver = Receiver(expected, future, scope, named=named)
         # In the middle of a batch, those that have waited for longer come first.
@@ -101,7 +103,7 @@ class Mailbox(Struct):
         letters = self._messages.get(name, ())
         return len(letters) > 0 and len(letters) > self._waiting(name)
 
-    def unreceived(self) -> list[tuple[str, Letter]]:
+    def unreceived(self) -> list[tuple[str, ArrivedMessage]]:
         """What arrived and nobody took, in order."""
         letters = [(name, letter) for name, queue in self._messages.items() for letter in queue]
         return sorted(letters, key=lambda entry: entry[1])
@@ -119,18 +121,18 @@ class Mailbox(Struct):
             queue.popleft()
         return sum(not receiver.future.done() for receiver in queue)
 
-    def _pop(self, name: str) -> Letter:
+    def _pop(self, name: str) -> ArrivedMessage:
         queue = self._messages[name]
         letter = queue.popleft()
         if not queue:
             del self._messages[name]
         return letter
 
-    def _hand_over(self, name: str, letter: Letter, receiver: Receiver) -> None:
+    def _hand_over(self, name: str, letter: ArrivedMessage, receiver: Receiver) -> None:
         seq, payload = letter
         if receiver.scope.path:
             self._taken(receiver.scope.path, seq)
-        receiver.future.heed()
+        receiver.future.note_waiters()
         try:
             value = self._codec.decode(payload, receiver.types[name], f"message {name!r} to run {self._run_id!r}")
         except DecodeError as error:
@@ -139,7 +141,7 @@ class Mailbox(Struct):
             receiver.future.set_result(Received(name, value) if receiver.named else value)
 
 
-def bound(receiving: Watched[Any], expired: Watched[Any], names: Sequence[str]) -> None:
+def bound(receiving: OperationFuture[Any], expired: OperationFuture[Any], names: Sequence[str]) -> None:
     """Let a receive fail when its timer goes off, and call the timer off when it has ended."""
 
     def on_expired(_: Any) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from perdure.core.model.on_close import OnClose
 from perdure.core.model.run import FAR, Kind
-from perdure.replay.futures import Watched
+from perdure.replay.futures import OperationFuture
 from perdure.replay.run_loop import RunTimerHandle
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from perdure.workflow.runtime import ChildOptions, Mark, StepRequest
 
 
-class Operation:
+class OpenOperation:
     """Something asked for at a location, and the future that the workflow has of it."""
 
     __slots__ = ("digest", "future", "location", "open")
     kind: Kind
 
-    def __init__(self, location: str, future: Watched[Any] | None, digest: str = "") -> None:
+    def __init__(self, location: str, future: OperationFuture[Any] | None, digest: str = "") -> None:
         self.location = location
         self.future = future
         #: Of the arguments, where there are any.
@@ -34,15 +34,15 @@ class Operation:
         self.open = True
 
 
-class StepOperation(Operation):
+class StepOperation(OpenOperation):
     """A step, with what its failed attempts left behind."""
 
     __slots__ = ("attempts", "ephemeral", "request", "retry_at")
     kind = Kind.STEP
-    future: Watched[Any]
+    future: OperationFuture[Any]
 
-    def __init__(self, location: str, future: Watched[Any], request: StepRequest, digest: str) -> None:
-        # Not by way of `Operation`: this is made for every step, and each level costs.
+    def __init__(self, location: str, future: OperationFuture[Any], request: StepRequest, digest: str) -> None:
+        # Not by way of `OpenOperation`: this is made for every step, and each level costs.
         self.location = location
         self.future = future
         self.digest = digest
@@ -56,7 +56,7 @@ class StepOperation(Operation):
         self.retry_at = 0
 
 
-class TimerOperation(Operation):
+class TimerOperation(OpenOperation):
     """A timer: of `ctx.sleep` (its future), of `receive` or of asyncio (its handle)."""
 
     __slots__ = ("asked_at", "due", "handle", "order")
@@ -65,7 +65,7 @@ class TimerOperation(Operation):
     def __init__(
         self,
         location: str,
-        future: Watched[Any] | None,
+        future: OperationFuture[Any] | None,
         asked_at: int,
         due: int,
         order: int,
@@ -88,17 +88,17 @@ class TimerOperation(Operation):
         return (self.due, self.order) < (other.due, other.order)
 
 
-class ChildOperation(Operation):
+class ChildOperation(OpenOperation):
     """A child run whose result is awaited."""
 
     __slots__ = ("asked_at", "bound", "call", "child_id", "options", "siblings")
     kind = Kind.CHILD
-    future: Watched[Any]
+    future: OperationFuture[Any]
 
     def __init__(
         self,
         location: str,
-        future: Watched[Any],
+        future: OperationFuture[Any],
         asked_at: int,
         call: Call[Any],
         child_id: str,
@@ -117,13 +117,13 @@ class ChildOperation(Operation):
         self.siblings = 0
 
 
-class ScopeOperation(Operation):
+class ScopeOperation(OpenOperation):
     """A scope that has got so far; done as soon as it is recorded."""
 
     __slots__ = ("drop", "mark", "type")
     kind = Kind.SCOPE
 
-    def __init__(self, location: str, future: Watched[Any], mark: Mark, type: Any, drop: Sequence[str]) -> None:
+    def __init__(self, location: str, future: OperationFuture[Any], mark: Mark, type: Any, drop: Sequence[str]) -> None:
         super().__init__(location, future)
         self.mark = mark
         #: What the mark's value is decoded to.
@@ -132,15 +132,15 @@ class ScopeOperation(Operation):
         self.drop = drop
 
 
-class RemovedOperation(Operation):
+class RemovedOperation(OpenOperation):
     """What the code no longer does at a place where the history has it."""
 
     __slots__ = ("was",)
     #: Nothing is completed by a record of this kind, so that it is not mistaken for what it stands in for.
     kind = Kind.ATTEMPT
-    future: Watched[Any]
+    future: OperationFuture[Any]
 
-    def __init__(self, location: str, future: Watched[Any], was: Kind) -> None:
+    def __init__(self, location: str, future: OperationFuture[Any], was: Kind) -> None:
         super().__init__(location, future)
         self.was = was
 
@@ -158,7 +158,7 @@ class Timers(Struct):
         location: str,
         now: int,
         due: int,
-        future: Watched[None] | None = None,
+        future: OperationFuture[None] | None = None,
         handle: RunTimerHandle | None = None,
     ) -> TimerOperation:
         """A new timer, set at the workflow's time `now`."""

@@ -19,11 +19,18 @@ from perdure.core.ids import child_id, short_key
 from perdure.core.model.reopen import life, randomness
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
 from perdure.errors import DuplicateName, WorkflowError
-from perdure.replay.checkpoints import Scoping, is_over
-from perdure.replay.earlier_attempts import Memo
-from perdure.replay.futures import Watched, watch
+from perdure.replay.checkpoints import Checkpoints, is_location_over
+from perdure.replay.earlier_attempts import EarlierAttempts
+from perdure.replay.futures import OperationFuture, new_operation_future
 from perdure.replay.mailbox import Mailbox, bound
-from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation, TimerOperation, Timers
+from perdure.replay.operations import (
+    ChildOperation,
+    OpenOperation,
+    ScopeOperation,
+    StepOperation,
+    TimerOperation,
+    Timers,
+)
 from perdure.replay.run_loop import RunLoop, RunTimerHandle
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (
@@ -39,7 +46,7 @@ from perdure.workflow.saga import Undos
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
 
 
-class Origin(Struct, frozen=True, kw_only=True):
+class RunOrigin(Struct, frozen=True, kw_only=True):
     """What a run is known by, and where its time and randomness begin."""
 
     run_id: str
@@ -62,7 +69,7 @@ class Origin(Struct, frozen=True, kw_only=True):
         return life(self.seed, self.generation)
 
 
-class Requests(ABC):
+class OperationsApi(ABC):
     """Implements what a `Runtime` does with what it is asked for."""
 
     # What most runs never change is theirs by the class: each of very many runs would take the time to set it.
@@ -76,15 +83,15 @@ class Requests(ABC):
     _salt = ""
     _open_children = 0
 
-    def __init__(self, origin: Origin, memo: Memo, scoping: Scoping, codec: Codec) -> None:
+    def __init__(self, origin: RunOrigin, earlier: EarlierAttempts, checkpoints: Checkpoints, codec: Codec) -> None:
         self.run_id = origin.run_id
         self.time = origin.started_at
         #: Operations asked for, and started ones given up, since the worker last looked.
-        self.fresh: list[Operation] = []
-        self.dropped: list[Operation] = []
+        self.fresh: list[OpenOperation] = []
+        self.dropped: list[OpenOperation] = []
         #: What the workflow did without waiting for it since the worker last looked.
         self.effects: list[Effect] = []
-        self.scoping = scoping
+        self.checkpoints = checkpoints
         self.loop = RunLoop(origin.run_id, self)
         self._origin = origin
         life = origin.life
@@ -92,20 +99,20 @@ class Requests(ABC):
         self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
         self._key = f"{origin.run_id}:{life}"
         self._codec = codec
-        self._memo = memo
-        self._open: dict[str, Operation] = {}
+        self._earlier = earlier
+        self._open: dict[str, OpenOperation] = {}
         self._closed_children: set[str] = set()
         self._early_children: dict[str, Record] = {}
         #: By place, the latest version that the code knows; and places of what the code no longer does.
         self._versions: dict[str, int] = {}
         self._removed: set[str] = set()
         self._root = self.loop.root
-        self._unawaited: dict[int, Watched[Any]] = {}
+        self._unawaited: dict[int, OperationFuture[Any]] = {}
         self.timers = Timers()
-        self._mailbox = Mailbox(codec, origin.run_id, scoping.received)
+        self._mailbox = Mailbox(codec, origin.run_id, checkpoints.received)
 
     @abstractmethod
-    def _resolve(self, operation: Operation, record: Record) -> None:
+    def _resolve(self, operation: OpenOperation, record: Record) -> None:
         """Hand a completion to the workflow."""
 
     # the worker's side
@@ -126,7 +133,7 @@ class Requests(ABC):
         self.timers.move(timer, due)
         return True
 
-    def open_operations(self) -> list[Operation]:
+    def open_operations(self) -> list[OpenOperation]:
         """What the workflow waits for, in the order in which it was asked for."""
         return list(self._open.values())
 
@@ -139,7 +146,7 @@ class Requests(ABC):
         if self._origin.life == 1 or message.kind is not Kind.CHILD or not message.key.startswith("child:"):
             return False
         called = self._open.get(message.name)
-        places = (message.name, self._memo.child_location(message.name))
+        places = (message.name, self._earlier.child_location(message.name))
         own = [child_id(self._parent, place) for place in places]
         if isinstance(called, ChildOperation):
             own.append(called.child_id)
@@ -181,9 +188,9 @@ class Requests(ABC):
                 request = request.owned()
         location = scope.next(name)
         if loop.closed:
-            return watch(loop, scope, location, None)
+            return new_operation_future(loop, scope, location, None)
         # As `_opened` does, which would be another call for every step.
-        future = watch(loop, scope, location, self._unawaited)
+        future = new_operation_future(loop, scope, location, self._unawaited)
         operation = StepOperation(location, future, request, digest)
         if operation.ephemeral:
             self.hasty = True
@@ -212,7 +219,7 @@ class Requests(ABC):
 
     def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
         """See `Runtime`."""
-        assert isinstance(operation, Watched)
+        assert isinstance(operation, OperationFuture)
         operation.observe(ended)
         return operation.label
 
@@ -233,7 +240,7 @@ class Requests(ABC):
         self._mailbox.receive(expected, future, scope, named=named)
         if due is not None and not future.done():
             location = scope.next("receive.timeout")
-            expired = watch(self.loop, scope, location, None)
+            expired = new_operation_future(self.loop, scope, location, None)
             bound(future, self._opened(self.timers.set(location, self.time, due, expired), expired), names)
         return future
 
@@ -250,7 +257,7 @@ class Requests(ABC):
         scope = current_scope.get(self._root)
         location = scope.next(call.type)
         # Nobody has to wait for it, so it is not among those that were forgotten.
-        future = watch(self.loop, scope, location, None)
+        future = new_operation_future(self.loop, scope, location, None)
         return Spawned(self._begin_child(call, options, location, future).child_id, location, future)
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
@@ -277,9 +284,9 @@ class Requests(ABC):
         return new.id
 
     def _begin_child(
-        self, call: Call[Any], options: ChildOptions, location: str, future: Watched[Any]
+        self, call: Call[Any], options: ChildOptions, location: str, future: OperationFuture[Any]
     ) -> ChildOperation:
-        identity = options.id or child_id(self._parent, self._memo.child_location(location))
+        identity = options.id or child_id(self._parent, self._earlier.child_location(location))
         operation = ChildOperation(location, future, self.time, call, identity, options, call.digest(self._codec))
         self._opened(operation, future)
         operation.siblings = self._open_children
@@ -322,22 +329,24 @@ class Requests(ABC):
 
     def mark(self, scope: Scope) -> Mark | None:
         """See `Runtime`."""
-        return self.scoping.mark(scope.location)
+        return self.checkpoints.mark(scope.location)
 
     def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
         """See `Runtime`."""
         self._check_inside()
         for operation in list(self._open.values()):
-            if isinstance(operation, ChildOperation) and is_over(operation.location, scope.path, mark.upto, drop):
+            if isinstance(operation, ChildOperation) and is_location_over(
+                operation.location, scope.path, mark.upto, drop
+            ):
                 self._leave_behind(operation, stop=operation.bound and not mark.upto)
         open_here = [(each.location, f"{each.kind} {each.location!r}") for each in self._open.values()]
         for location, what in open_here + self._mailbox.waiting_inside(scope.path):
-            if is_over(location, scope.path, mark.upto, drop):
+            if is_location_over(location, scope.path, mark.upto, drop):
                 raise WorkflowError(
                     f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; await it "
                     "inside of that part"
                 )
-        self.loop.forsake_generators(lambda path: is_over(path, scope.path, mark.upto, drop))
+        self.loop.forsake_generators(lambda path: is_location_over(path, scope.path, mark.upto, drop))
         future = self._watch(current_scope.get(self._root), scope.location)
         return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)
 
@@ -351,7 +360,7 @@ class Requests(ABC):
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
         """See `Runtime`."""
-        return self.scoping.finished_iterations(scope.path, upto)
+        return self.checkpoints.finished_iterations(scope.path, upto)
 
     def _check_inside(self) -> None:
         if not self.loop.is_current:
@@ -382,15 +391,15 @@ class Requests(ABC):
 
     # opening and closing
 
-    def _watch(self, scope: Scope, label: str) -> Watched[Any]:
-        return watch(self.loop, scope, label, None if self.loop.closed else self._unawaited)
+    def _watch(self, scope: Scope, label: str) -> OperationFuture[Any]:
+        return new_operation_future(self.loop, scope, label, None if self.loop.closed else self._unawaited)
 
-    def _place(self, name: str) -> tuple[str, Watched[Any]]:
+    def _place(self, name: str) -> tuple[str, OperationFuture[Any]]:
         scope = current_scope.get(self._root)
         location = scope.next(name)
         return location, self._watch(scope, location)
 
-    def _opened(self, operation: Operation, future: Watched[Any]) -> Watched[Any]:
+    def _opened(self, operation: OpenOperation, future: OperationFuture[Any]) -> OperationFuture[Any]:
         # A run that is being let go gets futures that never resolve: raising here could be caught and tried again for ever.
         if not self.loop.closed:
             self._open[operation.location] = operation
@@ -399,14 +408,14 @@ class Requests(ABC):
             self.loop.idle_callbacks = 0
         return future
 
-    def _close(self, operation: Operation) -> None:
+    def _close(self, operation: OpenOperation) -> None:
         del self._open[operation.location]
         operation.open = False
         if isinstance(operation, ChildOperation):
             self._open_children -= 1
 
-    def abandoned(self, operation: Operation) -> None:
-        """See `Watcher`."""
+    def abandoned(self, operation: OpenOperation) -> None:
+        """See `CancelWatcher`."""
         if operation.open:
             self._close(operation)
             if isinstance(operation, ChildOperation):
@@ -415,7 +424,7 @@ class Requests(ABC):
                 self.dropped.append(operation)
 
 
-def check_function(scope: Scope, name: str, function: object, origin: Origin) -> None:
+def check_function(scope: Scope, name: str, function: object, origin: RunOrigin) -> None:
     """Raise `DuplicateName` if another function was a step of that name.
 
     In that scope: places elsewhere are others, and what an iteration did that is over is not known on replay.

@@ -15,7 +15,7 @@ from perdure.workflow.continue_as_new import ContinuedAsNew
 from perdure.workflow.definition import Call
 
 
-class Outcome(Struct, frozen=True):
+class RunOutcome(Struct, frozen=True):
     """The end of a run, as it is to be stored."""
 
     status: Status
@@ -29,7 +29,7 @@ class Outcome(Struct, frozen=True):
     final: bool | None = None
 
 
-class Ending(Struct, frozen=True):
+class OutcomeContext(Struct, frozen=True):
     """What is needed to make an outcome of a result."""
 
     run_id: str
@@ -38,7 +38,7 @@ class Ending(Struct, frozen=True):
     codec: Codec
 
 
-def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *, stopped: bool) -> Outcome:
+def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[str], *, stopped: bool) -> RunOutcome:
     """The outcome of a finished workflow. `forgotten` are operations that nothing awaited."""
     if main.cancelled():
         reason = _reason(main)
@@ -56,27 +56,27 @@ def outcome_of(main: asyncio.Task[Any], ending: Ending, forgotten: list[str], *,
     return _completed(main.result(), ending)
 
 
-def cancelled(run_id: str, type: str, reason: str, codec: Codec) -> Outcome:
+def cancelled(run_id: str, type: str, reason: str, codec: Codec) -> RunOutcome:
     """The outcome of a run that was cancelled."""
     # An error of ours, because a parent gets it too, and a CancelledError would say that the parent is to stop.
     because = f": {reason}" if reason else ""
     error = RunCancelled(f"run {run_id!r} ({type}) was cancelled{because}", run_id=run_id)
-    return Outcome(Status.CANCELLED, Failure.of(error, codec).to_json(), error)
+    return RunOutcome(Status.CANCELLED, Failure.of(error, codec).to_json(), error)
 
 
-def _renewed(call: Call[Any], ending: Ending) -> Outcome:
+def _renewed(call: Call[Any], ending: OutcomeContext) -> RunOutcome:
     try:
-        return Outcome(Status.PENDING, call.encode(ending.codec), renewed=call)
+        return RunOutcome(Status.PENDING, call.encode(ending.codec), renewed=call)
     except PerdureError as error:
         return failed(error, ending.codec)
 
 
-def failed(error: BaseException, codec: Codec) -> Outcome:
+def failed(error: BaseException, codec: Codec) -> RunOutcome:
     """An error as an outcome."""
-    return Outcome(Status.FAILED, Failure.of(error, codec).to_json(), error)
+    return RunOutcome(Status.FAILED, Failure.of(error, codec).to_json(), error)
 
 
-def _completed(result: Any, ending: Ending) -> Outcome:
+def _completed(result: Any, ending: OutcomeContext) -> RunOutcome:
     what = f"result of {ending.type} (run {ending.run_id!r})"
     try:
         payload, _ = ending.codec.store(result, ending.returns, what)
@@ -85,7 +85,7 @@ def _completed(result: Any, ending: Ending) -> Outcome:
         return failed(wrong, ending.codec)
     except PerdureError as error:
         return failed(error, ending.codec)
-    return Outcome(Status.COMPLETED, payload)
+    return RunOutcome(Status.COMPLETED, payload)
 
 
 def _reason(task: asyncio.Task[Any]) -> tuple[str, ...]:

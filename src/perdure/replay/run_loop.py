@@ -26,7 +26,7 @@ from perdure.replay.futures import RunFuture, RunTask
 from perdure.workflow.scopes import Scope, current_scope
 
 
-class Around:
+class DrainContext:
     """The worker's loop, and where new asynchronous generators go.
 
     Finding out and setting that up takes as long as some steps do, so whoever drains many runs enters it once.
@@ -41,7 +41,7 @@ class Around:
         #: Whether new asynchronous generators are kept by the runs that begin them.
         self.entered = False
 
-    def __enter__(self) -> Around:
+    def __enter__(self) -> DrainContext:
         sys.set_asyncgen_hooks(_hold, _keep)
         self.entered = True
         return self
@@ -78,7 +78,7 @@ class TimerSink(Protocol):
         """It was cancelled."""
 
 
-class Ready(Struct, eq=False):
+class ReadyCallback(Struct, eq=False):
     """A callback in the queue."""
 
     callback: Callable[..., object]
@@ -106,7 +106,7 @@ class RunTimerHandle(asyncio.TimerHandle):
 
     __slots__ = ("location", "ready")
 
-    def __init__(self, when: float, ready: Ready, loop: RunLoop) -> None:
+    def __init__(self, when: float, ready: ReadyCallback, loop: RunLoop) -> None:
         super().__init__(when, ready.run, (), loop)
         self.location = ""
         self.ready = ready
@@ -129,7 +129,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     """See the module."""
 
     def __init__(self, run_id: str, timers: TimerSink) -> None:
-        self._ready: deque[Ready] = deque()
+        self._ready: deque[ReadyCallback] = deque()
         self._timers: TimerSink | None = timers
         # A bare counter would collide between runs in asyncio's global set of tasks.
         self._hash_base = crc32(run_id.encode()) << 24
@@ -181,7 +181,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Queue a callback."""
-        ready = Ready(callback, args, copy_context() if context is None else context)
+        ready = ReadyCallback(callback, args, copy_context() if context is None else context)
         self._ready.append(ready)
         return ready
 
@@ -195,7 +195,9 @@ class RunLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         """Set a durable timer."""
-        handle = RunTimerHandle(when, Ready(callback, args, copy_context() if context is None else context), self)
+        handle = RunTimerHandle(
+            when, ReadyCallback(callback, args, copy_context() if context is None else context), self
+        )
         is_sleep = getattr(callback, "__name__", "") == "_set_result_unless_cancelled"
         if self._timers is not None:
             self._timers.add_timer(when, handle, is_sleep=is_sleep)
@@ -241,13 +243,13 @@ class RunLoop(asyncio.AbstractEventLoop):
 
     # draining
 
-    def drain(self, around: Around | None = None) -> None:
+    def drain(self, drain_context: DrainContext | None = None) -> None:
         """Run callbacks until none is ready, in what was entered for that, if it was. Raises `LoopStuck` when that never happens."""
         if self._thread:
             self._run_ready()
         elif not self._ready:
             return
-        elif around is None or not around.entered:
+        elif drain_context is None or not drain_context.entered:
             with self.inside():
                 self._run_ready()
         else:
@@ -258,7 +260,7 @@ class RunLoop(asyncio.AbstractEventLoop):
                 self._run_ready()
             finally:
                 self._thread = 0
-                _set_running_loop(around.loop)
+                _set_running_loop(drain_context.loop)
 
     def _run_ready(self) -> None:
         self.idle_callbacks = 0
@@ -290,14 +292,14 @@ class RunLoop(asyncio.AbstractEventLoop):
     @contextmanager
     def inside(self) -> Generator[None]:
         """Let this be the running loop and the keeper of new generators. Not while it is already."""
-        with Around() as around:
+        with DrainContext() as drain_context:
             self._thread = get_ident()
             _set_running_loop(self)
             try:
                 yield
             finally:
                 self._thread = 0
-                _set_running_loop(around.loop)
+                _set_running_loop(drain_context.loop)
 
     def hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Keep it, so that the garbage collector never decides when its `finally` runs."""
@@ -306,10 +308,10 @@ class RunLoop(asyncio.AbstractEventLoop):
             self.generators = [held for held in self.generators if held[0].ag_frame is not None]  # type: ignore[attr-defined]
         self.generators.append((generator, current_scope.get(self.root).path))
 
-    def forsake_generators(self, is_over: Callable[[str], bool]) -> None:
+    def forsake_generators(self, is_location_over: Callable[[str], bool]) -> None:
         """Let go of those that were begun in parts of the workflow that are over. One that was abandoned there ends in silence."""
         if self.generators:
-            self.generators = [held for held in self.generators if not is_over(held[1])]
+            self.generators = [held for held in self.generators if not is_location_over(held[1])]
 
     def untie(self) -> None:
         """Let go of whoever drives the run; it has ended."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.replay.futures import RunTask
-from perdure.replay.outcome import Outcome
+from perdure.replay.outcome import RunOutcome
 from perdure.replay.run_loop import RunLoop
 from perdure.workflow.saga import Undos
 
@@ -19,10 +19,10 @@ from perdure.workflow.saga import Undos
 _LISTED = 16
 
 
-class Undoing:
+class UndoPhase:
     """Undoes what a run did. Its tasks are over or cancelled by then, so that no cancellation can interrupt it."""
 
-    def __init__(self, outcome: Outcome, undos: Undos, loop: RunLoop) -> None:
+    def __init__(self, outcome: RunOutcome, undos: Undos, loop: RunLoop) -> None:
         self._outcome = outcome
         self._undos = undos
         self._loop = loop
@@ -34,7 +34,7 @@ class Undoing:
         """Whether nothing is left to be undone."""
         return self._task.done()
 
-    def outcome(self, codec: Codec) -> Outcome:
+    def outcome(self, codec: Codec) -> RunOutcome:
         """The run's outcome, with the errors of the undos that failed."""
         self._task.result()
         outcome = replace(self._outcome, final=True)

@@ -30,7 +30,7 @@ from perdure.store import open_store
 from perdure.store.contract import Store
 from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.workflow.definition import Call
 from perdure.workflow.machine.state_machine import Definable
 
@@ -198,7 +198,7 @@ class Environment:
         if self._worker is None:
             return ""
         held = self._worker._held.get(run_id) or self._worker._residents._parked.get(run_id)
-        execution = held._execution if isinstance(held, Held) else None
+        execution = held._execution if isinstance(held, WorkflowRun) else None
         if execution is None:
             return ""
         names = [f"message {name!r}" for name in execution.awaited_messages()]

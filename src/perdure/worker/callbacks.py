@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from msgspec import Struct
 
 from perdure.core.system import System
-from perdure.replay.run_loop import Around
+from perdure.replay.run_loop import DrainContext
 
 if TYPE_CHECKING:
-    from perdure.worker.run.held_run import Kept
+    from perdure.worker.run.held_run import HeldRun
 
 
-class Moment(Struct, frozen=True):
+class ClockReading(Struct, frozen=True):
     """One look at the clocks and at the loop."""
 
     #: The database's time.
@@ -28,18 +28,18 @@ class Moment(Struct, frozen=True):
     #: Whether the lease is safe enough to begin something new.
     may_start: bool
     #: What runs are drained in, if it was entered for several of them.
-    around: Around | None = None
+    drain_context: DrainContext | None = None
 
 
-class Breakable(Protocol):
+class Blockable(Protocol):
     """Something that can be set aside when it breaks."""
 
-    def break_off(self, error: Exception) -> None:
+    def block(self, error: Exception) -> None:
         """Set it aside because of an error."""
 
 
 A = TypeVarTuple("A")
-B = TypeVar("B", bound=Breakable)
+B = TypeVar("B", bound=Blockable)
 
 
 def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
@@ -49,7 +49,7 @@ def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
         try:
             method(self, *args)
         except Exception as error:
-            self.break_off(error)
+            self.block(error)
 
     return call
 
@@ -73,10 +73,10 @@ def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
 _AT_ONCE = 64
 
 
-class Recipient(Breakable, Protocol):
+class ResultRecipient(Blockable, Protocol):
     """Whoever waits for the result of a step."""
 
-    def step_ended(self, attempt: Any, result: Any, error: BaseException | None, moment: Moment) -> None:
+    def step_ended(self, attempt: Any, result: Any, error: BaseException | None, reading: ClockReading) -> None:
         """An attempt at one of its steps is over."""
 
     def emit(self, attempt: Any, stream: str, value: object) -> None:
@@ -86,38 +86,38 @@ class Recipient(Breakable, Protocol):
         """What was given for the run, by the one who asked for it to be worked on. From any thread."""
 
 
-class Arriving(Protocol):
+class EndingAttempt(Protocol):
     """An attempt that is over, unless it is closed first."""
 
-    recipient: Recipient
+    recipient: ResultRecipient
 
     def close(self) -> bool:
         """Whether it was open."""
 
 
-class Departures(Protocol):
+class Flushable(Protocol):
     """Where what follows from results is gathered until it leaves for the database."""
 
-    def gather(self) -> None:
+    def hold(self) -> None:
         """Wait with what comes from now on."""
 
-    def leave(self, moment: Moment) -> None:
+    def flush(self, reading: ClockReading) -> None:
         """That was all of it."""
 
-    def leave_later(self) -> None:
+    def flush_later(self) -> None:
         """Wait no longer, though there may be more."""
 
 
-class Arrivals:
+class StepResults:
     """See the module."""
 
-    def __init__(self, system: System, moment: Callable[[Around], Moment], departures: Departures) -> None:
+    def __init__(self, system: System, read_clock: Callable[[DrainContext], ClockReading], journal: Flushable) -> None:
         self._system = system
-        self._moment = moment
-        self._departures = departures
-        self._waiting: list[tuple[Arriving, Any, BaseException | None]] = []
+        self._read_clock = read_clock
+        self._journal = journal
+        self._waiting: list[tuple[EndingAttempt, Any, BaseException | None]] = []
 
-    def add(self, attempt: Arriving, result: Any, error: BaseException | None) -> None:
+    def add(self, attempt: EndingAttempt, result: Any, error: BaseException | None) -> None:
         """Tell the attempt's run soon."""
         self._waiting.append((attempt, result, error))
         if len(self._waiting) == 1:
@@ -125,44 +125,46 @@ class Arrivals:
 
     def _hand_over(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._departures.gather()
+        self._journal.hold()
         try:
-            with Around() as around:
-                moment = self._tell(waiting, around)
+            with DrainContext() as drain_context:
+                reading = self._tell(waiting, drain_context)
         except BaseException:
-            self._departures.leave_later()
+            self._journal.flush_later()
             raise
-        self._departures.leave(moment)
+        self._journal.flush(reading)
 
-    def _tell(self, waiting: list[tuple[Arriving, Any, BaseException | None]], around: Around) -> Moment:
-        moment = self._moment(around)
+    def _tell(
+        self, waiting: list[tuple[EndingAttempt, Any, BaseException | None]], drain_context: DrainContext
+    ) -> ClockReading:
+        reading = self._read_clock(drain_context)
         for start in range(0, len(waiting), _AT_ONCE):
             if start:
-                moment = self._moment(around)
+                reading = self._read_clock(drain_context)
             for attempt, result, error in waiting[start : start + _AT_ONCE]:
                 if attempt.close():
                     self._system.crash_point("step.returned")
                     recipient = attempt.recipient
                     try:
-                        recipient.step_ended(attempt, result, error, moment)
+                        recipient.step_ended(attempt, result, error, reading)
                     except Exception as failure:
-                        recipient.break_off(failure)
-        return moment
+                        recipient.block(failure)
+        return reading
 
 
 #: So many begin with one look at the clocks.
 _RUNS_AT_ONCE = 32
 
 
-class Beginnings:
+class RunStarts:
     """See the module."""
 
-    def __init__(self, moment: Callable[[Around], Moment], *, in_parts: bool) -> None:
-        self._moment = moment
+    def __init__(self, read_clock: Callable[[DrainContext], ClockReading], *, in_parts: bool) -> None:
+        self._read_clock = read_clock
         self._at_once = _RUNS_AT_ONCE if in_parts else sys.maxsize
-        self._waiting: list[Kept] = []
+        self._waiting: list[HeldRun] = []
 
-    def add(self, held: Kept) -> None:
+    def add(self, held: HeldRun) -> None:
         """Begin it soon."""
         self._waiting.append(held)
         if len(self._waiting) == 1:
@@ -172,7 +174,7 @@ class Beginnings:
         part, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._begin)
-        with Around() as around:
-            moment = self._moment(around)
+        with DrainContext() as drain_context:
+            reading = self._read_clock(drain_context)
             for held in part:
-                held.begin(moment)
+                held.begin(reading)

@@ -27,7 +27,7 @@ _BESIDE = "or keep the old code beside the new, as a workflow with a type of its
 _EXPECTED = re.compile(r"record \d+: (\w+) '(.*)'")
 
 
-class Checkup:
+class ReplayCheck:
     """Checks runs against workflows."""
 
     def __init__(self, codec: Codec, errors: ErrorTypes) -> None:

@@ -26,7 +26,7 @@ PATIENCE_SHARE = 1 / 3
 AGAIN_SHARE = 1 / 20
 
 
-class Heart:
+class Heartbeat:
     """Beats for one life of a worker."""
 
     def __init__(

@@ -13,50 +13,50 @@ from perdure.core.codec.failure import ErrorTypes
 from perdure.core.model.run import Next, Park
 from perdure.core.system import System
 from perdure.store.contract import Store
-from perdure.worker.callbacks import Arrivals, Moment
+from perdure.worker.callbacks import ClockReading, StepResults
 from perdure.worker.commit.journal import Journal
-from perdure.worker.limits.gatekeeper import Usher
+from perdure.worker.limits.gatekeeper import Gatekeeper
 from perdure.worker.options import WorkerOptions
-from perdure.worker.steps.emit import Emitting
+from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
 
 if TYPE_CHECKING:
-    from perdure.worker.run.activity_run import Performance
-    from perdure.worker.run.held_run import Kept
-    from perdure.worker.run.workflow_run import Held
+    from perdure.worker.run.activity_run import ActivityRun
+    from perdure.worker.run.held_run import HeldRun
+    from perdure.worker.run.workflow_run import WorkflowRun
 
 
-class Owner(Protocol):
+class RunOwner(Protocol):
     """The worker, as its runs see it."""
 
     stopping: bool
 
-    def parked(self, held: Held, park: Park) -> None:
+    def parked(self, held: WorkflowRun, park: Park) -> None:
         """The run waits and holds no lease any more."""
 
-    def ending(self, held: Kept) -> None:
+    def ending(self, held: HeldRun) -> None:
         """The run has its outcome, which is about to be written."""
 
-    def ended(self, held: Kept, after: Next | None) -> None:
+    def ended(self, held: HeldRun, after: Next | None) -> None:
         """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
 
-    def lined_up(self, names: Sequence[str]) -> None:
+    def singletons_started(self, names: Sequence[str]) -> None:
         """Runs that wait for their turn have been started, or one of these singletons has ended."""
 
-    def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
+    def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
         """The run is to go to another worker; `leave` is told to which, if there is one."""
 
-    def unread(self, held: Kept) -> None:
+    def unread(self, held: HeldRun) -> None:
         """The run's inbox has entries that it has not been given."""
 
-    def recall_interruptions(self, held: Held) -> None:
+    def recall_interruptions(self, held: WorkflowRun) -> None:
         """The run wants to know which of its steps an earlier holder did not finish."""
 
-    def recall(self, performance: Performance) -> None:
+    def recall(self, performance: ActivityRun) -> None:
         """The activity wants to know what its last heartbeat said."""
 
 
-class Crew(Struct, frozen=True, kw_only=True):
+class Services(Struct, frozen=True, kw_only=True):
     """The services that a held run uses."""
 
     system: System
@@ -64,16 +64,16 @@ class Crew(Struct, frozen=True, kw_only=True):
     #: The worker's current life, for the audit trail.
     actor: Callable[[], str]
     #: A look at the clocks: the database's time, which is what goes into histories, and whether the lease is safe.
-    moment: Callable[[], Moment]
+    read_clock: Callable[[], ClockReading]
     journal: Journal
-    arrivals: Arrivals
-    emitting: Emitting
+    results: StepResults
+    emit_buffer: EmitBuffer
     threads: StepThreads
-    usher: Usher
+    gatekeeper: Gatekeeper
     codec: Codec
     errors: ErrorTypes
     options: WorkerOptions
-    owner: Owner
+    owner: RunOwner
     #: What the one who asked for a run to be worked on gave for it, by the run's id.
     credentials: Callable[[str], Mapping[str, Any]]
     #: For `ctx.log`.

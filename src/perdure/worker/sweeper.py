@@ -36,13 +36,13 @@ class Sweeper:
         retention: Retention | None = None,
     ) -> None:
         self._guard = Guard("sweeper", system, health, logger)
-        self._guard_aging = Guard("retention", system, health, logger)
+        self._guard_pruner = Guard("retention", system, health, logger)
         self._guard_succession = Guard("succession", system, health, logger)
         self._store = store
         self._system = system
         self._lease = lease
         self._beside = beside
-        self._aging = None if retention is None else Aging(store, system, retention)
+        self._pruner = None if retention is None else RetentionPruner(store, system, retention)
         self._tasks: list[asyncio.Task[None]] = []
         self._sweeps = 0
         self._succession: asyncio.Task[None] | None = None
@@ -50,8 +50,8 @@ class Sweeper:
     def start(self) -> None:
         """Begin to sweep."""
         self._tasks.append(self._system.spawn(self._guard.keep_going(self._run), "perdure sweeper"))
-        if self._aging is not None:
-            self._tasks.append(self._system.spawn(self._guard_aging.keep_going(self._aging.run), "perdure aging"))
+        if self._pruner is not None:
+            self._tasks.append(self._system.spawn(self._guard_pruner.keep_going(self._pruner.run), "perdure aging"))
 
     async def stop(self) -> None:
         """Stop sweeping."""
@@ -88,7 +88,7 @@ class Sweeper:
     async def _succeed(self, names: Sequence[str]) -> None:
         for name in names:
             try:
-                await succeed([name], self._store, "sweep")
+                await start_successors([name], self._store, "sweep")
             except Exception as error:
                 # The next sweep finds this one again; the others need not wait for it.
                 await self._system.sleep(self._guard_succession.failed(error))
@@ -121,7 +121,7 @@ LOOK = 600.0
 ALL_AGAIN = 144
 
 
-class Aging:
+class RetentionPruner:
     """Keeps what the retention says, and no more."""
 
     def __init__(self, store: Store, system: System, retention: Retention) -> None:
@@ -182,7 +182,7 @@ async def forget_events(store: Store, before: int, actor: str) -> int:
     return deleted
 
 
-def name_after(run: Run, after: Next | None) -> str | None:
+def singleton_freed_by(run: Run, after: Next | None) -> str | None:
     """The singleton whose next run may begin, now that this one has been left so."""
     if run.options == "{}" or not isinstance(after, Finish):
         return None
@@ -190,7 +190,7 @@ def name_after(run: Run, after: Next | None) -> str | None:
     return None if single is None else single.name
 
 
-async def succeed(names: Sequence[str], store: Store, actor: str) -> None:
+async def start_successors(names: Sequence[str], store: Store, actor: str) -> None:
     """Let the next ones begin."""
     try:
         await store.succeed(names, actor)

@@ -22,30 +22,30 @@ from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reaso
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.replay.run_loop import Around
+from perdure.replay.run_loop import DrainContext
 from perdure.store.contract import Change, Store
-from perdure.worker.callbacks import Arrivals, Beginnings, Moment
+from perdure.worker.callbacks import ClockReading, RunStarts, StepResults
 from perdure.worker.claiming.claimer import Claimer
-from perdure.worker.claiming.inbox_reader import Inboxes
-from perdure.worker.claiming.push import Pushing
+from perdure.worker.claiming.inbox_reader import InboxReader
+from perdure.worker.claiming.push import PushExecutor
 from perdure.worker.claiming.residents import Residents
-from perdure.worker.commit.attempt_log import Witness
-from perdure.worker.commit.hooks import Hooking
+from perdure.worker.commit.attempt_log import AttemptLog
+from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.commit.journal import Journal
-from perdure.worker.heartbeat import Heart
-from perdure.worker.limits.gatekeeper import Usher
+from perdure.worker.heartbeat import Heartbeat
+from perdure.worker.limits.gatekeeper import Gatekeeper
 from perdure.worker.options import WorkerOptions
-from perdure.worker.run.activity_run import Performance, recall
-from perdure.worker.run.held_run import Kept, Stage
+from perdure.worker.run.activity_run import ActivityRun, recall
+from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interruptions import recall_interruptions
 from perdure.worker.run.orders import move
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.scheduler import Scheduler
-from perdure.worker.services import Crew
+from perdure.worker.services import Services
 from perdure.worker.signals import work_until_signalled
-from perdure.worker.steps.emit import Emitting
+from perdure.worker.steps.emit import EmitBuffer
 from perdure.worker.steps.threads import StepThreads
-from perdure.worker.sweeper import Sweeper, name_after, succeed
+from perdure.worker.sweeper import Sweeper, singleton_freed_by, start_successors
 from perdure.workflow.activity import Activity
 from perdure.workflow.definition import Definition, Workflow
 
@@ -70,7 +70,7 @@ class Worker:
         codec: Codec,
         errors: ErrorTypes,
         options: WorkerOptions,
-        hooking: Hooking | None = None,
+        hook_caller: HookCaller | None = None,
     ) -> None:
         self.id = ""
         self.options = options
@@ -86,41 +86,41 @@ class Worker:
         self._store = store
         self._system = system
         self._workflows = workflows
-        self._hooking = hooking
-        witness = Witness(None if hooking is None else hooking.failed)
-        self._journal = Journal(store, system, lambda: self.id, self._moment, self.health, witness)
+        self._hook_caller = hook_caller
+        attempt_log = AttemptLog(None if hook_caller is None else hook_caller.failed)
+        self._journal = Journal(store, system, lambda: self.id, self._read_clock, self.health, attempt_log)
         self._threads = StepThreads(options.abandoned_threads, options.processes)
-        self.pushing = Pushing(store, system, self)
+        self.executor = PushExecutor(store, system, self)
         self._claimer = Claimer(store, system, self)
-        self.usher = Usher(store, system, codec, workflows, options.queues, self._claimer.tell)
-        self._crew = Crew(
+        self.gatekeeper = Gatekeeper(store, system, codec, workflows, options.queues, self._claimer.tell)
+        self._services = Services(
             system=system,
             store=store,
             actor=lambda: self.id,
-            moment=self._moment,
+            read_clock=self._read_clock,
             journal=self._journal,
-            arrivals=Arrivals(system, self._moment, self._journal),
-            emitting=Emitting(codec),
+            results=StepResults(system, self._read_clock, self._journal),
+            emit_buffer=EmitBuffer(codec),
             threads=self._threads,
-            usher=self.usher,
+            gatekeeper=self.gatekeeper,
             codec=codec,
             errors=errors,
             options=options,
             owner=self,
-            credentials=self.pushing.credentials,
+            credentials=self.executor.credentials,
         )
-        self._held: dict[str, Kept] = {}
+        self._held: dict[str, HeldRun] = {}
         #: Those of them that are only being written for the last time.
-        self._ending: set[Kept] = set()
-        self._beginnings = Beginnings(self._moment, in_parts=store.lanes > 1)
+        self._ending: set[HeldRun] = set()
+        self._run_starts = RunStarts(self._read_clock, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
-        self._heart: Heart | None = None
+        self._heartbeat: Heartbeat | None = None
         self.scheduler = Scheduler(store, system, lambda: self.id, self.health)
         self._sweeper = Sweeper(
             store, system, options.lease, self.scheduler.look_if_unheard, self.health, options.retention
         )
         self._reading: set[asyncio.Task[None]] = set()
-        self._inboxes = Inboxes(store, system, self._read, self.health)
+        self._inbox_reader = InboxReader(store, system, self._read, self.health)
         self._rebirth: asyncio.Task[None] | None = None
         #: The database was replaced since this life began.
         self._replaced = False
@@ -138,7 +138,7 @@ class Worker:
 
     async def start(self) -> None:
         """Begin to work."""
-        self._crew.emitting.begin()
+        self._services.emit_buffer.begin()
         await self._begin_life()
         # Before anything is written: somebody who stands still may have locked it, and perhaps nobody else looks after that.
         self._sweeper.start()
@@ -148,12 +148,12 @@ class Worker:
         except BaseException:
             # Nobody will stop what never started, and a heart that beats on would make others think that it works.
             await self._sweeper.stop()
-            if self._heart is not None:
-                await self._heart.stop()
+            if self._heartbeat is not None:
+                await self._heartbeat.stop()
             raise
         self._unsubscribe = self._store.subscribe(partial(self._on_change, asyncio.get_running_loop()))
-        if self._hooking is not None:
-            self._hooking.start(self)
+        if self._hook_caller is not None:
+            self._hook_caller.start(self)
         self.scheduler.start()
         self._claimer.start()
 
@@ -172,9 +172,9 @@ class Worker:
                 slots=self.options.slots,
                 lease=int(self.options.lease * 1e6),
             ),
-            [described(workflow) for workflow in self._workflows.values()],
+            [type_info(workflow) for workflow in self._workflows.values()],
         )
-        self._heart = Heart(
+        self._heartbeat = Heartbeat(
             self._store,
             self._system,
             self.id,
@@ -183,7 +183,7 @@ class Worker:
             health=self.health,
             on_dead=self._declared_dead,
         )
-        self._heart.start()
+        self._heartbeat.start()
 
     def _on_change(self, loop: asyncio.AbstractEventLoop, change: Change) -> None:
         # Called from whatever thread has found out.
@@ -209,9 +209,9 @@ class Worker:
         await self._claimer.stop()
         self.drop_everything()
         self._residents.clear()
-        self.usher.forget()
-        if self._heart is not None:
-            await self._heart.stop()
+        self.gatekeeper.forget()
+        if self._heartbeat is not None:
+            await self._heartbeat.stop()
         former, guard = self.id, Guard("new life", self._system, self.health, logger)
         if self._replaced:
             # There it still has a lease, which would keep its runs from others.
@@ -228,7 +228,7 @@ class Worker:
 
     def cannot_claim(self, seconds: float) -> None:
         """Claims have failed for so long; after a lease everything is given to others, unless the database is away altogether."""
-        is_away = self._heart is None or not self._heart.is_safe()
+        is_away = self._heartbeat is None or not self._heartbeat.is_safe()
         if seconds >= self.options.lease and not (is_away or self.stopping or self._draining is not None):
             self._draining = self._system.spawn(self._drain(seconds), "perdure draining")
 
@@ -241,10 +241,10 @@ class Worker:
         await self._claimer.stop()
         await guard.keep_going(self._report_health)
         await self._let_finish(self.options.grace)
-        if self._heart is not None:
-            await self._heart.stop()
+        if self._heartbeat is not None:
+            await self._heartbeat.stop()
         self.drop_everything()
-        self.usher.forget()
+        self.gatekeeper.forget()
         self.health.problem = self.health.problem.replace("draining", "drained", 1)
         await guard.keep_going(self._report_health)
         await guard.keep_going(lambda: self._store.retire(self.id))
@@ -264,7 +264,7 @@ class Worker:
             held.drop()
         self._held.clear()
         self._ending.clear()
-        self.pushing.let_go_of_all()
+        self.executor.let_go_of_all()
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop claiming, let steps finish for at most `grace` seconds, then give back what is left."""
@@ -284,20 +284,20 @@ class Worker:
         self._system.crash_point("shutdown.released")
         for task in list(self._reading):
             task.cancel()
-        if self._heart is not None:
-            await self._heart.stop()
+        if self._heartbeat is not None:
+            await self._heartbeat.stop()
         self.drop_everything()
         self._residents.clear()
         self._threads.processes.close()
         try:
-            await self.usher.tell(self.id)
+            await self.gatekeeper.tell(self.id)
             await self._store.retire(self.id)
         except Exception as error:
             logger.warning(
                 "worker %s could not sign off; its runs go to others when its lease ends: %s", self.id, error
             )
-        if self._hooking is not None:
-            await self._hooking.stop(self)
+        if self._hook_caller is not None:
+            await self._hook_caller.stop(self)
 
     async def run_until_signalled(self) -> None:
         """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
@@ -310,7 +310,7 @@ class Worker:
 
     async def _let_finish(self, grace: float) -> None:
         for held in list(self._held.values()):
-            held.settle(self._moment())
+            held.settle(self._read_clock())
         timer = self._system.call_later(grace, self.release_rest)
         # Once released, only the database can keep a run from ending here; it is not waited for without end.
         limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
@@ -349,9 +349,9 @@ class Worker:
 
     def knows(self, run_id: str) -> bool:
         """Whether it is aware of holding that run."""
-        return run_id in self._held or self.pushing.expects(run_id)
+        return run_id in self._held or self.executor.expects(run_id)
 
-    def resident(self, claimed: ClaimedRun) -> Held | None:
+    def resident(self, claimed: ClaimedRun) -> WorkflowRun | None:
         """The run as it was left in memory, if it can go on from there."""
         return self._residents.take(claimed)
 
@@ -360,21 +360,21 @@ class Worker:
         definition = self._workflows[claimed.run.type]
         self._residents.forget(claimed.run.id)
         if isinstance(definition, Activity):
-            held: Kept = Performance(claimed, definition, records, self._crew)
+            held: HeldRun = ActivityRun(claimed, definition, records, self._services)
         else:
             assert isinstance(definition, Workflow)
-            held = Held(claimed, definition, records, self._crew)
+            held = WorkflowRun(claimed, definition, records, self._services)
         self._hold(held)
         if inbox:
             held.receive(inbox)
-        self._beginnings.add(held)
+        self._run_starts.add(held)
 
-    def take_again(self, held: Held, claimed: ClaimedRun) -> None:
+    def take_again(self, held: WorkflowRun, claimed: ClaimedRun) -> None:
         """Work on a run that stayed in memory."""
         self._hold(held)
         asyncio.get_running_loop().call_soon(held.resume, claimed)
 
-    def _hold(self, held: Kept) -> None:
+    def _hold(self, held: HeldRun) -> None:
         # The answer to the turn that gave the run back may still be under way; its lease ended with this claim.
         before = self._held.get(held.run.id)
         if before is not None:
@@ -391,8 +391,8 @@ class Worker:
         for run_id, entries in by_run.items():
             held = self._held.get(run_id)
             # What it took in is unread until that is written; behind a full page there may be more.
-            if held is not None and (entries[-1].seq > held.looked or self._inboxes.is_full(entries)):
-                loop.call_soon(self._inboxes.hand_over, held, entries)
+            if held is not None and (entries[-1].seq > held.inbox_known or self._inbox_reader.is_full(entries)):
+                loop.call_soon(self._inbox_reader.hand_over, held, entries)
 
     def forget(self, run_id: str) -> None:
         """Let go of a run that cannot be worked on."""
@@ -401,15 +401,15 @@ class Worker:
             held.drop()
             self._let_go(held)
 
-    def _moment(self, around: Around | None = None) -> Moment:
-        may_start = not self.stopping and self._heart is not None and self._heart.is_safe()
-        return Moment(self._store.clock(), may_start, around)
+    def _read_clock(self, drain_context: DrainContext | None = None) -> ClockReading:
+        may_start = not self.stopping and self._heartbeat is not None and self._heartbeat.is_safe()
+        return ClockReading(self._store.clock(), may_start, drain_context)
 
     # Owner
 
-    def parked(self, held: Held, park: Park) -> None:
-        """See `Owner`."""
-        self.usher.ended(held.run.id, park)
+    def parked(self, held: WorkflowRun, park: Park) -> None:
+        """See `RunOwner`."""
+        self.gatekeeper.ended(held.run.id, park)
         self._let_go(held)
         self._claimer.due_at(park.wake_at)
         if self.stopping:
@@ -417,44 +417,44 @@ class Worker:
         else:
             self._residents.keep(held)
 
-    def ending(self, held: Kept) -> None:
-        """See `Owner`."""
+    def ending(self, held: HeldRun) -> None:
+        """See `RunOwner`."""
         self._ending.add(held)
         self._claimer.slot_freed()
 
-    def ended(self, held: Kept, after: Next | None) -> None:
-        """See `Owner`."""
-        self.usher.ended(held.run.id, after)
+    def ended(self, held: HeldRun, after: Next | None) -> None:
+        """See `RunOwner`."""
+        self.gatekeeper.ended(held.run.id, after)
         self._let_go(held)
         if isinstance(after, _COMES_BACK):
             self._claimer.due_at(after.wake_at)
-        elif (name := name_after(held.run, after)) is not None:
-            self.lined_up([name])
+        elif (name := singleton_freed_by(held.run, after)) is not None:
+            self.singletons_started([name])
 
-    def lined_up(self, names: Sequence[str]) -> None:
-        """See `Owner`."""
-        self._read(lambda: succeed(names, self._store, self.id), f"perdure succession {names[0]}", None)
+    def singletons_started(self, names: Sequence[str]) -> None:
+        """See `RunOwner`."""
+        self._read(lambda: start_successors(names, self._store, self.id), f"perdure succession {names[0]}", None)
 
-    def unread(self, held: Kept) -> None:
-        """See `Owner`."""
-        self._inboxes.read(held)
+    def unread(self, held: HeldRun) -> None:
+        """See `RunOwner`."""
+        self._inbox_reader.read(held)
 
-    def recall_interruptions(self, held: Held) -> None:
-        """See `Owner`."""
+    def recall_interruptions(self, held: WorkflowRun) -> None:
+        """See `RunOwner`."""
         self._read(
             lambda: recall_interruptions(held, self._store, self._system), f"perdure interruptions {held.run.id}", held
         )
 
-    def recall(self, performance: Performance) -> None:
-        """See `Owner`."""
+    def recall(self, performance: ActivityRun) -> None:
+        """See `RunOwner`."""
         self._read(
             lambda: recall(performance, self._store, self._system),
             f"perdure heartbeat {performance.run.id}",
             performance,
         )
 
-    def moving(self, held: Kept, leave: Callable[[str | None], None]) -> None:
-        """See `Owner`."""
+    def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
+        """See `RunOwner`."""
         worker_id = self.id
         self._read(
             lambda: move(held.run, leave, worker_id, self._store, self._system, self._claimer.stand_off),
@@ -462,24 +462,24 @@ class Worker:
             held,
         )
 
-    def _read(self, reading: Callable[[], Coroutine[Any, Any, None]], name: str, held: Kept | None) -> None:
+    def _read(self, reading: Callable[[], Coroutine[Any, Any, None]], name: str, held: HeldRun | None) -> None:
         task = self._system.spawn(self._contain(reading, held), name)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _contain(self, reading: Callable[[], Coroutine[Any, Any, None]], held: Kept | None) -> None:
+    async def _contain(self, reading: Callable[[], Coroutine[Any, Any, None]], held: HeldRun | None) -> None:
         """Let an error of a task concern its run alone, which is set aside."""
         try:
             await reading()
         except Exception as error:
             self._guard_tasks.failed(error)
             if held is not None and held.stage is not Stage.OVER:
-                asyncio.get_running_loop().call_soon(held.break_off, error)
+                asyncio.get_running_loop().call_soon(held.block, error)
 
-    def _let_go(self, held: Kept) -> None:
+    def _let_go(self, held: HeldRun) -> None:
         if self._held.get(held.run.id) is held:
             del self._held[held.run.id]
-            self.pushing.let_go(held.run.id)
+            self.executor.let_go(held.run.id)
         self._ending.discard(held)
         self._claimer.slot_freed()
         if not self._held:
@@ -502,7 +502,7 @@ class Worker:
 _DESCRIPTION_CHARACTERS = 200
 
 
-def described(definition: Definition[Any, Any]) -> TypeInfo:
+def type_info(definition: Definition[Any, Any]) -> TypeInfo:
     """For the registry: the first line of what its code says about itself."""
     lines = (definition.__doc__ or "").strip().splitlines()
     description = lines[0].strip()[:_DESCRIPTION_CHARACTERS] if lines else ""

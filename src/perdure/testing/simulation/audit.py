@@ -14,9 +14,9 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.model.listing import RunFilter
 from perdure.core.model.run import Kind, Record, Run, Status
-from perdure.replay.checkpoints import is_left, to_mark
+from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.execution import Execution
-from perdure.replay.operations_api import Origin
+from perdure.replay.operations_api import RunOrigin
 from perdure.testing.invariants import Known, scan
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.interpreter import Interpreter, is_act
@@ -163,10 +163,12 @@ class Audit:
 
     def _is_let_go(self, row: tuple[Any, ...]) -> bool:
         """Whether it was done in a part of the workflow that is over, and so may have no record any more."""
-        marks = {one.location: to_mark(one) for one in self._histories.get(row[0], ()) if one.kind is Kind.SCOPE}
+        marks = {
+            one.location: read_checkpoint(one) for one in self._histories.get(row[0], ()) if one.kind is Kind.SCOPE
+        }
         *scopes, _ = row[1].split("/")
         found = ((scopes[depth], marks.get("/".join(scopes[:depth]))) for depth in range(1, len(scopes)))
-        return any(mark is not None and is_left(part, mark) for part, mark in found)
+        return any(mark is not None and is_part_over(part, mark) for part, mark in found)
 
     def _children(self) -> Iterator[str]:
         # Each time that one ended: it may have been requeued since, or pruned.
@@ -264,7 +266,7 @@ def _execution(run: Run, history: list[Record], interpreter: Interpreter) -> Exe
     workflow: Workflow[Any, Any] = {one.type: one for one in interpreter.workflows}[run.type]
     codec = Codec()
     arguments = workflow.signature.decode(run.input, codec, run.id)
-    origin = Origin(
+    origin = RunOrigin(
         run_id=run.id,
         type=run.type,
         started_at=run.started_at,

@@ -16,7 +16,7 @@ from perdure.testing.simulation.emitted import STREAM, Execution
 from perdure.testing.simulation.guards import Guards
 from perdure.testing.simulation.ledger import Effect, Ledger
 from perdure.testing.simulation.turnstile import Turnstile
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.step_info import StepInfo, activity_info, step_info
 
@@ -127,7 +127,7 @@ class Steps:
         assert self._turnstile is not None
         info = step_info()
         attempt = cast("Attempt", info._made_by)
-        held = cast("Held", attempt.recipient)
+        held = cast("WorkflowRun", attempt.recipient)
         own = f"step:{held.run.type}:{attempt.operation.request.name}"
         bounds = self.guards.all[guard].of_steps().bounds(own, key)
         return self._turnstile.step(info.run_id, info.location, held.lease.token, bounds, again=again)

@@ -117,7 +117,7 @@ class Claimer:
 
     def slot_freed(self) -> None:
         """A run was let go of; there is room for another, and perhaps another to take. All of one batch ring once."""
-        if self._full or self._worker.usher.tells or (self._suspects and self._worker.holds_nothing):
+        if self._full or self._worker.gatekeeper.tells or (self._suspects and self._worker.holds_nothing):
             self._alarm.ring()
 
     def tell(self) -> None:
@@ -189,27 +189,27 @@ class Claimer:
         if self._system.monotonic() >= self._reconcile_at:
             self._reconcile_at = self._system.monotonic() + self._worker.options.lease
             await self._reconcile()
-            await self._worker.usher.look_around()
+            await self._worker.gatekeeper.look_around()
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         self._full = True
-        usher = self._worker.usher
+        gatekeeper = self._worker.gatekeeper
         if room <= 0:
             return await self._stand_by(min(longest, self._quarantine.ends_in))
         # Neither what has to pass gates nor what has not takes all the room from the other.
-        share = (room + self._claims % 2) // 2 if usher.has_runs else room
+        share = (room + self._claims % 2) // 2 if gatekeeper.has_runs else room
         claimed = await self._claim_in_turn(share)
         self._full = len(claimed.runs) >= share > 0
         self._suspects = claimed.suspects
         self._next_wake = claimed.next_wake
         self._worker.scheduler.heard(claimed.next_fire)
-        usher.hear(claimed.limited)
-        if away := usher.turn_away(claimed.runs):
+        gatekeeper.hear(claimed.limited)
+        if away := gatekeeper.turn_away(claimed.runs):
             claimed = replace(claimed, runs=tuple(one for one in claimed.runs if one not in away))
             await self._give_back([one.lease for one in away])
         self._quarantine.took(claimed.runs)
         await self.take_up(claimed.runs)
-        if usher.has_work and not self._quarantined and (admitted := await self._admit(room - len(claimed.runs))):
+        if gatekeeper.has_work and not self._quarantined and (admitted := await self._admit(room - len(claimed.runs))):
             self._full |= len(claimed.runs) + len(admitted) >= room
         elif share == 0:
             return 0.0  # the one slot was kept for those at gates, and nobody there had use for it
@@ -223,17 +223,19 @@ class Claimer:
 
     async def _stand_by(self, longest: float) -> float:
         """With no room for runs, steps may pass all the same; how long to wait before the next round."""
-        usher = self._worker.usher
-        if not usher.has_steps and not usher.tells:
+        gatekeeper = self._worker.gatekeeper
+        if not gatekeeper.has_steps and not gatekeeper.tells:
             return longest
-        admitted = await usher.admit(self._worker.id, 0, alone=False, poison_after=self._worker.options.poison_after)
+        admitted = await gatekeeper.admit(
+            self._worker.id, 0, alone=False, poison_after=self._worker.options.poison_after
+        )
         return max(0.0005, min(longest, (admitted.next_due - admitted.now) / 1e6))
 
     async def _admit(self, room: int) -> tuple[ClaimedRun, ...]:
         """Take what may pass its gates."""
         worker = self._worker
         alone = worker.holds_nothing and self._quarantine.is_due
-        admitted = await worker.usher.admit(worker.id, room, alone=alone, poison_after=worker.options.poison_after)
+        admitted = await worker.gatekeeper.admit(worker.id, room, alone=alone, poison_after=worker.options.poison_after)
         self._suspects |= admitted.suspects
         self._quarantine.took(admitted.runs)
         self._next_wake = min(self._next_wake, admitted.next_due)
@@ -280,8 +282,8 @@ class Claimer:
             nonce=self._system.entropy(16).hex(),
             limit=room,
             by_age=by_age,
-            types=self._worker.usher.types,
-            queues=self._worker.usher.queues,
+            types=self._worker.gatekeeper.types,
+            queues=self._worker.gatekeeper.queues,
             alone=alone,
             poison_after=options.poison_after,
             affinity=int(max(options.affinity, STAND_OFF if self._stands_off else 0.0) * 1e6),
@@ -294,7 +296,7 @@ class Claimer:
         unread: list[str] = []
         for claimed in runs:
             run = claimed.run
-            if (unfit := self._worker.usher.unfit(run.id)) is not None:
+            if (unfit := self._worker.gatekeeper.unfit(run.id)) is not None:
                 await self._fail(claimed, unfit)
                 continue
             try:
@@ -373,7 +375,7 @@ class Claimer:
             # It is given back, and comes here again.
             self._reconcile_at = 0.0
         else:
-            self._worker.usher.ended(claimed.run.id, finish)
+            self._worker.gatekeeper.ended(claimed.run.id, finish)
 
     async def _set_aside(self, lease: Lease, error: Exception) -> None:
         """Block a run that was claimed and cannot be worked on."""

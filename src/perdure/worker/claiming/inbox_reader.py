@@ -17,19 +17,19 @@ from perdure.core.system import System
 from perdure.errors import StoreCorrupt, StoreError
 from perdure.store.contract import Store
 from perdure.store.sql.reads import check_counters
-from perdure.worker.run.held_run import Kept, Stage
+from perdure.worker.run.held_run import HeldRun, Stage
 
 logger = logging.getLogger("perdure.worker")
 
 
-class Inboxes:
+class InboxReader:
     """See the module."""
 
     def __init__(
         self,
         store: Store,
         system: System,
-        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, Kept], None],
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, HeldRun], None],
         health: Health,
     ) -> None:
         self._store = store
@@ -37,9 +37,9 @@ class Inboxes:
         self._guard = Guard("inbox reader", system, health, logger)
         self._spawn = spawn
         #: Runs whose inboxes are being read, and whether somebody has asked for more since.
-        self._reading: dict[Kept, bool] = {}
+        self._reading: dict[HeldRun, bool] = {}
 
-    def hand_over(self, held: Kept, entries: list[Message]) -> None:
+    def hand_over(self, held: HeldRun, entries: list[Message]) -> None:
         """Give a run what was read for it. From a plain callback of the loop."""
         held.receive(entries)
         if self.is_full(entries):
@@ -49,7 +49,7 @@ class Inboxes:
         """Whether there may be more behind them."""
         return len(entries) >= self._store.inbox_page
 
-    def read(self, held: Kept) -> None:
+    def read(self, held: HeldRun) -> None:
         """Read what lies behind all that the run knows of."""
         if held in self._reading:
             self._reading[held] = True
@@ -57,11 +57,11 @@ class Inboxes:
         self._reading[held] = False
         self._spawn(lambda: self._read(held), f"perdure inbox {held.run.id}", held)
 
-    async def _read(self, held: Kept) -> None:
+    async def _read(self, held: HeldRun) -> None:
         try:
-            while held.stage in (Stage.ACTIVE, Stage.SEALED):
+            while held.stage in (Stage.ACTIVE, Stage.LOCKED):
                 self._reading[held] = False
-                before = held.looked
+                before = held.inbox_known
                 try:
                     entries = await self._store.inbox(held.run.id, before, self._store.inbox_page)
                     if not entries:
@@ -72,30 +72,30 @@ class Inboxes:
                     await self._system.sleep(self._guard.failed(error))
                     continue
                 await _give(held, entries)
-                more = self._reading[held] or (self.is_full(entries) and held.looked > before)
+                more = self._reading[held] or (self.is_full(entries) and held.inbox_known > before)
                 if not more:
                     return
         finally:
             del self._reading[held]
 
-    async def _check(self, held: Kept, looked: int) -> None:
+    async def _check(self, held: HeldRun, inbox_known: int) -> None:
         """Raise `StoreCorrupt` if the run's counters promise entries that are not there: it would ask for them for ever."""
         run = await self._store.get(held.run.id)
         if run is None or (run.token, run.nonce) != (held.lease.token, held.lease.nonce):
             return
         check_counters(run)
-        if run.inbox_seq <= looked:
+        if run.inbox_seq <= inbox_known:
             return
         # What came in since the page was read is found by reading again, unless the run was handed it meanwhile and has taken it in.
-        if not await self._store.inbox(run.id, looked, 1) and held.looked == looked:
+        if not await self._store.inbox(run.id, inbox_known, 1) and held.inbox_known == inbox_known:
             raise StoreCorrupt(
                 f"the inbox of run {run.id!r} (perdure_messages) lacks entries that its row (perdure_runs.inbox_seq) counts: "
-                f"none lies behind number {looked}, and the last should have number {run.inbox_seq}; restore them from a backup, "
+                f"none lies behind number {inbox_known}, and the last should have number {run.inbox_seq}; restore them from a backup, "
                 "or cancel the run"
             )
 
 
-async def _give(held: Kept, entries: list[Message]) -> None:
+async def _give(held: HeldRun, entries: list[Message]) -> None:
     loop = asyncio.get_running_loop()
     given: asyncio.Future[None] = loop.create_future()
 

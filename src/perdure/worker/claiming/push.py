@@ -43,15 +43,15 @@ _STANDS = {
 }
 
 
-class Unknown(Exception):
+class UnknownRun(Exception):
     """There is no such run."""
 
 
-class Foreign(Exception):
+class UnservedType(Exception):
     """The worker has no code for the run's type, which is the argument."""
 
 
-class Pushing:
+class PushExecutor:
     """See the module."""
 
     def __init__(self, store: Store, system: System, worker: Worker) -> None:
@@ -94,7 +94,7 @@ class Pushing:
     async def execute(
         self, run_id: str, timeout: float | None = None, credentials: Mapping[str, Any] | None = None
     ) -> Executed:
-        """Work on a run until it waits, ends or the time is up. Raises `Unknown` and `Foreign`."""
+        """Work on a run until it waits, ends or the time is up. Raises `UnknownRun` and `UnservedType`."""
         until = None if timeout is None else self._system.monotonic() + timeout
         while (asked := self._asked.get(run_id)) is not None:
             # Then it looks for itself: something may have come in for the run that the first one has not seen.
@@ -119,7 +119,7 @@ class Pushing:
                 [verdict] = await self._store.commit([turn], self._worker.id)
                 if verdict is not Verdict.BUSY:
                     self._taking.discard(run_id)
-                    self._worker.usher.ended(run_id, finish)
+                    self._worker.gatekeeper.ended(run_id, finish)
                     await self._tell()
                     return None if verdict is Verdict.APPLIED else await self._store.get(run_id)
 
@@ -152,7 +152,7 @@ class Pushing:
     async def _tell(self) -> None:
         """Say what gates have room now. For speed only: others look by themselves in time."""
         with suppress(StoreError):
-            await self._worker.usher.tell(self._worker.id)
+            await self._worker.gatekeeper.tell(self._worker.id)
 
     async def _left(self, taken: Taken, *, worked: bool, progressed: bool) -> Executed:
         """Where a run stands that was not to be had."""
@@ -172,7 +172,7 @@ class Pushing:
         return replace(done, again_at=again_at, again_in=(again_at - now) / 1e6)
 
     async def _take(self, run_id: str) -> Taken:
-        """Take it, and hand it to the worker; or say why not. Raises `Unknown` and `Foreign`."""
+        """Take it, and hand it to the worker; or say why not. Raises `UnknownRun` and `UnservedType`."""
         suspect = False
         while True:
             await self._be_alive()
@@ -191,9 +191,9 @@ class Pushing:
                 case Refusal.SUSPECT:
                     suspect = True
                 case Refusal.UNKNOWN:
-                    raise Unknown(run_id)
+                    raise UnknownRun(run_id)
                 case Refusal.FOREIGN:
-                    raise Foreign("" if taken.run is None else taken.run.type)
+                    raise UnservedType("" if taken.run is None else taken.run.type)
                 case _:
                     return taken
 
@@ -204,8 +204,8 @@ class Pushing:
             raise EngineClosed("this worker was stopped; nothing more can be executed by it")
         if worker._rebirth is not None and not worker._rebirth.done():
             await asyncio.wait([worker._rebirth])
-        if worker._heart is not None and not worker._heart.is_safe():
-            await worker._heart.renew()
+        if worker._heartbeat is not None and not worker._heartbeat.is_safe():
+            await worker._heartbeat.renew()
 
     async def _take_alone(self, run_id: str) -> Taken:
         """Keep others from taking anything until nothing is held, and take it then."""
@@ -233,7 +233,7 @@ class Pushing:
     async def _pass(self, taken: Taken, run: Run, *, alone: bool) -> Taken:
         """Have a run pass its gates; one that may not waits in line."""
         worker = self._worker
-        admitted = await worker.usher.admit_one(
+        admitted = await worker.gatekeeper.admit_one(
             worker.id, run, taken.limited, alone=alone, poison_after=worker.options.poison_after
         )
         if admitted.runs:
@@ -261,7 +261,7 @@ class Pushing:
             worker=self._worker.id,
             nonce=self._system.entropy(16).hex(),
             types=tuple(self._worker._workflows),
-            gated=self._worker.usher.gated,
+            gated=self._worker.gatekeeper.gated,
             alone=alone,
             poison_after=self._worker.options.poison_after,
         )
@@ -303,7 +303,7 @@ class Pushing:
     async def _look(self, run_id: str, *, worked: bool, progressed: bool) -> Executed:
         run = await self._store.get(run_id)
         if run is None:
-            raise Unknown(run_id)
+            raise UnknownRun(run_id)
         now = self._store.clock()
         return await self._in_turn(_executed(run, _stands(run, now), now, worked, progressed), now)
 

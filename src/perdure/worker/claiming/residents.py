@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from perdure.core.model.run import ClaimedRun
-from perdure.worker.run.workflow_run import Held
+from perdure.worker.run.workflow_run import WorkflowRun
 
 
 class Residents:
@@ -13,19 +13,19 @@ class Residents:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._parked: OrderedDict[str, Held] = OrderedDict()
+        self._parked: OrderedDict[str, WorkflowRun] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._parked)
 
-    def keep(self, held: Held) -> None:
+    def keep(self, held: WorkflowRun) -> None:
         """Remember a run that has just been parked, letting go of another if there is no room."""
         self.forget(held.run.id)
         self._parked[held.run.id] = held
         while len(self._parked) > self._limit:
             self._parked.popitem(last=False)[1].drop()
 
-    def take(self, claimed: ClaimedRun) -> Held | None:
+    def take(self, claimed: ClaimedRun) -> WorkflowRun | None:
         """The run as it was parked, if this claim is the first since then and its last record is still the last one."""
         run = claimed.run
         held = self._parked.pop(run.id, None)

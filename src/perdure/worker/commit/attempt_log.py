@@ -24,7 +24,7 @@ ACTIVITY = "activity"
 RUN = "run"
 
 
-class Happening(Struct, frozen=True, kw_only=True):
+class AttemptEnd(Struct, frozen=True, kw_only=True):
     """How an attempt ended."""
 
     run: Run
@@ -47,7 +47,7 @@ class Happening(Struct, frozen=True, kw_only=True):
         return Failure.from_json(self.payload or "{}")
 
 
-def is_remarkable(turn: Turn) -> bool:
+def has_failures(turn: Turn) -> bool:
     """Whether something in it did not simply succeed."""
     after = turn.next
     if after is not None:
@@ -57,7 +57,7 @@ def is_remarkable(turn: Turn) -> bool:
     return any(record.failed for record in turn.records)
 
 
-def happenings(run: Run, scope: str, turn: Turn, now: int) -> Iterator[Happening]:
+def attempt_ends(run: Run, scope: str, turn: Turn, now: int) -> Iterator[AttemptEnd]:
     """Everything that a turn says; `now` is when it landed."""
     for record in turn.records:
         if record.kind is _STEP or record.kind is _ATTEMPT:
@@ -69,26 +69,26 @@ def happenings(run: Run, scope: str, turn: Turn, now: int) -> Iterator[Happening
             completed = status is _COMPLETED
             word = "success" if completed else "cancelled" if status is _CANCELLED else "failed"
             error = None if completed else payload
-            yield Happening(
+            yield AttemptEnd(
                 run=run, scope=scope, attempt=run.attempt, status=word, duration=duration, at=now, payload=error
             )
         # What an activity's attempt came to is in its record.
         case Again(wake_at=wake_at, error=error) if scope == RUN or attempt is None:
-            yield Happening(
+            yield AttemptEnd(
                 run=run, scope=scope, attempt=run.attempt, status="retrying", duration=duration, at=now, retry_at=wake_at,
                 payload=error,
             )  # fmt: skip
         case Block(error=error):
-            yield Happening(
+            yield AttemptEnd(
                 run=run, scope=scope, attempt=run.attempt, status="blocked", duration=duration, at=now, payload=error
             )
         case _:
             pass
 
 
-def _of_record(run: Run, scope: str, record: Record) -> Happening:
+def _of_record(run: Run, scope: str, record: Record) -> AttemptEnd:
     status = "retrying" if record.kind is _ATTEMPT else "failed" if record.failed else "success"
-    return Happening(
+    return AttemptEnd(
         run=run,
         scope=scope,
         location=record.location if scope == "step" else "",
@@ -106,34 +106,34 @@ logger = logging.getLogger("perdure.execution")
 _LANDED = frozenset({Verdict.APPLIED, Verdict.AWAKE})
 
 
-class Subject(Protocol):
+class LoggedRun(Protocol):
     """Whose turn it was."""
 
     run: Run
     scope: str
 
 
-class Witness:
+class AttemptLog:
     """See the module. `tell` is called with everything that failed."""
 
-    def __init__(self, tell: Callable[[Sequence[Happening]], object] | None = None) -> None:
+    def __init__(self, tell: Callable[[Sequence[AttemptEnd]], object] | None = None) -> None:
         self._tell = tell
 
     @property
-    def cares(self) -> bool:
+    def enabled(self) -> bool:
         """Whether anybody wants to know. Asked once a batch, before anything is looked up for it."""
         return self._tell is not None or logger.isEnabledFor(logging.INFO)
 
-    def saw(self, turns: Sequence[tuple[Subject, Turn]], verdicts: Sequence[Verdict], now: int) -> None:
+    def saw(self, turns: Sequence[tuple[LoggedRun, Turn]], verdicts: Sequence[Verdict], now: int) -> None:
         """What became of a batch."""
-        if not self.cares:
+        if not self.enabled:
             return
         everything = logger.isEnabledFor(logging.DEBUG)
         found = [
             happening
             for (subject, turn), verdict in zip(turns, verdicts, strict=True)
-            if (everything or is_remarkable(turn)) and verdict in _LANDED
-            for happening in happenings(subject.run, subject.scope, turn, now)
+            if (everything or has_failures(turn)) and verdict in _LANDED
+            for happening in attempt_ends(subject.run, subject.scope, turn, now)
         ]
         for happening in found:
             _log(happening)
@@ -142,7 +142,7 @@ class Witness:
             self._tell(failed)
 
 
-def _log(one: Happening) -> None:
+def _log(one: AttemptEnd) -> None:
     level = logging.DEBUG if one.status == "success" else logging.INFO
     if not logger.isEnabledFor(level):
         return

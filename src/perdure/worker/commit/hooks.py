@@ -20,7 +20,7 @@ from perdure.core.model.run import Event
 from perdure.core.system import System
 from perdure.store.contract import Line, Store
 from perdure.worker.callbacks import is_end_of
-from perdure.worker.commit.attempt_log import Happening
+from perdure.worker.commit.attempt_log import AttemptEnd
 
 logger = logging.getLogger("perdure.hooks")
 
@@ -34,7 +34,7 @@ QUIET = 10.0
 _SET_ASIDE = ("poison", "undecodable")
 
 
-class Grumble:
+class ThrottledLog:
     """Says something in the log, but not all the time: what was kept back is counted."""
 
     def __init__(self, system: System) -> None:
@@ -51,7 +51,7 @@ class Grumble:
             self._since, self._kept = now, 0
 
 
-class Hooking:
+class HookCaller:
     """See the module. Shared by the workers of an engine: the first to start starts it, the last to stop stops it."""
 
     def __init__(self, hooks: Hooks, store: Store, system: System) -> None:
@@ -60,11 +60,11 @@ class Hooking:
         self._system = system
         self._users: set[object] = set()
         #: The name of a hook and what it is to be told; no name: the end.
-        self._waiting: deque[tuple[str, Happening | Line | None]] = deque()
+        self._waiting: deque[tuple[str, AttemptEnd | Line | None]] = deque()
         self._stirred = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._unhear: Callable[[], None] | None = None
-        self._errors, self._losses = Grumble(system), Grumble(system)
+        self._errors, self._losses = ThrottledLog(system), ThrottledLog(system)
         #: Calls that were never made.
         self.dropped = 0
         #: Errors of the loop itself; those of hooks are in the log only.
@@ -108,7 +108,7 @@ class Hooking:
             self.dropped += left
             logger.error("%d calls of hooks were not made before the worker stopped", left)
 
-    def failed(self, found: Sequence[Happening]) -> None:
+    def failed(self, found: Sequence[AttemptEnd]) -> None:
         """Attempts have failed."""
         if self._hooks.on_error is not None:
             for one in found:
@@ -126,7 +126,7 @@ class Hooking:
             if hooks.on_dead_letter is not None and kind in ("failed", "expired", "blocked"):
                 self._add("on_dead_letter", line)
 
-    def _add(self, name: str, news: Happening | Line) -> None:
+    def _add(self, name: str, news: AttemptEnd | Line) -> None:
         if len(self._waiting) >= ROOM:
             self.dropped += 1
             self._losses.say("hooks are slower than what they are told of: calls are left out")
@@ -144,7 +144,7 @@ class Hooking:
             self._stirred.clear()
             await self._stirred.wait()
 
-    async def _call(self, name: str, news: Happening | Line) -> None:
+    async def _call(self, name: str, news: AttemptEnd | Line) -> None:
         hook: Hook = getattr(self._hooks, name)
         task = asyncio.current_task()
         try:
@@ -162,9 +162,9 @@ class Hooking:
                 raise
             self._errors.say("%s failed", name, error=error)
 
-    async def _value(self, name: str, news: Happening | Line) -> object | None:
+    async def _value(self, name: str, news: AttemptEnd | Line) -> object | None:
         """What to call it with; None: it does not concern it, after all."""
-        if isinstance(news, Happening):
+        if isinstance(news, AttemptEnd):
             return _error(news)
         run_id, at, kind, actor, data = news
         if name == "on_event":
@@ -179,12 +179,12 @@ class Hooking:
             return None
         if name == "on_error":
             return _error(
-                Happening(run=run, scope="run", attempt=run.attempt, status="failed", at=at, payload=run.error)
+                AttemptEnd(run=run, scope="run", attempt=run.attempt, status="failed", at=at, payload=run.error)
             )
         return DeadLetterNotice(run=run, reason=reason, at=at)
 
 
-def _error(one: Happening) -> ErrorNotice:
+def _error(one: AttemptEnd) -> ErrorNotice:
     failure = one.failure
     return ErrorNotice(
         run_id=one.run.id,

@@ -20,8 +20,8 @@ from perdure.core.model.run import Block, Reason, Turn, Verdict
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.contract import Store
-from perdure.worker.callbacks import Breakable, Moment
-from perdure.worker.commit.attempt_log import Subject, Witness
+from perdure.worker.callbacks import Blockable, ClockReading
+from perdure.worker.commit.attempt_log import AttemptLog, LoggedRun
 
 logger = logging.getLogger("perdure.worker")
 
@@ -39,13 +39,13 @@ _PASSING = (StoreUnavailable, StoreFull, StoreReadOnly)
 _BUSY = Verdict.BUSY
 
 
-class Author(Breakable, Subject, Protocol):
+class TurnAuthor(Blockable, LoggedRun, Protocol):
     """Whoever has turns to make durable."""
 
-    def make_turn(self, moment: Moment) -> Turn | None:
-        """What to write now; None if nothing any more. Asked at the last moment, so that one turn carries all there is."""
+    def make_turn(self, reading: ClockReading) -> Turn | None:
+        """What to write now; None if nothing any more. Asked at the last reading, so that one turn carries all there is."""
 
-    def landed(self, verdict: Verdict, moment: Moment) -> None:
+    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
         """What became of that turn. Called from a plain callback of the loop, never inside a task."""
 
 
@@ -57,51 +57,51 @@ class Journal:
         store: Store,
         system: System,
         actor: Callable[[], str],
-        moment: Callable[[], Moment],
+        read_clock: Callable[[], ClockReading],
         health: Health,
-        witness: Witness | None = None,
+        attempt_log: AttemptLog | None = None,
     ) -> None:
         self._store = store
         self._system = system
         self._actor = actor
-        self._moment = moment
+        self._read_clock = read_clock
         self._guard = Guard("journal", system, health, logger)
-        self.witness = Witness() if witness is None else witness
-        self._waiting: dict[Author, Turn | None] = {}
+        self.attempt_log = AttemptLog() if attempt_log is None else attempt_log
+        self._waiting: dict[TurnAuthor, Turn | None] = {}
         self._writing: set[asyncio.Task[None]] = set()
         #: Batches that are being written or whose authors are still being told.
         self._under_way = 0
         #: Whether a batch leaves as soon as those are asked that may add to it.
-        self._leaving = False
-        self._gathering = False
+        self._flushing = False
+        self._held_back = False
         #: Authors that were set aside because they could not make a turn.
-        self._broken: WeakSet[Author] = WeakSet()
+        self._broken: WeakSet[TurnAuthor] = WeakSet()
         self.batches = 0
         self.turns = 0
 
-    def submit(self, author: Author) -> None:
+    def submit(self, author: TurnAuthor) -> None:
         """Ask the author for a turn with the next batch. Asking twice is asking once."""
         self._waiting.setdefault(author, None)
-        if not self._leaving and len(self._writing) < self._store.lanes:
-            self._leaving = True
-            if not self._gathering:
-                asyncio.get_running_loop().call_soon(self._leave_soon)
+        if not self._flushing and len(self._writing) < self._store.lanes:
+            self._flushing = True
+            if not self._held_back:
+                asyncio.get_running_loop().call_soon(self._flush_now)
 
-    def gather(self) -> None:
-        """Many runs are about to be told of something: what they submit waits for `leave` or `leave_later`."""
-        self._gathering = True
+    def hold(self) -> None:
+        """Many runs are about to be told of something: what they submit waits for `flush` or `flush_later`."""
+        self._held_back = True
 
-    def leave(self, moment: Moment) -> None:
+    def flush(self, reading: ClockReading) -> None:
         """All were told by that moment; what they submitted leaves together, and one callback of the loop earlier."""
-        self._gathering = False
-        if self._leaving:
-            self._leave(moment)
+        self._held_back = False
+        if self._flushing:
+            self._flush(reading)
 
-    def leave_later(self) -> None:
+    def flush_later(self) -> None:
         """Not all were told."""
-        self._gathering = False
-        if self._leaving:
-            asyncio.get_running_loop().call_soon(self._leave_soon)
+        self._held_back = False
+        if self._flushing:
+            asyncio.get_running_loop().call_soon(self._flush_now)
 
     def forget(self) -> None:
         """Write nothing more of what the worker held in its life before: its actor is another one now."""
@@ -110,22 +110,22 @@ class Journal:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write and nothing being written."""
-        return not self._leaving and not self._under_way
+        return not self._flushing and not self._under_way
 
-    def _leave_soon(self) -> None:
+    def _flush_now(self) -> None:
         # It may have left with others meanwhile.
-        if self._leaving:
-            self._leave(self._moment())
+        if self._flushing:
+            self._flush(self._read_clock())
 
-    def _leave(self, moment: Moment) -> None:
-        self._leaving = False
-        batch: list[tuple[Author, Turn]] = []
+    def _flush(self, reading: ClockReading) -> None:
+        self._flushing = False
+        batch: list[tuple[TurnAuthor, Turn]] = []
         waiting, self._waiting = self._waiting, {}
         for author, kept in waiting.items():
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
                 continue
-            turn = kept or self._made(author, moment)
+            turn = kept or self._made(author, reading)
             if turn is not None:
                 batch.append((author, turn))
         if batch:
@@ -134,20 +134,20 @@ class Journal:
             self._under_way += 1
             self._writing.add(self._system.spawn(self._write(batch, self._actor()), "perdure journal"))
 
-    def _made(self, author: Author, moment: Moment) -> Turn | None:
+    def _made(self, author: TurnAuthor, reading: ClockReading) -> Turn | None:
         """Ask for a turn. An author that cannot say what to write is set aside; one that cannot say even that is let go of."""
         try:
-            return author.make_turn(moment)
+            return author.make_turn(reading)
         except Exception as error:
             self._guard.failed(error)
             if author in self._broken:
-                author.landed(Verdict.LOST, moment)
+                author.landed(Verdict.LOST, reading)
             else:
                 self._broken.add(author)
-                author.break_off(error)
+                author.block(error)
             return None
 
-    async def _write(self, batch: list[tuple[Author, Turn]], actor: str) -> None:
+    async def _write(self, batch: list[tuple[TurnAuthor, Turn]], actor: str) -> None:
         verdicts = await self._commit([turn for _, turn in batch], actor)
         if actor != self._actor():
             # What is busy is not tried again: a lease ends with the life in which it was got.
@@ -193,34 +193,34 @@ class Journal:
         return True
 
     def _landed(
-        self, task: asyncio.Task[None] | None, batch: list[tuple[Author, Turn]], verdicts: list[Verdict]
+        self, task: asyncio.Task[None] | None, batch: list[tuple[TurnAuthor, Turn]], verdicts: list[Verdict]
     ) -> None:
         assert task is not None
         self._writing.remove(task)
-        if self.witness.cares:
+        if self.attempt_log.enabled:
             try:
-                self.witness.saw(batch, verdicts, self._moment().now)
+                self.attempt_log.saw(batch, verdicts, self._read_clock().now)
             except Exception as error:
                 # What is told of turns must not keep them from having landed.
                 self._guard.failed(error)
         self._tell(list(zip(batch, verdicts, strict=True)))
 
-    def _tell(self, news: list[tuple[tuple[Author, Turn], Verdict]]) -> None:
+    def _tell(self, news: list[tuple[tuple[TurnAuthor, Turn], Verdict]]) -> None:
         # In parts while the database has nothing to write: the runs told first are at work on their next turns while the rest are
         # told. With one lane both would only get in each other's way.
         part = len(news) if self._store.lanes == 1 or self._writing else max(SMALLEST_PART, len(news) // 2)
-        moment = self._moment()
+        reading = self._read_clock()
         for (author, turn), verdict in news[:part]:
             if verdict is _BUSY:
                 self._waiting[author] = turn
                 continue
             try:
-                author.landed(verdict, moment)
+                author.landed(verdict, reading)
             except Exception as error:
-                author.break_off(error)
+                author.block(error)
         if len(news) > part:
             asyncio.get_running_loop().call_soon(self._tell, news[part:])
         else:
             self._under_way -= 1
-        if self._waiting and not self._leaving and len(self._writing) < self._store.lanes:
-            self._leave(self._moment())
+        if self._waiting and not self._flushing and len(self._writing) < self._store.lanes:
+            self._flush(self._read_clock())

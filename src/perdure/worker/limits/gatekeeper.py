@@ -51,7 +51,7 @@ FEW = 20
 _STEPS = (("", ""),)
 
 
-class Usher:
+class Gatekeeper:
     """What one worker has to do with gates."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Usher:
             for type, one in definitions.items()
             if one.breaker is not None and one.breaker.rule.fails
         )
-        self._judging = Judging()
+        self._breaker_reports = BreakerReports()
         #: Steps that want to pass, and who is told what became of them; and those that want nothing any more.
         self._asking: dict[tuple[str, str], tuple[StepArrival, Answer]] = {}
         self._left: list[StepLeft] = []
@@ -96,7 +96,7 @@ class Usher:
         #: Runs that were let pass here, and for how long they count.
         self._passed: dict[str, tuple[int, bool]] = {}
         self._released: list[tuple[str, int]] = []
-        self._attendance = Attendance(system)
+        self._pace = PollPace(system)
         #: Whether the last admission let somebody pass.
         self._busy = False
         self._arrange()
@@ -186,15 +186,17 @@ class Usher:
         self._left.append(left)
         self._ring()
 
-    def judged(self, breaker: Breaker, error: BaseException | None, policy: Retry, since: int, *, probe: bool) -> None:
+    def report_outcome(
+        self, breaker: Breaker, error: BaseException | None, policy: Retry, since: int, *, probe: bool
+    ) -> None:
         """An attempt behind a breaker has ended. That one failed, or may have been a probe, is told at once."""
         succeeded = breaker.judge(error, policy)
-        if succeeded is not None and self._judging.add(breaker, since, succeeded, probe):
+        if succeeded is not None and self._breaker_reports.add(breaker, since, succeeded, probe):
             self._ring()
 
-    def judged_run(self, breaker: Breaker, error: BaseException | None, policy: Retry, run: Run) -> None:
+    def report_run_outcome(self, breaker: Breaker, error: BaseException | None, policy: Retry, run: Run) -> None:
         """The same of an activity: one that has a permit may be a probe."""
-        self.judged(breaker, error, policy, run.wake_at, probe=run.id in self._passed)
+        self.report_outcome(breaker, error, policy, run.wake_at, probe=run.id in self._passed)
 
     def breaker_of(self, run: Run) -> Breaker | None:
         """What its call says, or else its code."""
@@ -206,7 +208,7 @@ class Usher:
         until = self._barred.pop(run.id, None)
         if until is None or (breaker := self.breaker_of(run)) is None:
             return None
-        return kept_out(breaker, until, f"activity {run.type!r} of run {run.id!r}")
+        return breaker_open_error(breaker, until, f"activity {run.type!r} of run {run.id!r}")
 
     def unfit(self, run_id: str) -> InvalidId | None:
         """Why a run that was claimed at the gates is to fail: a key that its code makes of its input cannot be one."""
@@ -231,11 +233,11 @@ class Usher:
     @property
     def _off_for(self) -> float:
         # A step that asks waits for its gates anyway.
-        return 0.0 if self._asking else self._attendance.off_for
+        return 0.0 if self._asking else self._pace.off_for
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._released or self._asking or self._left or self._judging.urgent)
+        return bool(self._released or self._asking or self._left or self._breaker_reports.urgent)
 
     @property
     def _all_types(self) -> tuple[str, ...]:
@@ -278,9 +280,9 @@ class Usher:
         pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         look = await self._store.look(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
-        due = look.next_due <= look.now and not self._attendance.is_patient
+        due = look.next_due <= look.now and not self._pace.is_patient
         if not (look.arrived or due or self.tells):
-            return Admitted(next_due=self._attendance.expect(look.next_due, look.now), now=look.now)
+            return Admitted(next_due=self._pace.expect(look.next_due, look.now), now=look.now)
         request = AdmitRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
@@ -294,9 +296,9 @@ class Usher:
         admitted = await self._ask(request)
         self._note(admitted)
         self._busy = bool(admitted.runs)
-        self._attendance.saw(admitted, arrived=bool(look.arrived), due=due)
+        self._pace.saw(admitted, arrived=bool(look.arrived), due=due)
         more = len(look.arrived) >= page and not admitted.busy
-        next_due = admitted.now if more else self._attendance.expect(admitted.next_due, admitted.now)
+        next_due = admitted.now if more else self._pace.expect(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
 
     async def _overtaking(self, look: Look, page: int) -> list[Arrival]:
@@ -323,7 +325,7 @@ class Usher:
         released, self._released = self._released, []
         asking, self._asking = self._asking, {}
         left, self._left = self._left, []
-        reports = self._judging.report()
+        reports = self._breaker_reports.report()
         steps = tuple(arrival for arrival, _ in asking.values())
         request = replace(
             request, released=tuple(released), reports=reports, failing=self._failing, steps=steps, left=tuple(left)
@@ -335,7 +337,7 @@ class Usher:
             self._left += left
             self._asking = {**asking, **self._asking}
             raise
-        self._judging.told(reports)
+        self._breaker_reports.told(reports)
         self._released += admitted.untold
         self._left += admitted.untold_steps
         self._answer(asking, admitted)
@@ -403,7 +405,7 @@ _BEHIND = 0.3
 _SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.32
 
 
-class Attendance:
+class PollPace:
     """See the module."""
 
     def __init__(self, system: System) -> None:
@@ -457,7 +459,7 @@ class Attendance:
 _ENOUGH = 1000
 
 
-class Judging:
+class BreakerReports:
     """See the module."""
 
     def __init__(self) -> None:
@@ -498,13 +500,13 @@ class Judging:
             self._unanswered = ()
 
 
-def kept_out(breaker: Breaker, until: int, what: str) -> BreakerOpen:
+def breaker_open_error(breaker: Breaker, until: int, what: str) -> BreakerOpen:
     """The error of something that was not called."""
     by_itself = until < FAR - 1
-    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
+    reading = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
         microseconds=until if by_itself else 0
     )
-    when = f"until {moment.isoformat()}" if by_itself else "until somebody closes it"
+    when = f"until {reading.isoformat()}" if by_itself else "until somebody closes it"
     return BreakerOpen(
         f"{what} was not called: the breaker {breaker.name!r} is open {when}",
         name=breaker.name,

@@ -20,12 +20,12 @@ from perdure.core.limits.limit import Gating, Hold, Limit, gating, place_of
 from perdure.core.model.run import Kind, Message, Reason
 from perdure.replay.operations import StepOperation
 from perdure.worker.callbacks import guarded
-from perdure.worker.limits.gatekeeper import kept_out
+from perdure.worker.limits.gatekeeper import breaker_open_error
 from perdure.worker.run.held_run import Stage
 from perdure.worker.run.policy import policy_of
 
 if TYPE_CHECKING:
-    from perdure.worker.run.workflow_run import Held
+    from perdure.worker.run.workflow_run import WorkflowRun
 
 
 class _Passed(NamedTuple):
@@ -39,10 +39,10 @@ class _Passed(NamedTuple):
     probe: bool
 
 
-class Passing:
+class StepLimits:
     """What one run has to do with gates."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: WorkflowRun) -> None:
         self._held = held
         #: By place: those of which nothing is known yet, and those that stand in line, with the gate and since when at the latest.
         self._asked: dict[str, StepOperation] = {}
@@ -50,9 +50,9 @@ class Passing:
         #: Those that may begin or have begun.
         self._passed: dict[str, _Passed] = {}
 
-    def break_off(self, error: Exception) -> None:
-        """See `Breakable`."""
-        self._held.break_off(error)
+    def block(self, error: Exception) -> None:
+        """See `Blockable`."""
+        self._held.block(error)
 
     @property
     def asks(self) -> bool:
@@ -90,7 +90,7 @@ class Passing:
             asyncio.get_running_loop().call_soon(self._fail, operation, error)
             return
         arrival = StepArrival(held.run.id, held.lease.token, place, held.run.priority, wanted)
-        held._crew.usher.ask(arrival, self.answered)
+        held._services.gatekeeper.ask(arrival, self.answered)
 
     def _gating(self, operation: StepOperation) -> Gating:
         request, type = operation.request, self._held.run.type
@@ -106,17 +106,17 @@ class Passing:
         held = self._held
         operation = self._asked.pop(verdict.place, None)
         if operation is None or held.stage is Stage.OVER or token != held.lease.token:
-            held._crew.usher.leave(StepLeft(held.run.id, token, verdict.place))
+            held._services.gatekeeper.leave(StepLeft(held.run.id, token, verdict.place))
             if operation is not None and held.stage is not Stage.OVER:
                 # That was for an earlier lease; under this one it has yet to ask.
                 held._ready.append(operation)
-                held.settle(held._crew.moment())
+                held.settle(held._services.read_clock())
             return
         if verdict.barred_until:
             breaker = _breaker(operation)
             assert breaker is not None
             what = f"step {operation.location!r} of run {held.run.id!r}"
-            self._fail(operation, kept_out(breaker, verdict.barred_until, what))
+            self._fail(operation, breaker_open_error(breaker, verdict.barred_until, what))
             return
         if verdict.gate:
             self._waiting[verdict.place] = operation, verdict.gate, now
@@ -124,27 +124,27 @@ class Passing:
             self._passed[verdict.place] = _Passed(operation, now, token, verdict.permit, verdict.probe)
             held._ready.append(operation)
         self.tidy()
-        held.settle(held._crew.moment())
+        held.settle(held._services.read_clock())
 
     @guarded
     def _fail(self, operation: StepOperation, error: Exception) -> None:
         """Fail a step whose function is not called."""
         held = self._held
         self._asked.pop(place_of(operation.location), None)
-        if held.stage is Stage.SEALED:
+        if held.stage is Stage.LOCKED:
             # A transaction has the run to itself; when that has ended, the step asks again.
             held._ready.append(operation)
             return
         execution = held._execution
         if held.stage is not Stage.ACTIVE or execution is None or not operation.open:
             return
-        moment = held._crew.moment()
+        reading = held._services.read_clock()
         held._draft.urgent = True
         execution.record(
-            Kind.STEP, operation.location, Failure.of(error, held._crew.codec).to_json(), moment.now, failed=True,
-            started_at=moment.now, digest=operation.digest, attempts=operation.attempts,
+            Kind.STEP, operation.location, Failure.of(error, held._services.codec).to_json(), reading.now, failed=True,
+            started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
         )  # fmt: skip
-        held.settle(moment)
+        held.settle(reading)
 
     def called(self, messages: Iterable[Message]) -> None:
         """Those whose turn has come ask again."""
@@ -158,41 +158,43 @@ class Passing:
         passed = self._passed.pop(place_of(operation.location), None)
         if passed is None:
             return
-        crew, breaker = self._held._crew, _breaker(operation)
+        services, breaker = self._held._services, _breaker(operation)
         if breaker is not None:
-            crew.usher.judged(breaker, error, policy_of(operation, crew), passed.since, probe=passed.probe)
+            services.gatekeeper.report_outcome(
+                breaker, error, policy_of(operation, services), passed.since, probe=passed.probe
+            )
         self._give_back(place_of(operation.location), passed)
 
     def _give_back(self, place: str, passed: _Passed) -> None:
         if passed.permit:
-            self._held._crew.usher.leave(StepLeft(self._held.run.id, passed.token, place))
+            self._held._services.gatekeeper.leave(StepLeft(self._held.run.id, passed.token, place))
 
     def tidy(self) -> None:
         """Let go of what nobody wants any more."""
-        usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
+        gatekeeper, run_id, token = self._held._services.gatekeeper, self._held.run.id, self._held.lease.token
         for place, passed in list(self._passed.items()):
             if not passed.operation.open:
                 self._give_back(place, self._passed.pop(place))
         for place, (operation, _, since) in list(self._waiting.items()):
             if not operation.open:
                 del self._waiting[place]
-                usher.leave(StepLeft(run_id, token, place, stood_at=since))
+                gatekeeper.leave(StepLeft(run_id, token, place, stood_at=since))
 
     def close(self, *, ended: bool) -> None:
         """The run is let go of; one that has ended stands in no line."""
-        usher, run_id, token = self._held._crew.usher, self._held.run.id, self._held.lease.token
+        gatekeeper, run_id, token = self._held._services.gatekeeper, self._held.run.id, self._held.lease.token
         for place, passed in self._passed.items():
             self._give_back(place, passed)
         for place in self._asked:
-            usher.leave(StepLeft(run_id, token, place))
+            gatekeeper.leave(StepLeft(run_id, token, place))
         for place, (_, _, since) in self._waiting.items() if ended else ():
-            usher.leave(StepLeft(run_id, token, place, stood_at=since))
+            gatekeeper.leave(StepLeft(run_id, token, place, stood_at=since))
         self._asked.clear()
         self._passed.clear()
         self._waiting.clear()
 
 
-def has_to_pass(operation: StepOperation) -> bool:
+def is_limited(operation: StepOperation) -> bool:
     """Whether there are gates on its way."""
     options = operation.request.options
     return options.limit is not UNSET or options.breaker is not UNSET

@@ -38,12 +38,12 @@ from perdure.errors import ActivityTimeout, PerdureError, StoreError, UsageError
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
 from perdure.worker.alarm import Wakeup
-from perdure.worker.callbacks import Moment, guarded
+from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.commit.attempt_log import ACTIVITY
-from perdure.worker.run.held_run import Kept, Stage
-from perdure.worker.run.orders import Steering
+from perdure.worker.run.held_run import HeldRun, Stage
+from perdure.worker.run.orders import RunOrders
 from perdure.worker.run.policy import expired
-from perdure.worker.services import Crew
+from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.activity_options import Settings
@@ -60,15 +60,15 @@ LEASE_RECHECK = 0.1
 EARLY = 100_000
 
 
-class Performance(Kept):
+class ActivityRun(HeldRun):
     """See the module."""
 
     scope = ACTIVITY
 
     def __init__(
-        self, claimed: ClaimedRun, activity: Activity[Any, Any], records: tuple[Record, ...], crew: Crew
+        self, claimed: ClaimedRun, activity: Activity[Any, Any], records: tuple[Record, ...], services: Services
     ) -> None:
-        super().__init__(claimed, crew)
+        super().__init__(claimed, services)
         self._activity = activity
         #: The number of the next record.
         self._seq = records[-1].seq + 1 if records else 0
@@ -89,8 +89,8 @@ class Performance(Kept):
         self._known_details: str | None = None
         self._interruption: NewOutput | None = None
         self._may_write_details_at = 0.0
-        self._beat = Wakeup(crew.system)
-        self._silence = Wakeup(crew.system)
+        self._beat = Wakeup(services.system)
+        self._silence = Wakeup(services.system)
 
     @property
     def idle(self) -> bool:
@@ -100,19 +100,19 @@ class Performance(Kept):
     # taking up
 
     @guarded
-    def begin(self, moment: Moment) -> None:
+    def begin(self, reading: ClockReading) -> None:
         """Decode what it is called with, and begin. From a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING:
             return
-        run, crew = self.run, self._crew
+        run, services = self.run, self._services
         what = f"input of run {run.id!r} ({run.type})"
-        self._arguments = self._activity.signature.decode(run.input, crew.codec, what)
+        self._arguments = self._activity.signature.decode(run.input, services.codec, what)
         self._settings = Settings.from_json(run.options).over(self._activity.settings)
         if self._settings.schedule_to_close is not None and run.deadline == FAR and run.generation == 1:
             # Whoever created it knew nothing of its code, such as a producer in plain SQL.
             self.run = replace(run, deadline=self._begun_at + int(self._settings.schedule_to_close * 1e6))
         if run.token > 1:
-            crew.owner.recall(self)
+            services.owner.recall(self)
         else:
             self.recalled(None)
 
@@ -122,10 +122,10 @@ class Performance(Kept):
         if self.stage is not Stage.REPLAYING:
             return
         if details is not None:
-            self._last_heartbeat = self._crew.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
+            self._last_heartbeat = self._services.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
         self.stage = Stage.ACTIVE
         if not self._take_backlog():
-            self.settle(self._crew.moment())
+            self.settle(self._services.read_clock())
 
     # what happens to it
 
@@ -137,8 +137,8 @@ class Performance(Kept):
             return
         if self.stage is not Stage.ACTIVE or self._forced is not None:
             return
-        self._steering = self._steering or Steering(self)
-        for message in self._steering.sift(messages):
+        self._orders = self._orders or RunOrders(self)
+        for message in self._orders.sift(messages):
             self.seen = message.seq
             if message.kind is Kind.CANCEL:
                 self._cancel(message)
@@ -146,18 +146,18 @@ class Performance(Kept):
                 logger.warning(
                     "activity %s of run %s takes no messages; %r is ignored", self.run.type, self.run.id, message.name
                 )
-        self.settle(self._crew.moment())
+        self.settle(self._services.read_clock())
 
     def _cancel(self, message: Message) -> None:
         if self._cancelled is not None or isinstance(self._after, Finish):
             return
-        crew = self._crew
-        reason = "" if message.payload is None else crew.codec.decode(message.payload, Any, "reason")
+        services = self._services
+        reason = "" if message.payload is None else services.codec.decode(message.payload, Any, "reason")
         self._cancelled = str(reason or "")
         if self._attempt is None:
             self._end_cancelled()
         elif self._attempt.ask_to_stop():
-            self._wakeup.arm(crew.options.grace, self._insist)
+            self._wakeup.arm(services.options.grace, self._insist)
         else:
             self._insist()
 
@@ -167,33 +167,35 @@ class Performance(Kept):
         if self._attempt is not None and self._after is None:
             self._cancel_attempts()
             self._end_cancelled()
-            self.settle(self._crew.moment())
+            self.settle(self._services.read_clock())
 
     def _end_cancelled(self) -> None:
-        outcome = cancelled(self.run.id, self.run.type, self._cancelled or "", self._crew.codec)
+        outcome = cancelled(self.run.id, self.run.type, self._cancelled or "", self._services.codec)
         self._after = Finish(outcome.status, outcome.payload)
 
-    def step_ended(self, attempt: ActivityAttempt, result: Any, error: BaseException | None, moment: Moment) -> None:
-        """See `Recipient`."""
+    def step_ended(
+        self, attempt: ActivityAttempt, result: Any, error: BaseException | None, reading: ClockReading
+    ) -> None:
+        """See `ResultRecipient`."""
         if attempt is not self._attempt:
             return
         self._attempt = None
         self._take_details(attempt)
         self._wakeup.disarm()
         self._silence.disarm()
-        if self._cancelled is None and (breaker := self._crew.usher.breaker_of(self.run)) is not None:
-            self._crew.usher.judged_run(breaker, error, self._policy(), self.run)
+        if self._cancelled is None and (breaker := self._services.gatekeeper.breaker_of(self.run)) is not None:
+            self._services.gatekeeper.report_run_outcome(breaker, error, self._policy(), self.run)
         failed = error
         if failed is None:
             failed = self._succeeded(result)
         if failed is not None and self._cancelled is not None:
             self._end_cancelled()
         elif failed is not None:
-            self._failed(attempt, failed, moment.now)
-        self.settle(moment)
+            self._failed(attempt, failed, reading.now)
+        self.settle(reading)
 
     def _succeeded(self, result: Any) -> PerdureError | None:
-        codec, returns = self._crew.codec, self._activity.signature.returns
+        codec, returns = self._services.codec, self._activity.signature.returns
         try:
             stored = codec.store(result, returns, f"result of run {self.run.id!r} ({self.run.type})")
         except PerdureError as error:
@@ -202,13 +204,13 @@ class Performance(Kept):
         return None
 
     def _failed(self, attempt: ActivityAttempt, error: BaseException, now: int) -> None:
-        failure = Failure.of(error, self._crew.codec)
+        failure = Failure.of(error, self._services.codec)
         limit = error.kind if isinstance(error, ActivityTimeout) else ""
         policy = self._policy()
         requested = policy.requested_delay(error, now)
         delay = requested
         if requested is None and not isinstance(error, UsageError):
-            delay = policy.next_delay(attempt.number, error, self._crew.system.random())
+            delay = policy.next_delay(attempt.number, error, self._services.system.random())
         retry_at = self.run.deadline if delay is None else now + int(delay * 1e6)
         if delay is None or retry_at >= self.run.deadline:
             used_up = policy.attempts is not None and attempt.number >= policy.attempts
@@ -227,11 +229,11 @@ class Performance(Kept):
             self._after = Park(retry_at, Reason.RETRY, self.seen)
 
     def _policy(self) -> Retry:
-        policy = self._settings.retry or self._crew.options.retry
+        policy = self._settings.retry or self._services.options.retry
         return replace(policy, attempts=self.run.max_attempts) if self.run.max_attempts else policy
 
     def release(self) -> None:
-        """See `Kept`."""
+        """See `HeldRun`."""
         if self._attempt is not None:
             self._interruption = self._stopped(self._seq - 1, (self.run.type,))
         super().release()
@@ -239,20 +241,20 @@ class Performance(Kept):
     # signs of life
 
     def emit(self, attempt: ActivityAttempt, stream: str, value: object) -> None:
-        """See `Recipient`."""
-        self._crew.emitting.emit(self, attempt, stream, value)
+        """See `ResultRecipient`."""
+        self._services.emit_buffer.emit(self, attempt, stream, value)
 
     @guarded
     def emitted(self) -> None:
-        """See `Publisher`."""
+        """See `EmittingRun`."""
         if self.stage is Stage.OVER:
-            self._crew.emitting.take(self)
+            self._services.emit_buffer.take(self)
         else:
             self._say()
 
     @guarded
     def beaten(self, attempt: ActivityAttempt) -> None:
-        """See `Beating`."""
+        """See `HeartbeatRecipient`."""
         if attempt is self._attempt:
             self._take_details(attempt)
             self._say()
@@ -267,9 +269,9 @@ class Performance(Kept):
         """Write what the activity has to say while it goes on."""
         if self.stage is not Stage.ACTIVE or self._committing:
             return
-        wait = self._may_write_details_at - self._crew.system.monotonic()
-        if self in self._crew.emitting.pending or (self._details is not None and wait <= 0):
-            self._crew.journal.submit(self)
+        wait = self._may_write_details_at - self._services.system.monotonic()
+        if self in self._services.emit_buffer.pending or (self._details is not None and wait <= 0):
+            self._services.journal.submit(self)
         elif self._details is not None:
             self._beat.arm(wait, self._say)
 
@@ -279,7 +281,7 @@ class Performance(Kept):
         limit, attempt = self._settings.heartbeat, self._attempt
         if limit is None or attempt is None:
             return
-        left = attempt.last_beat + limit - self._crew.system.monotonic()
+        left = attempt.last_beat + limit - self._services.system.monotonic()
         if left <= 0:
             attempt.went_silent(limit)
         else:
@@ -287,76 +289,76 @@ class Performance(Kept):
 
     # what follows
 
-    def settle(self, moment: Moment) -> None:
+    def settle(self, reading: ClockReading) -> None:
         """Begin, write or wait."""
         if self.stage is not Stage.ACTIVE:
             return
         if self._forced is None and self._after is None:
-            if self.run.deadline <= moment.now:
-                self._force(expired(self.run, self._crew))
+            if self.run.deadline <= reading.now:
+                self._force(expired(self.run, self._services))
                 return
-            if self._attempt is None and not (self._steering is not None and self._steering.holds_back):
-                if self._not_before > moment.now + EARLY:
+            if self._attempt is None and not (self._orders is not None and self._orders.holds_back):
+                if self._not_before > reading.now + EARLY:
                     self._after = Park(self._not_before, Reason.RETRY, self.seen)
                 else:
-                    self._start(moment)
+                    self._start(reading)
         if not self._committing and self._must_write():
-            self._crew.journal.submit(self)
+            self._services.journal.submit(self)
 
-    def _start(self, moment: Moment) -> None:
-        crew = self._crew
-        if crew.owner.stopping:
+    def _start(self, reading: ClockReading) -> None:
+        services = self._services
+        if services.owner.stopping:
             return
-        if not moment.may_start:
+        if not reading.may_start:
             self._wakeup.arm(LEASE_RECHECK, self._look_again)
             return
-        if (barred := crew.usher.barred(self.run)) is not None:
-            self._after = Finish(Status.FAILED, replace(Failure.of(barred, crew.codec), given_up="fatal").to_json())
+        if (barred := services.gatekeeper.barred(self.run)) is not None:
+            self._after = Finish(Status.FAILED, replace(Failure.of(barred, services.codec), given_up="fatal").to_json())
             return
         policy = self._policy()
         self._attempt = ActivityAttempt(
-            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat, moment.now,
-            crew.system, crew.codec, crew.arrivals, self,
+            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat, reading.now,
+            services.system, services.codec, services.results, self,
         )  # fmt: skip
-        self._attempt.start(crew.threads, self.run.deadline)
+        self._attempt.start(services.threads, self.run.deadline)
         if self._settings.heartbeat is not None:
             self._silence.arm(self._settings.heartbeat, self._listen)
-        self._wake_at_deadline(moment)
+        self._wake_at_deadline(reading)
 
-    def _wake_at_deadline(self, moment: Moment) -> None:
-        self._wakeup.arm(min(LOOK, max(0.0, (self.run.deadline - moment.now) / 1e6)), self._look_again)
+    def _wake_at_deadline(self, reading: ClockReading) -> None:
+        self._wakeup.arm(min(LOOK, max(0.0, (self.run.deadline - reading.now) / 1e6)), self._look_again)
 
     @guarded
     def _look_again(self) -> None:
-        moment = self._crew.moment()
-        self.settle(moment)
+        reading = self._services.read_clock()
+        self.settle(reading)
         if self._attempt is not None and self._cancelled is None:
-            self._wake_at_deadline(moment)
+            self._wake_at_deadline(reading)
 
     def _must_write(self) -> bool:
         if self._forced is not None or self._after is not None:
             return True
         if self._attempt is not None:
             return False
-        return self._crew.owner.stopping or (
-            self._steering is not None and self._steering.next_state(ended=False) is not None
+        return self._services.owner.stopping or (
+            self._orders is not None and self._orders.next_state(ended=False) is not None
         )
 
-    def make_turn(self, moment: Moment) -> Turn | None:
-        """See `Author`."""
+    def make_turn(self, reading: ClockReading) -> Turn | None:
+        """See `TurnAuthor`."""
         if self.stage is not Stage.ACTIVE:
             return None
         self._verdict_next = state = self._next_state()
         if isinstance(state, Finish):
-            self._crew.owner.ending(self)
-        outputs = self._crew.emitting.take(self) if self._crew.emitting.pending else []
+            self._services.owner.ending(self)
+        outputs = self._services.emit_buffer.take(self) if self._services.emit_buffer.pending else []
         if self._attempt is not None:
             self._take_details(self._attempt)
         if self._details is not None:
             key = f"heartbeat:{self.lease.token}"
             outputs.append(NewOutput(kind=OutputKind.HEARTBEAT, name="", payload=self._details, key=key))
             self._details = None
-            self._may_write_details_at = self._crew.system.monotonic() + BEAT_APART
+            self._may_write_details_at = self._services.system.monotonic() + BEAT_APART
         if self._interruption is not None and isinstance(state, Release):
             outputs.append(self._interruption)
         record, self._record = self._record, None
@@ -375,16 +377,16 @@ class Performance(Kept):
         if self._forced is not None and not (isinstance(self._forced, Release) and self._after is not None):
             return self._forced
         if isinstance(self._after, Park):
-            return replace(self._after, seen=self.seen if self._steering is None else self._steering.looked)
+            return replace(self._after, seen=self.seen if self._orders is None else self._orders.inbox_known)
         if self._after is not None:
             return self._after
         if self._attempt is not None:
             return None
-        steered = None if self._steering is None else self._steering.next_state(ended=False)
-        return steered or (Release() if self._crew.owner.stopping else None)
+        steered = None if self._orders is None else self._orders.next_state(ended=False)
+        return steered or (Release() if self._services.owner.stopping else None)
 
-    def landed(self, verdict: Verdict, moment: Moment) -> None:
-        """See `Author`."""
+    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+        """See `TurnAuthor`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
         if self.stage is Stage.OVER:
@@ -393,9 +395,9 @@ class Performance(Kept):
             logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
             self._finish_here()
         elif verdict is Verdict.AWAKE and self._forced is None:
-            self._crew.owner.unread(self)
+            self._services.owner.unread(self)
         elif verdict is Verdict.AWAKE or after is None:
-            self.settle(moment)
+            self.settle(reading)
             self._say()
         else:
             self._finish_here(after)
@@ -407,8 +409,8 @@ class Performance(Kept):
         self._wakeup.disarm()
         self._silence.disarm()
         self._beat.disarm()
-        self._steering = None
-        self._crew.emitting.take(self)
+        self._orders = None
+        self._services.emit_buffer.take(self)
 
     def _cancel_attempts(self) -> None:
         attempt, self._attempt = self._attempt, None
@@ -417,7 +419,7 @@ class Performance(Kept):
             self._take_details(attempt)
 
 
-async def recall(performance: Performance, store: Store, system: System) -> None:
+async def recall(performance: ActivityRun, store: Store, system: System) -> None:
     """Read it and hand it over, as often as it takes."""
     run_id = performance.run.id
     while performance.stage is Stage.REPLAYING:

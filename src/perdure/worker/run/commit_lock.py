@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from perdure.core.model.run import Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.user_connections.errors import Interrupted
-from perdure.worker.callbacks import Moment
+from perdure.worker.callbacks import ClockReading
 from perdure.worker.run.held_run import Stage
 from perdure.worker.steps.attempt import Attempt
-from perdure.worker.steps.transaction_attempt import Committed, Grant, LeaseLost, TransactionAttempt
+from perdure.worker.steps.transaction_attempt import CommitGrant, Committed, LeaseLost, TransactionAttempt
 
 if TYPE_CHECKING:
-    from perdure.worker.run.workflow_run import Held
+    from perdure.worker.run.workflow_run import WorkflowRun
 
 logger = logging.getLogger("perdure.worker")
 
@@ -29,10 +29,10 @@ _TRIES = 5
 _PAUSE = 50_000
 
 
-class Seal:
+class CommitLock:
     """The seal of one held run."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: WorkflowRun) -> None:
         self._held = held
         self._wanting: list[TransactionAttempt] = []
         self._holder: TransactionAttempt | None = None
@@ -44,7 +44,7 @@ class Seal:
     def attempt(self, operation: StepOperation, now: int) -> TransactionAttempt:
         """An attempt that will want it."""
         held = self._held
-        return TransactionAttempt(operation, held.run, now, held._crew, held, self)
+        return TransactionAttempt(operation, held.run, now, held._services, held, self)
 
     def want(self, attempt: TransactionAttempt) -> None:
         """Give it to that attempt when it is its turn."""
@@ -78,16 +78,16 @@ class Seal:
             held._has_emitted = True
             return False
         self._holder = self._wanting.pop(0)
-        held.stage = Stage.SEALED
+        held.stage = Stage.LOCKED
         held._wakeup.disarm()
-        self._holder.granted(Grant(held.lease, execution.next_seq, execution.time, held.run.attempt))
+        self._holder.granted(CommitGrant(held.lease, execution.next_seq, execution.time, held.run.attempt))
         return True
 
     def release_later(self) -> None:
         """Give the run back as soon as the transaction has ended."""
         self._released = True
 
-    def took(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> bool:
+    def took(self, attempt: Attempt, result: Any, error: BaseException | None, reading: ClockReading) -> bool:
         """Deal with the end of an attempt; False if that is as the end of any step."""
         if self._holder is not None and self._holder is not attempt:
             self._kept.append((attempt, result, error))
@@ -103,54 +103,54 @@ class Seal:
             held._finish_here()
         elif isinstance(error, Interrupted):
             operation = held._attempts.pop(attempt.operation.location).operation
-            operation.retry_at = moment.now + int(_PAUSE * held._crew.system.random())
+            operation.retry_at = reading.now + int(_PAUSE * held._services.system.random())
             held._ready.append(operation)
-            self._catch_up(moment)
+            self._catch_up(reading)
         elif isinstance(result, Committed):
-            self._adopt(attempt, result, moment)
-            self._catch_up(moment)
+            self._adopt(attempt, result, reading)
+            self._catch_up(reading)
         else:
             asyncio.get_running_loop().call_soon(self._settle)
             return False
         return True
 
-    def _adopt(self, attempt: Attempt, committed: Committed, moment: Moment) -> None:
+    def _adopt(self, attempt: Attempt, committed: Committed, reading: ClockReading) -> None:
         held, record = self._held, committed.record
         held._attempts.pop(record.location)
-        if held._passing is not None:
-            held._passing.ended(attempt.operation, None)
+        if held._step_limits is not None:
+            held._step_limits.ended(attempt.operation, None)
         self._interruptions.pop(record.location, None)
         execution = held._execution
         assert execution is not None
         assert record.payload is not None
         execution.step_succeeded(
             attempt.operation, record.payload, committed.value, record.at, attempt.started_at, record.attempts,
-            moment.around,
+            reading.drain_context,
         )  # fmt: skip
         turn = Turn(lease=held.lease, records=(record,))
-        held._crew.journal.witness.saw([(held, turn)], [Verdict.APPLIED], moment.now)
+        held._services.journal.attempt_log.saw([(held, turn)], [Verdict.APPLIED], reading.now)
         # It is durable already; what follows it are versions that the workflow asked for.
         assert execution.unsaved[0] == record
         del execution.unsaved[0]
         if committed.items:
-            held._crew.emitting.discard(held, committed.items)
+            held._services.emit_buffer.discard(held, committed.items)
             held._has_emitted = False  # what is pending still is announced once more
 
     def _settle(self) -> None:
         try:
-            self._catch_up(self._held._crew.moment())
+            self._catch_up(self._held._services.read_clock())
         except Exception as error:
-            self._held.break_off(error)
+            self._held.block(error)
 
-    def _catch_up(self, moment: Moment) -> None:
+    def _catch_up(self, reading: ClockReading) -> None:
         """Let happen what has come in meanwhile, until somebody else has the seal."""
         held = self._held
         kept, self._kept = self._kept, []
         for attempt, result, error in kept:
-            held.step_ended(attempt, result, error, moment)
+            held.step_ended(attempt, result, error, reading)
         if held.stage is Stage.ACTIVE:
             held._take_backlog()
         if self._released and held.stage is Stage.ACTIVE:
             self._released = False
             held.release()
-        held.settle(moment)
+        held.settle(reading)

@@ -1,4 +1,4 @@
-"""A run in a worker's hands, as the worker sees it: a workflow's (`Held`) or an activity's (`Performance`)."""
+"""A run in a worker's hands, as the worker sees it: a workflow's (`WorkflowRun`) or an activity's (`ActivityRun`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from perdure.core.model.outputs import NewOutput
 from perdure.core.model.run import ClaimedRun, Message, Next, Release, Turn, Verdict
 from perdure.errors import PerdureError
 from perdure.worker.alarm import Wakeup
-from perdure.worker.callbacks import Moment
+from perdure.worker.callbacks import ClockReading
 from perdure.worker.commit.attempt_log import RUN
-from perdure.worker.run.orders import Steering
+from perdure.worker.run.orders import RunOrders
 from perdure.worker.run.policy import set_aside
-from perdure.worker.services import Crew
+from perdure.worker.services import Services
 
 
 class Stage(Enum):
@@ -26,7 +26,7 @@ class Stage(Enum):
     REPLAYING = auto()
     ACTIVE = auto()
     #: One of its transactions is about to commit, and nothing else happens to it meanwhile.
-    SEALED = auto()
+    LOCKED = auto()
     PARKED = auto()
     OVER = auto()
 
@@ -34,33 +34,33 @@ class Stage(Enum):
 logger = logging.getLogger("perdure.worker")
 
 
-class Kept(ABC):
+class HeldRun(ABC):
     """See the module."""
 
     #: What its end is the end of.
     scope = RUN
 
-    def __init__(self, claimed: ClaimedRun, crew: Crew) -> None:
+    def __init__(self, claimed: ClaimedRun, services: Services) -> None:
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.REPLAYING
         self.seen = claimed.run.inbox_read
-        self._crew = crew
+        self._services = services
         self._backlog: list[Message] = []
         self._verdict_next: Next | None = None
         self._committing = False
         self._forced: Next | None = None
-        self._wakeup = Wakeup(crew.system)
-        self._steering: Steering | None = None
+        self._wakeup = Wakeup(services.system)
+        self._orders: RunOrders | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.run.id} {self.stage.name}>"
 
     @property
-    def looked(self) -> int:
+    def inbox_known(self) -> int:
         """Up to which entry it knows what is in its inbox, taken in or not."""
         kept_for_later = self._backlog[-1].seq if self._backlog else 0
-        return max(self.seen, kept_for_later, 0 if self._steering is None else self._steering.looked)
+        return max(self.seen, kept_for_later, 0 if self._orders is None else self._orders.inbox_known)
 
     def _take_backlog(self) -> bool:
         """Receive what came in before it could be, and read on if that may not be all; False if there was nothing."""
@@ -68,8 +68,8 @@ class Kept(ABC):
         if not backlog:
             return False
         self.receive(backlog)
-        if len(backlog) >= self._crew.store.inbox_page:
-            self._crew.owner.unread(self)
+        if len(backlog) >= self._services.store.inbox_page:
+            self._services.owner.unread(self)
         return True
 
     @property
@@ -78,7 +78,7 @@ class Kept(ABC):
         """Whether nothing of it is under way."""
 
     @abstractmethod
-    def begin(self, moment: Moment, /) -> None:
+    def begin(self, reading: ClockReading, /) -> None:
         """Take it up. From a plain callback of the loop."""
 
     @abstractmethod
@@ -86,30 +86,30 @@ class Kept(ABC):
         """Take in new inbox entries, in order."""
 
     @abstractmethod
-    def settle(self, moment: Moment) -> None:
+    def settle(self, reading: ClockReading) -> None:
         """Look at where it stands, and write, begin something or wait."""
 
     @abstractmethod
-    def make_turn(self, moment: Moment) -> Turn | None:
-        """See `Author`."""
+    def make_turn(self, reading: ClockReading) -> Turn | None:
+        """See `TurnAuthor`."""
 
     @abstractmethod
-    def landed(self, verdict: Verdict, moment: Moment) -> None:
-        """See `Author`."""
+    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+        """See `TurnAuthor`."""
 
     @abstractmethod
     def emitted(self) -> None:
-        """See `Publisher`."""
+        """See `EmittingRun`."""
 
     def credentials(self) -> Mapping[str, Any]:
-        """See `Recipient`."""
-        return self._crew.credentials(self.run.id)
+        """See `ResultRecipient`."""
+        return self._services.credentials(self.run.id)
 
     def _stopped(self, last: int, steps: tuple[str, ...]) -> NewOutput:
         """Say that the worker stops before these have ended; `last` is the number of the run's last record."""
         run = self.run
         interruption = Interruption(
-            worker=self._crew.actor(), reason=STOPPED, generation=run.generation, attempt=run.attempt, last=last,
+            worker=self._services.actor(), reason=STOPPED, generation=run.generation, attempt=run.attempt, last=last,
             steps=steps,
         )  # fmt: skip
         return output_of(interruption, self.lease.token)
@@ -124,22 +124,22 @@ class Kept(ABC):
     def drop(self) -> None:
         """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
 
-    def break_off(self, error: Exception) -> None:
+    def block(self, error: Exception) -> None:
         """Code, history and data do not fit together; nothing of this pass is written."""
         known = isinstance(error, PerdureError)
         logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
-        self._force(set_aside(error, self._crew))
+        self._force(set_aside(error, self._services))
 
     def _force(self, state: Next) -> None:
         self._cancel_attempts()
         self._forced = state
         self.stage = Stage.ACTIVE
         if not self._committing:
-            self._crew.journal.submit(self)
+            self._services.journal.submit(self)
 
     def _finish_here(self, after: Next | None = None) -> None:
         self.drop()
-        self._crew.owner.ended(self, after)
+        self._services.owner.ended(self, after)
 
     @abstractmethod
     def _cancel_attempts(self) -> None:

@@ -19,11 +19,11 @@ from perdure.errors import StoreError
 from perdure.replay.operations import StepOperation
 from perdure.store.contract import Store
 from perdure.store.sql.reads import interruptions
-from perdure.worker.limits.step_limits import has_to_pass
+from perdure.worker.limits.step_limits import is_limited
 from perdure.worker.run.held_run import Stage
 
 if TYPE_CHECKING:
-    from perdure.worker.run.workflow_run import Held
+    from perdure.worker.run.workflow_run import WorkflowRun
 
 logger = logging.getLogger("perdure.worker")
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("perdure.worker")
 EARLIEST_TOKEN = 3
 
 
-async def recall_interruptions(held: Held, store: Store, system: System) -> None:
+async def recall_interruptions(held: WorkflowRun, store: Store, system: System) -> None:
     """Read the interruptions of a run and hand them over, as often as it takes."""
     while held.stage is Stage.REPLAYING:
         try:
@@ -69,6 +69,6 @@ def count_interruptions(
 def _interrupts(interruption: Interruption, step: StepOperation, asked: int, failed: Record | None) -> bool:
     if interruption.steps is not None:
         return step.location in interruption.steps
-    if asked > interruption.last or has_to_pass(step):
+    if asked > interruption.last or is_limited(step):
         return False
     return failed is None or failed.seq > interruption.last or failed.retry_at <= interruption.at

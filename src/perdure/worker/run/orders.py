@@ -18,19 +18,19 @@ from perdure.errors import StoreError
 from perdure.store.contract import Store
 
 if TYPE_CHECKING:
-    from perdure.worker.run.held_run import Kept
+    from perdure.worker.run.held_run import HeldRun
 
 #: What only the worker is told; the history has no record of it.
 UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
 
 
-class Steering:
+class RunOrders:
     """See the module. A run has none before it is told something."""
 
-    def __init__(self, held: Kept) -> None:
+    def __init__(self, held: HeldRun) -> None:
         self._held = held
         #: Up to which entry the inbox was looked at, whether that was taken in or not.
-        self.looked = held.seen
+        self.inbox_known = held.seen
         self.paused = False
         #: It is to go to another worker, and whether it is known to which.
         self._moves = False
@@ -47,9 +47,9 @@ class Steering:
         """Those of the entries that may be taken in now, and that were not given before."""
         free: list[Message] = []
         for message in messages:
-            if message.seq <= self.looked:
+            if message.seq <= self.inbox_known:
                 continue
-            self.looked = message.seq
+            self.inbox_known = message.seq
             if message.kind in (Kind.RESUME, Kind.CANCEL):
                 free += self._withheld
                 self._withheld.clear()
@@ -58,24 +58,24 @@ class Steering:
                 self.paused = True
             elif message.kind is Kind.EVICT and message.payload == str(self._held.lease.token) and not self._moves:
                 self._moves = True
-                self._held._crew.owner.moving(self._held, self.leave)
+                self._held._services.owner.moving(self._held, self.leave)
             (self._withheld if self.paused else free).append(message)
         return free
 
     def leave(self, home: str | None) -> None:
-        """Go when nothing is under way, which is not waited for without end; others leave the run to that worker for a moment."""
+        """Go when nothing is under way, which is not waited for without end; others leave the run to that worker for a reading."""
         self._leaves, self._home = True, home
-        crew = self._held._crew
-        crew.system.call_later(crew.options.grace, self._held.release)
+        services = self._held._services
+        services.system.call_later(services.options.grace, self._held.release)
         try:
-            self._held.settle(crew.moment())
+            self._held.settle(services.read_clock())
         except Exception as error:
-            self._held.break_off(error)
+            self._held.block(error)
 
     def next_state(self, *, ended: bool) -> Next | None:
         """What becomes of a run with nothing under way; `ended`: it has an outcome, with which it will go on later."""
         if self.paused:
-            return Park(self._held.run.deadline, Reason.PAUSED, self.looked)
+            return Park(self._held.run.deadline, Reason.PAUSED, self.inbox_known)
         return Release(self._home) if self._leaves and not ended else None
 
 
@@ -93,7 +93,7 @@ async def move(
     """Say where the run goes, and see to it that this worker does not take it back at once."""
     home = None
     try:
-        home = await _another_home(run, worker_id, store, system)
+        home = await _other_worker(run, worker_id, store, system)
     except StoreError as error:
         logger.warning("run %s is given back to anybody: %s", run.id, error)
     if home is not None:
@@ -101,7 +101,7 @@ async def move(
     asyncio.get_running_loop().call_soon(leave, home)
 
 
-async def _another_home(run: Run, worker_id: str, store: Store, system: System) -> str | None:
+async def _other_worker(run: Run, worker_id: str, store: Store, system: System) -> str | None:
     """A worker that lives and serves the run, other than this one; None if there is none."""
     now = store.clock()
     others = [

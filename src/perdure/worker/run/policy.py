@@ -14,13 +14,13 @@ from perdure.core.policy.retry import Retry
 from perdure.errors import Diverged, Expired, Fatal, UsageError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
-from perdure.replay.outcome import Outcome, cancelled
-from perdure.worker.run.turn_draft import Draft
-from perdure.worker.services import Crew
+from perdure.replay.outcome import RunOutcome, cancelled
+from perdure.worker.run.turn_draft import TurnDraft
+from perdure.worker.services import Services
 from perdure.workflow.runtime import Listening
 
 
-class Another(Struct, frozen=True):
+class NextAttempt(Struct, frozen=True):
     """Another attempt follows."""
 
     #: Attempts used up so far.
@@ -29,42 +29,42 @@ class Another(Struct, frozen=True):
 
 
 def after_failed_attempt(
-    operation: StepOperation, number: int, error: BaseException, crew: Crew, deadline: int, now: int
-) -> Another | None:
+    operation: StepOperation, number: int, error: BaseException, services: Services, deadline: int, now: int
+) -> NextAttempt | None:
     """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
-    requested = policy_of(operation, crew).requested_delay(error, now)
+    requested = policy_of(operation, services).requested_delay(error, now)
     if requested is not None:
-        again = Another(number - 1, now + int(requested * 1e6))
+        again = NextAttempt(number - 1, now + int(requested * 1e6))
         return again if again.retry_at < deadline else None
     if isinstance(error, UsageError):
         return (
             None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
         )
-    delay = policy_of(operation, crew).next_delay(number, error, crew.system.random())
+    delay = policy_of(operation, services).next_delay(number, error, services.system.random())
     if delay is None:
         return None
     retry_at = now + int(delay * 1e6)
-    return Another(number, retry_at) if retry_at < deadline else None
+    return NextAttempt(number, retry_at) if retry_at < deadline else None
 
 
-def why_given_up(operation: StepOperation, number: int, error: BaseException, crew: Crew) -> str:
+def why_given_up(operation: StepOperation, number: int, error: BaseException, services: Services) -> str:
     """Why no other attempt follows: the error makes it useless, or else time or attempts are used up."""
-    policy = policy_of(operation, crew)
+    policy = policy_of(operation, services)
     if policy.attempts is not None and number >= policy.attempts:
         return "exhausted"
     return "fatal" if isinstance(error, UsageError) or not policy.is_worth_retrying(error) else "exhausted"
 
 
-def policy_of(operation: StepOperation, crew: Crew) -> Retry:
+def policy_of(operation: StepOperation, services: Services) -> Retry:
     """When a step is tried again: by its own policy, or the worker's."""
     policy = operation.request.options.retry
-    return policy if isinstance(policy, Retry) else crew.options.retry
+    return policy if isinstance(policy, Retry) else services.options.retry
 
 
-def after_failed_run(run: Run, policy: Retry | None, outcome: Outcome, crew: Crew, now: int) -> Again | None:
+def after_failed_run(run: Run, policy: Retry | None, outcome: RunOutcome, services: Services, now: int) -> Again | None:
     """When to try the whole run again; None if it has failed for good."""
     error = outcome.error
-    delay = None if error is None else delay_of_run(run, policy, error, crew.system.random())
+    delay = None if error is None else delay_of_run(run, policy, error, services.system.random())
     if delay is None:
         return None
     wake_at = now + int(delay * 1e6)
@@ -92,20 +92,20 @@ def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: in
 
 
 def end_with(
-    outcome: Outcome,
+    outcome: RunOutcome,
     execution: Execution,
-    draft: Draft,
+    draft: TurnDraft,
     run: Run,
     seen: int,
     policy: Retry | None,
-    crew: Crew,
+    services: Services,
     now: int,
 ) -> Next:
     """What follows from a workflow's outcome: another attempt, or the end, for the children that nobody waits for too."""
     if outcome.final is False or (
         outcome.status is Status.FAILED and not execution.cancel_requested and not outcome.final
     ):
-        again = after_failed_run(run, policy, outcome, crew, now)
+        again = after_failed_run(run, policy, outcome, services, now)
         if again is not None:
             # It takes its children up again, and at once what has come too late for this attempt: a cancellation.
             return replace(again, wake_at=now) if execution.cancel_requested else again
@@ -116,7 +116,7 @@ def end_with(
         carried = [(name, payload, f" kept:{run.generation}:{seq}") for name, seq, payload in execution.unreceived()]
         return Renew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried), draft.read)
     if outcome.renewed is not None:
-        outcome = cancelled(run.id, run.type, "", crew.codec)
+        outcome = cancelled(run.id, run.type, "", services.codec)
     if execution.topics:
         draft.add(Listening(topic, False) for topic in sorted(execution.topics))
     return Finish(outcome.status, outcome.payload)
@@ -132,13 +132,13 @@ def reason_to_wait(execution: Execution) -> Reason:
     return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER
 
 
-def set_aside(error: Exception, crew: Crew) -> Block:
+def set_aside(error: Exception, services: Services) -> Block:
     """Block a run whose code does not follow its history, or whose data cannot be worked with."""
     reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
-    return Block(reason, Failure.of(error, crew.codec).to_json())
+    return Block(reason, Failure.of(error, services.codec).to_json())
 
 
-def expired(run: Run, crew: Crew) -> Finish:
+def expired(run: Run, services: Services) -> Finish:
     """Fail a run that is past its deadline."""
     error = Expired(f"run {run.id!r} ({run.type}) was not finished by its deadline")
-    return Finish(Status.FAILED, Failure.of(error, crew.codec).to_json(), "schedule_to_close")
+    return Finish(Status.FAILED, Failure.of(error, services.codec).to_json(), "schedule_to_close")

@@ -20,15 +20,15 @@ from perdure.workflow.runtime import Effect
 REMEMBERED = 300
 
 
-class Draft(Struct):
+class TurnDraft(Struct):
     """Children to start and to stop, gathered until the turn is made."""
 
     _codec: Codec
     children: dict[str, NewRun] = {}
     sends: list[NewMessage] = []
     #: Singletons of which the turn that was made last has started runs, and of which the next one will.
-    lined_up: tuple[str, ...] = ()
-    _to_line_up: tuple[str, ...] = ()
+    singletons_started: tuple[str, ...] = ()
+    _singletons_to_start: tuple[str, ...] = ()
     #: Whether a record waits to be saved that is not an ephemeral step's.
     urgent: bool = False
     #: Whether there is something that has to leave soon.
@@ -99,7 +99,7 @@ class Draft(Struct):
     def _start(self, new: NewRun) -> None:
         self.children[new.id] = new
         if new.held_back and (single := single_of(new.options)) is not None:
-            self._to_line_up = (*self._to_line_up, single.name)
+            self._singletons_to_start = (*self._singletons_to_start, single.name)
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
         """Tell a child that its result is not wanted any more, or do not start it in the first place."""
@@ -145,7 +145,7 @@ class Draft(Struct):
         self.read = self._unrecorded = 0
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)
-        self.lined_up, self._to_line_up = self._to_line_up, ()
+        self.singletons_started, self._singletons_to_start = self._singletons_to_start, ()
         turn = Turn(
             lease=lease,
             records=records,

@@ -36,14 +36,14 @@ from perdure.core.model.run import (
 )
 from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
-from perdure.replay.operations import ChildOperation, Operation, ScopeOperation, StepOperation
-from perdure.replay.operations_api import Origin
-from perdure.worker.callbacks import Moment, guarded
-from perdure.worker.limits.step_limits import Passing, has_to_pass
-from perdure.worker.run.commit_lock import Seal
-from perdure.worker.run.held_run import Kept, Stage
+from perdure.replay.operations import ChildOperation, OpenOperation, ScopeOperation, StepOperation
+from perdure.replay.operations_api import RunOrigin
+from perdure.worker.callbacks import ClockReading, guarded
+from perdure.worker.limits.step_limits import StepLimits, is_limited
+from perdure.worker.run.commit_lock import CommitLock
+from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interruptions
-from perdure.worker.run.orders import UNRECORDED, Steering
+from perdure.worker.run.orders import UNRECORDED, RunOrders
 from perdure.worker.run.policy import (
     after_failed_attempt,
     delay_of_run,
@@ -53,8 +53,8 @@ from perdure.worker.run.policy import (
     reason_to_wait,
     why_given_up,
 )
-from perdure.worker.run.turn_draft import Draft
-from perdure.worker.services import Crew
+from perdure.worker.run.turn_draft import TurnDraft
+from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_OPTIONS
@@ -72,7 +72,7 @@ _ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, Verdict.LOST, Verdict.
 _MESSAGE = Kind.MESSAGE
 
 
-class Held(Kept):
+class WorkflowRun(HeldRun):
     """See the module."""
 
     # What most runs never set is theirs by the class.
@@ -84,17 +84,17 @@ class Held(Kept):
     _failures: tuple[Record, ...] = ()
 
     def __init__(
-        self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew
+        self, claimed: ClaimedRun, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
     ) -> None:
-        super().__init__(claimed, crew)
+        super().__init__(claimed, services)
         self._workflow = workflow
         self._records = records
         self._execution: Execution | None = None
         self._attempts: dict[str, Attempt] = {}
         self._ready: list[StepOperation] = []
-        self._draft = Draft(crew.codec)
-        self._seal: Seal | None = None
-        self._passing: Passing | None = None
+        self._draft = TurnDraft(services.codec)
+        self._commit_lock: CommitLock | None = None
+        self._step_limits: StepLimits | None = None
 
     @property
     def last(self) -> int:
@@ -109,11 +109,11 @@ class Held(Kept):
     # taking up
 
     @guarded
-    def begin(self, moment: Moment) -> None:
+    def begin(self, reading: ClockReading) -> None:
         """Start the workflow function and replay its history. From a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING:
             return
-        if self.run.deadline <= moment.now:
+        if self.run.deadline <= reading.now:
             self._expire()
             return
         records, self._records = self._records, ()
@@ -121,19 +121,19 @@ class Held(Kept):
             self._failures = tuple(
                 one for one in records if one.kind is Kind.ATTEMPT and one.run_attempt == self.run.attempt
             )
-        execution = self._execution = make_execution(self.run, self._workflow, records, self._crew)
-        execution.begin(moment.around)
+        execution = self._execution = make_execution(self.run, self._workflow, records, self._services)
+        execution.begin(reading.drain_context)
         if records:
             self._replay()
         else:
             execution.know_all()
-            self._replayed(moment)
+            self._replayed(reading)
 
     @guarded
     def _replay(self) -> None:
         if self.stage is not Stage.REPLAYING or self._execution is None:
             return
-        monotonic = self._crew.system.monotonic
+        monotonic = self._services.system.monotonic
         pause_at = monotonic() + REPLAY_SLICE
         if not self._execution.replay(lambda: monotonic() < pause_at):
             asyncio.get_running_loop().call_soon(self._replay)
@@ -153,18 +153,18 @@ class Held(Kept):
                 for operation in self._execution.fresh
                 if operation.location not in told or not isinstance(operation, ChildOperation)
             ]
-        self._replayed(self._crew.moment())
+        self._replayed(self._services.read_clock())
 
-    def _replayed(self, moment: Moment) -> None:
+    def _replayed(self, reading: ClockReading) -> None:
         if self.run.token >= EARLIEST_TOKEN and self._interrupted is None and self._open_steps():
             # An earlier holder may have begun these, and not parked.
-            self._crew.owner.recall_interruptions(self)
+            self._services.owner.recall_interruptions(self)
             return
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
-        self._collect(moment.now)
+        self._collect(reading.now)
         if not self._take_backlog():
-            self.settle(moment)
+            self.settle(reading)
 
     def _open_steps(self) -> list[StepOperation]:
         assert self._execution is not None
@@ -178,7 +178,7 @@ class Held(Kept):
         asked, failures = self._execution.asked or {}, self._failures
         self._interrupted = count_interruptions(found, self._open_steps(), asked, failures, self.run)
         self._failures = ()
-        self._replayed(self._crew.moment())
+        self._replayed(self._services.read_clock())
 
     @guarded
     def resume(self, claimed: ClaimedRun) -> None:
@@ -186,57 +186,57 @@ class Held(Kept):
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.ACTIVE
-        moment = self._crew.moment()
-        if self.run.deadline <= moment.now:
+        reading = self._services.read_clock()
+        if self.run.deadline <= reading.now:
             self._expire()
         else:
-            self.settle(moment)
+            self.settle(reading)
 
     # what happens to it
 
     @guarded
     def receive(self, messages: Iterable[Message]) -> None:
         """Take in new inbox entries, in order."""
-        if self.stage is Stage.REPLAYING or self.stage is Stage.SEALED:
+        if self.stage is Stage.REPLAYING or self.stage is Stage.LOCKED:
             self._backlog.extend(messages)
             return
         # What comes after it was decided to give the run up is for whoever takes it next.
         if self.stage is not _ACTIVE or self._execution is None or self._forced is not None:
             return
-        moment = self._crew.moment()
+        reading = self._services.read_clock()
         messages = list(messages)
-        if self._steering is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
-            self._steering = self._steering or Steering(self)
-            messages = self._steering.sift(messages)
-            if self._passing is not None:
-                self._passing.called(messages)
-        self.seen = take_in(self._execution, self._draft, messages, self.seen, moment.now)
-        self.settle(moment)
+        if self._orders is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
+            self._orders = self._orders or RunOrders(self)
+            messages = self._orders.sift(messages)
+            if self._step_limits is not None:
+                self._step_limits.called(messages)
+        self.seen = take_in(self._execution, self._draft, messages, self.seen, reading.now)
+        self.settle(reading)
 
-    def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, moment: Moment) -> None:
-        """See `Recipient`."""
-        if self._seal is not None and self._seal.took(attempt, result, error, moment):
+    def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, reading: ClockReading) -> None:
+        """See `ResultRecipient`."""
+        if self._commit_lock is not None and self._commit_lock.took(attempt, result, error, reading):
             return
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
-        if self._passing is not None:
-            self._passing.ended(operation, error)
+        if self._step_limits is not None:
+            self._step_limits.ended(operation, error)
         if ended is None or execution is None or not operation.open:
             return
         failed = error
         if failed is None:
-            failed = self._record_result(execution, attempt, result, moment)
-        if failed is not None and self._record_failure(execution, attempt, failed, moment):
+            failed = self._record_result(execution, attempt, result, reading)
+        if failed is not None and self._record_failure(execution, attempt, failed, reading):
             self._ready.append(operation)
         if failed is not None or not operation.ephemeral:
             self._draft.urgent = True
-        self.settle(moment)
+        self.settle(reading)
 
     def _record_result(
-        self, execution: Execution, attempt: Attempt, result: Any, moment: Moment
+        self, execution: Execution, attempt: Attempt, result: Any, reading: ClockReading
     ) -> PerdureError | None:
         """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
-        operation, codec = attempt.operation, self._crew.codec
+        operation, codec = attempt.operation, self._services.codec
         returns = operation.request.spec.returns
         stored = codec.store_quickly(result, returns)
         if stored is None:
@@ -244,17 +244,21 @@ class Held(Kept):
                 stored = codec.store(result, returns, f"result of step {operation.location!r} of run {self.run.id!r}")
             except PerdureError as error:
                 return error
-        execution.step_succeeded(operation, *stored, moment.now, attempt.started_at, attempt.number, moment.around)
+        execution.step_succeeded(
+            operation, *stored, reading.now, attempt.started_at, attempt.number, reading.drain_context
+        )
         return None
 
-    def _record_failure(self, execution: Execution, attempt: Attempt, error: BaseException, moment: Moment) -> bool:
+    def _record_failure(
+        self, execution: Execution, attempt: Attempt, error: BaseException, reading: ClockReading
+    ) -> bool:
         """Record that an attempt failed; whether another follows."""
-        operation, crew, now = attempt.operation, self._crew, moment.now
-        failure = Failure.of(error, crew.codec)
+        operation, services, now = attempt.operation, self._services, reading.now
+        failure = Failure.of(error, services.codec)
         number = attempt.number - attempt.interrupted
-        another = after_failed_attempt(operation, number, error, crew, self.run.deadline, now)
+        another = after_failed_attempt(operation, number, error, services, self.run.deadline, now)
         if another is None:
-            failure = replace(failure, given_up=why_given_up(operation, number, error, crew))
+            failure = replace(failure, given_up=why_given_up(operation, number, error, services))
             execution.record(
                 Kind.STEP, operation.location, failure.to_json(), now, failed=True,
                 started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
@@ -267,43 +271,43 @@ class Held(Kept):
         return True
 
     def emit(self, attempt: Attempt, stream: str, value: object) -> None:
-        """See `Recipient`."""
-        self._crew.emitting.emit(self, attempt, stream, value)
+        """See `ResultRecipient`."""
+        self._services.emit_buffer.emit(self, attempt, stream, value)
 
     @guarded
     def emitted(self) -> None:
-        """See `Publisher`."""
-        if self.stage is not _ACTIVE and self.stage is not Stage.SEALED:
-            self._crew.emitting.take(self)
-        elif self in self._crew.emitting.pending:
+        """See `EmittingRun`."""
+        if self.stage is not _ACTIVE and self.stage is not Stage.LOCKED:
+            self._services.emit_buffer.take(self)
+        elif self in self._services.emit_buffer.pending:
             self._has_emitted = True
-            self.settle(self._crew.moment())
+            self.settle(self._services.read_clock())
 
     def _take_emitted(self) -> None:
         self._has_emitted = False
-        self._draft.show(self._crew.emitting.take(self))
+        self._draft.show(self._services.emit_buffer.take(self))
 
     @guarded
     def _on_timer(self) -> None:
         execution = self._execution
         if self.stage is not _ACTIVE or execution is None or self._forced or isinstance(self._verdict_next, Park):
             return
-        moment = self._crew.moment()
-        if self.run.deadline <= moment.now:
+        reading = self._services.read_clock()
+        if self.run.deadline <= reading.now:
             self._expire()
             return
-        while not self._paused and (timer := execution.next_timer()) is not None and timer.due <= moment.now:
+        while not self._paused and (timer := execution.next_timer()) is not None and timer.due <= reading.now:
             self._draft.urgent = True
-            execution.record(Kind.TIMER, timer.location, None, moment.now, started_at=timer.asked_at)
-        self.settle(moment)
+            execution.record(Kind.TIMER, timer.location, None, reading.now, started_at=timer.asked_at)
+        self.settle(reading)
 
     # what follows from it
 
-    def settle(self, moment: Moment) -> None:
+    def settle(self, reading: ClockReading) -> None:
         """Look at what the workflow asked for, and write, dispatch or wait."""
         if self.stage is not _ACTIVE:
             return
-        now = moment.now
+        now = reading.now
         execution = self._execution
         if self._forced is None:
             assert execution is not None
@@ -311,16 +315,16 @@ class Held(Kept):
                 self._collect(now)
             durable = not (self._committing or execution.unsaved)
             if self._ready and (durable or execution.hasty or self.run.deadline <= now):
-                if self._steering is None or not self._steering.holds_back:
-                    self._dispatch(moment, durable=durable)
-            elif not (durable or self._committing) and self._draft.urgent and self._seal is None:
+                if self._orders is None or not self._orders.holds_back:
+                    self._dispatch(reading, durable=durable)
+            elif not (durable or self._committing) and self._draft.urgent and self._commit_lock is None:
                 # The usual run, one of whose steps has ended; what is asked below would come to the same.
-                self._crew.journal.submit(self)
+                self._services.journal.submit(self)
                 return
-        if self._committing or (self._seal is not None and self._seal.grant()):
+        if self._committing or (self._commit_lock is not None and self._commit_lock.grant()):
             return
         if self._must_write(now):
-            self._crew.journal.submit(self)
+            self._services.journal.submit(self)
         # Of the usual run, which waits for nothing but a step, it is known that there is nothing to set.
         elif (
             self._ready
@@ -341,12 +345,12 @@ class Held(Kept):
             self._ready.append(first)
             execution.fresh = []
         else:
-            if execution.effects and self._crew.emitting.pending:
+            if execution.effects and self._services.emit_buffer.pending:
                 # What steps emitted before they ended comes before what their workflow does then.
                 self._take_emitted()
             self._collect_all(execution, now)
-        if self._passing is not None:
-            self._passing.tidy()
+        if self._step_limits is not None:
+            self._step_limits.tidy()
 
     def _collect_all(self, execution: Execution, now: int) -> None:
         """Put steps among those that are ready, and what leaves the run into its draft; stop what is not wanted any more."""
@@ -370,7 +374,7 @@ class Held(Kept):
                 elif isinstance(operation, ChildOperation):
                     self._start_child(execution, operation, now)
 
-    def _give_up(self, operation: Operation) -> None:
+    def _give_up(self, operation: OpenOperation) -> None:
         if isinstance(operation, StepOperation):
             attempt = self._attempts.pop(operation.location, None)
             if attempt is not None:
@@ -380,7 +384,7 @@ class Held(Kept):
 
     def _start_child(self, execution: Execution, operation: ChildOperation, now: int) -> None:
         """Have a child started by the run's next turn, or record at once that it cannot be."""
-        run, draft, options = self.run, self._draft, self._crew.options
+        run, draft, options = self.run, self._draft, self._services.options
         try:
             _check_siblings(operation, run, options.open_children)
             draft.start_child(operation, run, options.child_depth, now)
@@ -389,37 +393,37 @@ class Held(Kept):
             logger.warning("run %s cannot start a child: %s", run.id, error)
             if execution.outcome is None:
                 draft.urgent = True
-                failure = Failure.of(error, self._crew.codec).to_json()
+                failure = Failure.of(error, self._services.codec).to_json()
                 execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
 
-    def _dispatch(self, moment: Moment, *, durable: bool) -> None:
+    def _dispatch(self, reading: ClockReading, *, durable: bool) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
-        if self.run.deadline <= moment.now:
+        if self.run.deadline <= reading.now:
             self._expire()
             return
         waiting: list[StepOperation] = []
-        crew = self._crew
+        services = self._services
         attempt: Attempt
         for operation in self._ready:
             if not operation.open:
                 continue
-            if operation.retry_at > moment.now or not moment.may_start or not (durable or operation.ephemeral):
+            if operation.retry_at > reading.now or not reading.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            if operation.request.options is not NO_OPTIONS and has_to_pass(operation):
-                self._passing = self._passing or Passing(self)
-                if not self._passing.may_begin(operation):
+            if operation.request.options is not NO_OPTIONS and is_limited(operation):
+                self._step_limits = self._step_limits or StepLimits(self)
+                if not self._step_limits.may_begin(operation):
                     continue
             if operation.request.transaction:
-                self._seal = self._seal or Seal(self)
-                attempt = self._seal.attempt(operation, moment.now)
+                self._commit_lock = self._commit_lock or CommitLock(self)
+                attempt = self._commit_lock.attempt(operation, reading.now)
             else:
-                attempt = Attempt(operation, self.run.id, moment.now, crew.system, crew.arrivals, self)
+                attempt = Attempt(operation, self.run.id, reading.now, services.system, services.results, self)
             if self._interrupted:
                 attempt.interrupted = self._interrupted.get(operation.location, 0)
                 attempt.number += attempt.interrupted
             self._attempts[operation.location] = attempt
-            attempt.start(crew.threads, self.run.deadline)
+            attempt.start(services.threads, self.run.deadline)
         self._ready = waiting
 
     # writing
@@ -433,21 +437,21 @@ class Held(Kept):
             return True
         if execution.unsaved and (self._draft.urgent or any(not operation.ephemeral for operation in self._ready)):
             return True
-        if execution.unsaved and self._seal is not None and self._seal.wanted:
+        if execution.unsaved and self._commit_lock is not None and self._commit_lock.wanted:
             return True
         return not self._attempts and (
             self._may_park(now)
-            or self._crew.owner.stopping
-            or (self._steering is not None and self._steering.next_state(ended=False) is not None)
+            or self._services.owner.stopping
+            or (self._orders is not None and self._orders.next_state(ended=False) is not None)
         )
 
     def _may_park(self, now: int) -> bool:
-        if self._passing is not None and self._passing.asks:
+        if self._step_limits is not None and self._step_limits.asks:
             return False
         for operation in self._ready:
             if operation.retry_at <= now:
                 return False
-        return self._next_wake() - now > self._crew.options.linger * 1e6
+        return self._next_wake() - now > self._services.options.linger * 1e6
 
     def _next_wake(self) -> int:
         assert self._execution is not None
@@ -457,22 +461,22 @@ class Held(Kept):
 
     @property
     def _paused(self) -> bool:
-        return self._steering is not None and self._steering.paused
+        return self._orders is not None and self._orders.paused
 
-    def make_turn(self, moment: Moment) -> Turn | None:
-        """See `Author`."""
+    def make_turn(self, reading: ClockReading) -> Turn | None:
+        """See `TurnAuthor`."""
         if self.stage is not _ACTIVE:
             return None
         records: tuple[Record, ...] = ()
-        self._verdict_next = after = self._next_state(moment.now)
+        self._verdict_next = after = self._next_state(reading.now)
         if type(after) is Finish:
-            self._crew.owner.ending(self)
+            self._services.owner.ending(self)
         execution = self._execution
         if execution is not None:
             records, execution.unsaved = tuple(execution.unsaved), []
-            if execution.scoping.let_go:
-                self._draft.trim(execution.scoping.take_trimmed(), self.seen)
-        if self._has_emitted or self._crew.emitting.pending:
+            if execution.checkpoints.let_go:
+                self._draft.trim(execution.checkpoints.take_trimmed(), self.seen)
+        if self._has_emitted or self._services.emit_buffer.pending:
             self._take_emitted()
         turn = self._draft.turn(self.lease, records, after)
         self._committing = True
@@ -485,45 +489,47 @@ class Held(Kept):
         outcome = None if execution is None else execution.outcome
         if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
             return self._forced
-        if self._steering is not None and not self._attempts and (outcome is None or outcome.renewed is not None):
-            steered = self._steering.next_state(ended=outcome is not None)
+        if self._orders is not None and not self._attempts and (outcome is None or outcome.renewed is not None):
+            steered = self._orders.next_state(ended=outcome is not None)
             if steered is not None:
                 return steered
         if outcome is not None and execution is not None:
             self._cancel_attempts()
-            return end_with(outcome, execution, self._draft, self.run, self.seen, self._workflow.retry, self._crew, now)
+            return end_with(
+                outcome, execution, self._draft, self.run, self.seen, self._workflow.retry, self._services, now
+            )
         if self._attempts or (self._ready and self._ready[0].retry_at <= now):
-            return Release() if self._crew.owner.stopping and not self._attempts else None
+            return Release() if self._services.owner.stopping and not self._attempts else None
         if self._may_park(now):
             assert execution is not None
             reason = reason_to_wait(execution)
-            if self._passing is not None and reason in (Reason.RETRY, Reason.TIMER):
-                reason = self._passing.reason or reason
+            if self._step_limits is not None and reason in (Reason.RETRY, Reason.TIMER):
+                reason = self._step_limits.reason or reason
             return Park(self._next_wake(), reason, self.seen)
-        return Release() if self._crew.owner.stopping else None
+        return Release() if self._services.owner.stopping else None
 
-    def landed(self, verdict: Verdict, moment: Moment) -> None:
-        """See `Author`."""
+    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+        """See `TurnAuthor`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
-        if self._draft.lined_up:
-            names, self._draft.lined_up = self._draft.lined_up, ()
-            self._crew.owner.lined_up(names)
+        if self._draft.singletons_started:
+            names, self._draft.singletons_started = self._draft.singletons_started, ()
+            self._services.owner.singletons_started(names)
         if self.stage is _OVER:
             return
         if verdict is _LOST:
             logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
             self._finish_here()
         elif verdict is _AWAKE and self._forced is None:
-            self._crew.owner.unread(self)
+            self._services.owner.unread(self)
         elif verdict is _AWAKE or after is None:
-            self.settle(moment)
+            self.settle(reading)
         elif isinstance(after, Park):
             self.stage = Stage.PARKED
-            self._crew.owner.parked(self, after)
+            self._services.owner.parked(self, after)
         else:
-            if self._passing is not None and isinstance(after, Finish | Again | Renew):
-                self._passing.close(ended=True)
+            if self._step_limits is not None and isinstance(after, Finish | Again | Renew):
+                self._step_limits.close(ended=True)
             self._finish_here(after)
 
     # waiting
@@ -542,8 +548,8 @@ class Held(Kept):
 
     def release(self) -> None:
         """Give the run back unfinished, as it is."""
-        if self.stage is Stage.SEALED and self._seal is not None:
-            self._seal.release_later()
+        if self.stage is Stage.LOCKED and self._commit_lock is not None:
+            self._commit_lock.release_later()
             return
         if self._attempts and self._execution is not None:
             self._draft.show([self._stopped(self._execution.next_seq - 1, tuple(self._attempts))])
@@ -553,21 +559,21 @@ class Held(Kept):
         """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
         self.stage = Stage.OVER
         self._cancel_attempts()
-        if self._passing is not None:
-            self._passing.close(ended=False)
+        if self._step_limits is not None:
+            self._step_limits.close(ended=False)
         self._wakeup.disarm()
-        self._seal = self._steering = None
+        self._commit_lock = self._orders = None
         if self._draft.filled:
             self._draft.clear()
-        if self._crew.emitting.pending:
-            self._crew.emitting.take(self)
+        if self._services.emit_buffer.pending:
+            self._services.emit_buffer.take(self)
         execution, self._execution = self._execution, None
         if execution is not None and not execution.evict():
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
 
     def _expire(self) -> None:
         self._draft.start_nobody()
-        self._force(expired(self.run, self._crew))
+        self._force(expired(self.run, self._services))
 
     def _force(self, state: Next) -> None:
         if isinstance(state, Block) and self._execution is not None:
@@ -581,7 +587,7 @@ class Held(Kept):
             attempt.cancel()
 
 
-def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], seen: int, now: int) -> int:
+def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message], seen: int, now: int) -> int:
     """Record entries, in order, and let the workflow see them; up to which one was taken in."""
     together: list[Message] = []
     for message in messages:
@@ -612,7 +618,7 @@ def take_in(execution: Execution, draft: Draft, messages: Iterable[Message], see
     return seen
 
 
-def _record_messages(execution: Execution, draft: Draft, together: list[Message], now: int) -> None:
+def _record_messages(execution: Execution, draft: TurnDraft, together: list[Message], now: int) -> None:
     if together:
         draft.read = together[-1].seq
         draft.urgent = True
@@ -657,9 +663,11 @@ def _was_taken_up(run: Run) -> bool:
     return run.attempt == run.generation == 1 or run.wake_at > run.started_at
 
 
-def make_execution(run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], crew: Crew) -> Execution:
+def make_execution(
+    run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
+) -> Execution:
     """The execution of a run, not yet begun. Raises `DecodeError` when its input does not fit the workflow."""
-    return execution_of(run, workflow, records, crew.codec, crew.errors, crew.logger)
+    return execution_of(run, workflow, records, services.codec, services.errors, services.logger)
 
 
 def execution_of(
@@ -673,7 +681,7 @@ def execution_of(
     """The same, for whoever is no worker."""
     signature = workflow.signature
     arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
-    origin = Origin(
+    origin = RunOrigin(
         run_id=run.id,
         type=run.type,
         started_at=run.started_at,

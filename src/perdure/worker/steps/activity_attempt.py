@@ -12,7 +12,7 @@ from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import ActivityTimeout
 from perdure.replay.operations import StepOperation
-from perdure.worker.callbacks import Arrivals, Recipient
+from perdure.worker.callbacks import ResultRecipient, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.activity import Activity
 from perdure.workflow.activity_options import Settings
@@ -21,7 +21,7 @@ from perdure.workflow.step import StepOptions
 from perdure.workflow.step_info import ActivityInfo, StepInfo
 
 
-class Beating(Recipient, Protocol):
+class HeartbeatRecipient(ResultRecipient, Protocol):
     """Whoever waits for the result of an activity."""
 
     def beaten(self, attempt: Any, /) -> None:
@@ -43,7 +43,7 @@ class ActivityAttempt(Attempt):
         "last_beat",
     )
 
-    recipient: Beating
+    recipient: HeartbeatRecipient
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class ActivityAttempt(Attempt):
         now: int,
         system: System,
         codec: Codec,
-        arrivals: Arrivals,
-        recipient: Beating,
+        results: StepResults,
+        recipient: HeartbeatRecipient,
     ) -> None:
         args, kwargs = activity.signature.spread(arguments)
         timeout = UNSET if settings.start_to_close is None else settings.start_to_close
@@ -66,7 +66,7 @@ class ActivityAttempt(Attempt):
         # Nobody waits for a future of it: its end is the end of the run.
         operation = StepOperation(activity.type, cast("Any", None), request, "")
         operation.attempts = run.attempt - 1
-        super().__init__(operation, run.id, now, system, arrivals, recipient)
+        super().__init__(operation, run.id, now, system, results, recipient)
         self._run_row = run
         self._codec = codec
         self._info_fields = (max_attempts, last_heartbeat)
@@ -141,7 +141,7 @@ class ActivityAttempt(Attempt):
         return self._task is not None or (self._job is not None and self.operation.request.options.process is not True)
 
     def close(self) -> bool:
-        """See `Arriving`."""
+        """See `EndingAttempt`."""
         self._cancelled = True
         for waiter in self._waiters:
             if not waiter.done():

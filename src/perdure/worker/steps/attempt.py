@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 from perdure.core.system import Cancellable, System
 from perdure.errors import StepTimeout
 from perdure.replay.operations import StepOperation
-from perdure.worker.callbacks import Arrivals, Recipient, runs
-from perdure.worker.steps.emit import Emission
+from perdure.worker.callbacks import ResultRecipient, StepResults, runs
+from perdure.worker.steps.emit import EmitUsage
 from perdure.worker.steps.processes import ProcessCall
 from perdure.worker.steps.threads import Job, StepThreads
 from perdure.workflow.runtime import StepRequest
@@ -31,7 +31,7 @@ class Attempt:
     _threads: StepThreads | None = None
     _job: Job | None = None
     _process: ProcessCall | None = None
-    _emission: Emission | None = None
+    _emission: EmitUsage | None = None
     _task: asyncio.Task[None] | None = None
     _begun = False
     _over = False
@@ -40,7 +40,13 @@ class Attempt:
     _timed_out: StepTimeout | None = None
 
     def __init__(
-        self, operation: StepOperation, run_id: str, now: int, system: System, arrivals: Arrivals, recipient: Recipient
+        self,
+        operation: StepOperation,
+        run_id: str,
+        now: int,
+        system: System,
+        results: StepResults,
+        recipient: ResultRecipient,
     ) -> None:
         self.operation = operation
         self.number = operation.attempts + 1
@@ -48,7 +54,7 @@ class Attempt:
         self.run_id = run_id
         self.recipient = recipient
         self._system = system
-        self._arrivals = arrivals
+        self._results = results
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
         """Call the function."""
@@ -101,15 +107,15 @@ class Attempt:
         return self.recipient.credentials()
 
     @property
-    def emission(self) -> Emission:
-        """See `Emitter`. Made by the first who asks, since few ever do."""
+    def emission(self) -> EmitUsage:
+        """See `EmittingAttempt`. Made by the first who asks, since few ever do."""
         if self._emission is None:
-            self._emission = Emission()
+            self._emission = EmitUsage()
         return self._emission
 
     @property
     def may_wait(self) -> bool:
-        """See `Emitter`."""
+        """See `EmittingAttempt`."""
         return True
 
     def cancel(self) -> None:
@@ -118,7 +124,7 @@ class Attempt:
         self._stop()
 
     def close(self) -> bool:
-        """See `Arriving`."""
+        """See `EndingAttempt`."""
         was_open = not self._over
         self._over = True
         if self._pending is not None:
@@ -154,7 +160,7 @@ class Attempt:
             return
         if self._timed_out is not None:
             result, error = None, self._timed_out
-        self._arrivals.add(self, result, error)
+        self._results.add(self, result, error)
 
     def _thread_done(self, info: StepInfo, result: Any, error: BaseException | None) -> None:
         self._job = None

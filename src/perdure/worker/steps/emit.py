@@ -29,7 +29,7 @@ ROOM_BYTES = 1 << 20
 _LOOK = 0.1
 
 
-class Emission:
+class EmitUsage:
     """The side of an attempt that emits."""
 
     __slots__ = ("bytes", "count", "items")
@@ -42,7 +42,7 @@ class Emission:
         self.bytes = 0
 
 
-class Emitter(Protocol):
+class EmittingAttempt(Protocol):
     """An attempt at a step."""
 
     run_id: str
@@ -53,7 +53,7 @@ class Emitter(Protocol):
         """The step."""
 
     @property
-    def emission(self) -> Emission:
+    def emission(self) -> EmitUsage:
         """What it has emitted; the same object each time."""
 
     @property
@@ -64,7 +64,7 @@ class Emitter(Protocol):
         """Whether nobody wants its result any more."""
 
 
-class Publisher(Protocol):
+class EmittingRun(Protocol):
     """The run whose turns take it."""
 
     lease: Lease
@@ -73,7 +73,7 @@ class Publisher(Protocol):
         """There may be something to take. From a plain callback of the loop."""
 
 
-class Emitting:
+class EmitBuffer:
     """See the module. One for each worker."""
 
     def __init__(self, codec: Codec) -> None:
@@ -81,13 +81,13 @@ class Emitting:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
         #: By run. Every turn looks whether there are any, without the lock.
-        self.pending: dict[Publisher, list[tuple[Emission, NewOutput]]] = {}
+        self.pending: dict[EmittingRun, list[tuple[EmitUsage, NewOutput]]] = {}
 
     def begin(self) -> None:
         """The running loop is the worker's."""
         self._loop = asyncio.get_running_loop()
 
-    def emit(self, run: Publisher, attempt: Emitter, stream: str, value: object) -> None:
+    def emit(self, run: EmittingRun, attempt: EmittingAttempt, stream: str, value: object) -> None:
         """Append to a stream of the run with its next turn. Raises `StreamFull`, `EncodeError` and the like."""
         # Of this attempt as long as it is not over, which is looked at later.
         token = run.lease.token
@@ -109,19 +109,19 @@ class Emitting:
             if len(pending) == 1:
                 self._loop.call_soon_threadsafe(run.emitted)
 
-    def take(self, run: Publisher) -> list[NewOutput]:
+    def take(self, run: EmittingRun) -> list[NewOutput]:
         """Remove and return the pending items of a run."""
         with self._changed:
             taken = self.pending.pop(run, [])
             self._make_free(taken)
         return [output for _, output in taken]
 
-    def peek(self, run: Publisher) -> list[NewOutput]:
+    def peek(self, run: EmittingRun) -> list[NewOutput]:
         """Return the pending items of a run and keep them, until `discard` says that they are durable."""
         with self._changed:
             return [output for _, output in self.pending.get(run, ())]
 
-    def discard(self, run: Publisher, count: int) -> None:
+    def discard(self, run: EmittingRun, count: int) -> None:
         """Remove the first pending items of a run."""
         with self._changed:
             pending = self.pending.get(run, [])
@@ -133,13 +133,13 @@ class Emitting:
                 # They were announced together with those that are gone.
                 self._loop.call_soon_threadsafe(run.emitted)
 
-    def _make_free(self, taken: list[tuple[Emission, NewOutput]]) -> None:
+    def _make_free(self, taken: list[tuple[EmitUsage, NewOutput]]) -> None:
         for emission, output in taken:
             emission.items -= 1
             emission.bytes -= len(output.payload)
         self._changed.notify_all()
 
-    def _make_room(self, attempt: Emitter, emission: Emission, size: int) -> None:
+    def _make_room(self, attempt: EmittingAttempt, emission: EmitUsage, size: int) -> None:
         while emission.items >= ROOM_ITEMS or (emission.items and emission.bytes + size > ROOM_BYTES):
             if attempt.is_over():
                 return

@@ -21,15 +21,15 @@ from perdure.replay.operations import StepOperation
 from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.errors import Doubtful, Interrupted, may_pass
 from perdure.store.user_connections.transaction_step import Deed
-from perdure.worker.callbacks import Recipient
-from perdure.worker.services import Crew
+from perdure.worker.callbacks import ResultRecipient
+from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
-from perdure.worker.steps.emit import Publisher
+from perdure.worker.steps.emit import EmittingRun
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.step_info import StepInfo, current_step
 
 if TYPE_CHECKING:
-    from perdure.worker.run.commit_lock import Seal
+    from perdure.worker.run.commit_lock import CommitLock
 
 logger = logging.getLogger("perdure.worker")
 
@@ -37,7 +37,7 @@ logger = logging.getLogger("perdure.worker")
 _PAUSE = 0.2
 
 
-class Grant(Struct, frozen=True):
+class CommitGrant(Struct, frozen=True):
     """The right to write the run's next record."""
 
     lease: Lease
@@ -64,7 +64,7 @@ class _Unwanted(Exception):
     """Nobody waits for it any more; it is rolled back."""
 
 
-class Transactor(Recipient, Publisher, Protocol):
+class TransactionRun(ResultRecipient, EmittingRun, Protocol):
     """A run of whose steps some are transactions."""
 
 
@@ -73,18 +73,24 @@ class TransactionAttempt(Attempt):
 
     __slots__ = ("_actor", "_answer", "_crew", "_deadline", "_going", "_grant", "_loop", "_made", "_seal", "_turn")
 
-    recipient: Transactor
+    recipient: TransactionRun
 
     def __init__(
-        self, operation: StepOperation, run: Run, now: int, crew: Crew, recipient: Transactor, seal: Seal
+        self,
+        operation: StepOperation,
+        run: Run,
+        now: int,
+        services: Services,
+        recipient: TransactionRun,
+        seal: CommitLock,
     ) -> None:
-        super().__init__(operation, run.id, now, crew.system, crew.arrivals, recipient)
-        self._crew = crew
-        self._actor = crew.actor()
-        self._seal = seal
+        super().__init__(operation, run.id, now, services.system, services.results, recipient)
+        self._services = services
+        self._actor = services.actor()
+        self._commit_lock = seal
         self._loop = asyncio.get_running_loop()
-        self._grant: Grant | None = None
-        self._answer: Callable[[Grant | None], object] | None = None
+        self._grant: CommitGrant | None = None
+        self._answer: Callable[[CommitGrant | None], object] | None = None
         self._going = False
         self._turn: Turn | None = None
         self._made: Committed | None = None
@@ -93,8 +99,8 @@ class TransactionAttempt(Attempt):
         """See `Attempt`."""
         self._threads = threads
         self._deadline = run_deadline
-        if self._crew.store.exclusive:
-            self._seal.want(self)
+        if self._services.store.exclusive:
+            self._commit_lock.want(self)
         else:
             self._go()
 
@@ -105,8 +111,8 @@ class TransactionAttempt(Attempt):
 
     @property
     def may_wait(self) -> bool:
-        """See `Emitter`. The run writes nothing while it is sealed."""
-        return not self._crew.store.exclusive
+        """See `EmittingAttempt`. The run writes nothing while it is sealed."""
+        return not self._services.store.exclusive
 
     @property
     def has_pending(self) -> bool:
@@ -118,7 +124,7 @@ class TransactionAttempt(Attempt):
         """Whether it still has a use for the seal."""
         return not self._over and self._timed_out is None
 
-    def granted(self, grant: Grant) -> None:
+    def granted(self, grant: CommitGrant) -> None:
         """It has the seal now, and ends with it."""
         self._grant = grant
         if self._going:
@@ -135,7 +141,7 @@ class TransactionAttempt(Attempt):
             due = min(due, self.started_at + int(timeout * 1e6))
         info = self._info(due)
         using = request.options.using
-        blocks = self._crew.store.blocks if using is UNSET else not request.spec.is_async
+        blocks = self._services.store.blocks if using is UNSET else not request.spec.is_async
         if blocks:
             assert self._threads is not None
             self._job = self._threads.submit(
@@ -162,7 +168,7 @@ class TransactionAttempt(Attempt):
 
         using = None if request.options.using is UNSET else request.options.using
         try:
-            verdict = await self._crew.store.transact(
+            verdict = await self._services.store.transact(
                 Deed(work=work, waits=request.spec.is_async, seal=seal, using=using, actor=self._actor)
             )
         except StoreUnavailable as error:
@@ -174,7 +180,7 @@ class TransactionAttempt(Attempt):
 
     async def _sealed(self, result: Any, *, in_thread: bool) -> Turn:
         """The turn to be written with the function's own writes, once everything before it is durable."""
-        operation, codec = self.operation, self._crew.codec
+        operation, codec = self.operation, self._services.codec
         what = f"result of transaction {operation.location!r} of run {self.run_id!r}"
         payload, value = codec.store(result, operation.request.spec.returns, what)
         grant = self._ask_from_thread() if in_thread else await self._ask_here()
@@ -182,32 +188,32 @@ class TransactionAttempt(Attempt):
             raise _Unwanted
         record = Record(
             seq=grant.seq, kind=Kind.STEP, location=operation.location, payload=payload,
-            at=max(grant.time, self._crew.moment().now), started_at=self.started_at, digest=operation.digest,
+            at=max(grant.time, self._services.read_clock().now), started_at=self.started_at, digest=operation.digest,
             attempts=self.number, run_attempt=grant.run_attempt,
         )  # fmt: skip
         # On a server they are durable by now: the commit lock is only granted then.
-        items = self._crew.emitting.peek(self.recipient) if self._crew.store.exclusive else []
+        items = self._services.emit_buffer.peek(self.recipient) if self._services.store.exclusive else []
         self._made = Committed(record, value, len(items))
         self._turn = Turn(lease=grant.lease, records=(record,), outputs=tuple(items))
         return self._turn
 
-    def _ask_from_thread(self) -> Grant | None:
-        answers: queue.SimpleQueue[Grant | None] = queue.SimpleQueue()
+    def _ask_from_thread(self) -> CommitGrant | None:
+        answers: queue.SimpleQueue[CommitGrant | None] = queue.SimpleQueue()
         try:
             self._loop.call_soon_threadsafe(self._ask, answers.put)
         except RuntimeError:  # the loop has been closed: nobody is left who could want it
             return None
         return answers.get()
 
-    async def _ask_here(self) -> Grant | None:
+    async def _ask_here(self) -> CommitGrant | None:
         if self._grant is not None and self.wanted:
             self._settle_for_good()
             return self._grant
-        answer: asyncio.Future[Grant | None] = self._loop.create_future()
+        answer: asyncio.Future[CommitGrant | None] = self._loop.create_future()
         self._ask(lambda grant: None if answer.done() else answer.set_result(grant))
         return await answer
 
-    def _ask(self, answer: Callable[[Grant | None], object]) -> None:
+    def _ask(self, answer: Callable[[CommitGrant | None], object]) -> None:
         if not self.wanted:
             answer(None)
             return
@@ -215,7 +221,7 @@ class TransactionAttempt(Attempt):
         if self._grant is not None:
             self._reply()
         else:
-            self._seal.want(self)
+            self._commit_lock.want(self)
 
     def _reply(self) -> None:
         answer, self._answer = self._answer, None
@@ -240,7 +246,7 @@ class TransactionAttempt(Attempt):
             self._task = self._system.spawn(self._resolve(error), self.operation.location)
             return
         if isinstance(error, Interrupted) and error.__cause__ is not None:
-            again = may_pass(error.__cause__) and self._seal.may_begin_again(self.operation.location)
+            again = may_pass(error.__cause__) and self._commit_lock.may_begin_again(self.operation.location)
             error = error if again else error.__cause__
         super()._arrive(result, error)
 
@@ -248,7 +254,7 @@ class TransactionAttempt(Attempt):
         try:
             verdict = await self._became()
         except Exception as error:
-            asyncio.get_running_loop().call_soon(self.recipient.break_off, error)
+            asyncio.get_running_loop().call_soon(self.recipient.block, error)
             return
         if verdict is Verdict.APPLIED:
             super()._arrive(self._made, None)
@@ -264,7 +270,7 @@ class TransactionAttempt(Attempt):
         assert self._turn is not None
         while True:
             try:
-                return await self._crew.store.recorded(self._turn, self._actor)
+                return await self._services.store.recorded(self._turn, self._actor)
             except StoreCorrupt:
                 raise
             except StoreError as error:
