@@ -64,18 +64,19 @@ class OperationFuture(asyncio.Future[T]):
     shows in its callbacks. Before it is resolved, `note_waiters` has to look at them.
     """
 
-    __slots__ = ("_stable_hash", "_unawaited", "label", "operation", "watcher")
+    __slots__ = ("label", "operation", "stable_hash", "unawaited", "watcher")
 
-    _stable_hash: int
+    #: The same in every replay; given once, when the future is made.
+    stable_hash: int
     #: Where it is listed unless something has waited for it; None: nothing has to.
-    _unawaited: dict[int, OperationFuture[Any]] | None
+    unawaited: dict[int, OperationFuture[Any]] | None
     label: str
     #: Told when the workflow cancels it.
     watcher: CancelWatcher | None
     operation: Any
 
     def __hash__(self) -> int:
-        return self._stable_hash
+        return self.stable_hash
 
     @property
     def is_forgotten(self) -> bool:
@@ -84,11 +85,11 @@ class OperationFuture(asyncio.Future[T]):
 
     def note_waiters(self) -> None:
         """Remember whether something waits for it by now. From now on, what does shows by itself."""
-        unawaited = self._unawaited
+        unawaited = self.unawaited
         if unawaited is not None:
             if self._callbacks:
-                unawaited.pop(self._stable_hash, None)
-                self._unawaited = None
+                unawaited.pop(self.stable_hash, None)
+                self.unawaited = None
             else:
                 self.__class__ = UnawaitedFuture  # pyright: ignore[reportAttributeAccessIssue] # of the same layout
 
@@ -112,9 +113,9 @@ class OperationFuture(asyncio.Future[T]):
         return cancelled
 
     def _is_awaited(self) -> None:
-        if self._unawaited is not None:
-            self._unawaited.pop(self._stable_hash, None)
-            self._unawaited = None
+        if self.unawaited is not None:
+            self.unawaited.pop(self.stable_hash, None)
+            self.unawaited = None
 
 
 class UnawaitedFuture(OperationFuture[T]):
@@ -157,9 +158,9 @@ def new_operation_future(
 ) -> OperationFuture[Any]:
     """A new one, listed until something waits for it."""
     future: OperationFuture[Any] = OperationFuture(loop=loop)
-    future._stable_hash = number = loop.next_hash_in(scope)
+    future.stable_hash = number = loop.next_hash_in(scope)
     future.label = label
-    future._unawaited = unawaited
+    future.unawaited = unawaited
     if unawaited is not None:
         unawaited[number] = future
     future.watcher = future.operation = None

@@ -22,6 +22,7 @@ from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reaso
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
+from perdure.errors import EngineClosed
 from perdure.replay.run_loop import DrainContext
 from perdure.store.contract import Change, Store
 from perdure.worker.callbacks import ClockReading, RunStarts, StepResults
@@ -181,7 +182,7 @@ class Worker:
             lease=self.options.lease,
             stall_limit=self.options.stall_limit,
             health=self.health,
-            on_dead=self._declared_dead,
+            on_dead=self.declared_dead,
         )
         self._heartbeat.start()
 
@@ -197,9 +198,10 @@ class Worker:
         self.drop_everything()
         self._residents.clear()
         self._give_up_waiting()
-        self._declared_dead()
+        self.declared_dead()
 
-    def _declared_dead(self) -> None:
+    def declared_dead(self) -> None:
+        """Begin a new life: others were told that this one is over."""
         if not self.stopping and (self._rebirth is None or self._rebirth.done()):
             self._rebirth = self._system.spawn(self._begin_again(), "perdure rebirth")
 
@@ -218,6 +220,18 @@ class Worker:
             await guard.keep_going(lambda: self._store.retire(former))
         await guard.keep_going(self._begin_life)
         self._claimer.start()
+
+    async def ensure_alive(self) -> None:
+        """See to it that the lease is good for something new: the process may have been suspended.
+
+        Raises `EngineClosed` once the worker stops.
+        """
+        if self.stopping:
+            raise EngineClosed("this worker was stopped; nothing more can be executed by it")
+        if self._rebirth is not None and not self._rebirth.done():
+            await asyncio.wait([self._rebirth])
+        if self._heartbeat is not None and not self._heartbeat.is_safe():
+            await self._heartbeat.renew()
 
     # draining
 
@@ -346,6 +360,24 @@ class Worker:
     def holds_nothing(self) -> bool:
         """Whether no run is being worked on."""
         return not self._held
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Types of runs that it has code for."""
+        return tuple(self._workflows)
+
+    def holds(self, run_id: str) -> bool:
+        """Whether that run is being worked on."""
+        return run_id in self._held
+
+    def release(self, run_id: str) -> None:
+        """Give a run back as it is, if it is being worked on."""
+        if (held := self._held.get(run_id)) is not None:
+            held.release()
+
+    async def take_up(self, claimed: ClaimedRun) -> None:
+        """Load a run that was claimed by its id, and work on it."""
+        await self._claimer.take_up((claimed,))
 
     def knows(self, run_id: str) -> bool:
         """Whether it is aware of holding that run."""

@@ -18,7 +18,7 @@ from perdure.core.limits.limit import Position
 from perdure.core.model.claim_by_id import Executed, Refusal, Standing, Take, Taken
 from perdure.core.model.run import FAR, Finish, Reason, Run, Status, Turn, Verdict
 from perdure.core.system import System
-from perdure.errors import EngineClosed, StoreError
+from perdure.errors import StoreError
 from perdure.store.contract import Store
 from perdure.worker.alarm import Alarm
 
@@ -175,7 +175,7 @@ class PushExecutor:
         """Take it, and hand it to the worker; or say why not. Raises `UnknownRun` and `UnservedType`."""
         suspect = False
         while True:
-            await self._be_alive()
+            await self._worker.ensure_alive()
             if suspect:
                 taken = await self._take_alone(run_id)
             else:
@@ -186,7 +186,7 @@ class PushExecutor:
                 case None:
                     return taken
                 case Refusal.DEAD:
-                    self._worker._declared_dead()
+                    self._worker.declared_dead()
                     await self._system.sleep(_MOMENT)
                 case Refusal.SUSPECT:
                     suspect = True
@@ -196,16 +196,6 @@ class PushExecutor:
                     raise UnservedType("" if taken.run is None else taken.run.type)
                 case _:
                     return taken
-
-    async def _be_alive(self) -> None:
-        """See to it that the lease is good for something new: the process may have been suspended."""
-        worker = self._worker
-        if worker.stopping:
-            raise EngineClosed("this worker was stopped; nothing more can be executed by it")
-        if worker._rebirth is not None and not worker._rebirth.done():
-            await asyncio.wait([worker._rebirth])
-        if worker._heartbeat is not None and not worker._heartbeat.is_safe():
-            await worker._heartbeat.renew()
 
     async def _take_alone(self, run_id: str) -> Taken:
         """Keep others from taking anything until nothing is held, and take it then."""
@@ -260,7 +250,7 @@ class PushExecutor:
             run_id=run_id,
             worker=self._worker.id,
             nonce=self._system.entropy(16).hex(),
-            types=tuple(self._worker._workflows),
+            types=self._worker.types,
             gated=self._worker.gatekeeper.gated,
             alone=alone,
             poison_after=self._worker.options.poison_after,
@@ -273,28 +263,24 @@ class PushExecutor:
         let_go = self._hands[run_id] = asyncio.get_running_loop().create_future()
         timer = None
         try:
-            await self._worker._claimer.take_up((taken.claimed,))
+            await self._worker.take_up(taken.claimed)
             self._taking.discard(run_id)
-            if run_id not in self._worker._held:
+            if not self._worker.holds(run_id):
                 # What was loaded made no sense, and it was set aside.
                 self.let_go(run_id)
             if until is not None:
                 left = max(0.0, until - self._system.monotonic())
-                timer = self._system.call_later(left, lambda: self._release(run_id))
+                timer = self._system.call_later(left, lambda: self._worker.release(run_id))
             await let_go
         except BaseException:
             # Whoever asked has gone.
-            self._release(run_id)
+            self._worker.release(run_id)
             raise
         finally:
             self._hands.pop(run_id, None)
             if timer is not None:
                 timer.cancel()
         return until is None or self._system.monotonic() < until
-
-    def _release(self, run_id: str) -> None:
-        if (held := self._worker._held.get(run_id)) is not None:
-            held.release()
 
     async def _has_grown(self, run_id: str, progress: int) -> bool:
         records = await self._store.history(run_id)

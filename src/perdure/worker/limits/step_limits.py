@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from perdure.core.codec.failure import Failure
 from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
 from perdure.core.limits.breaker import PREFIX, Breaker
 from perdure.core.limits.limit import Gating, Hold, Limit, gating, place_of
@@ -26,6 +25,7 @@ from perdure.worker.run.policy import policy_of
 
 if TYPE_CHECKING:
     from perdure.worker.run.workflow_run import WorkflowRun
+    from perdure.worker.services import Services
 
 
 class _Passed(NamedTuple):
@@ -42,8 +42,9 @@ class _Passed(NamedTuple):
 class StepLimits:
     """What one run has to do with gates."""
 
-    def __init__(self, held: WorkflowRun) -> None:
+    def __init__(self, held: WorkflowRun, services: Services) -> None:
         self._held = held
+        self._services = services
         #: By place: those of which nothing is known yet, and those that stand in line, with the gate and since when at the latest.
         self._asked: dict[str, StepOperation] = {}
         self._waiting: dict[str, tuple[StepOperation, str, int]] = {}
@@ -90,7 +91,7 @@ class StepLimits:
             asyncio.get_running_loop().call_soon(self._fail, operation, error)
             return
         arrival = StepArrival(held.run.id, held.lease.token, place, held.run.priority, wanted)
-        held._services.gatekeeper.ask(arrival, self.answered)
+        self._services.gatekeeper.ask(arrival, self.answered)
 
     def _gating(self, operation: StepOperation) -> Gating:
         request, type = operation.request, self._held.run.type
@@ -106,11 +107,11 @@ class StepLimits:
         held = self._held
         operation = self._asked.pop(verdict.place, None)
         if operation is None or held.stage is Stage.OVER or token != held.lease.token:
-            held._services.gatekeeper.leave(StepLeft(held.run.id, token, verdict.place))
+            self._services.gatekeeper.leave(StepLeft(held.run.id, token, verdict.place))
             if operation is not None and held.stage is not Stage.OVER:
                 # That was for an earlier lease; under this one it has yet to ask.
-                held._ready.append(operation)
-                held.settle(held._services.read_clock())
+                held.make_ready(operation)
+                held.settle(self._services.read_clock())
             return
         if verdict.barred_until:
             breaker = _breaker(operation)
@@ -122,29 +123,15 @@ class StepLimits:
             self._waiting[verdict.place] = operation, verdict.gate, now
         else:
             self._passed[verdict.place] = _Passed(operation, now, token, verdict.permit, verdict.probe)
-            held._ready.append(operation)
+            held.make_ready(operation)
         self.tidy()
-        held.settle(held._services.read_clock())
+        held.settle(self._services.read_clock())
 
     @guarded
     def _fail(self, operation: StepOperation, error: Exception) -> None:
         """Fail a step whose function is not called."""
-        held = self._held
         self._asked.pop(place_of(operation.location), None)
-        if held.stage is Stage.LOCKED:
-            # A transaction has the run to itself; when that has ended, the step asks again.
-            held._ready.append(operation)
-            return
-        execution = held._execution
-        if held.stage is not Stage.ACTIVE or execution is None or not operation.open:
-            return
-        reading = held._services.read_clock()
-        held._draft.urgent = True
-        execution.record(
-            Kind.STEP, operation.location, Failure.of(error, held._services.codec).to_json(), reading.now, failed=True,
-            started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
-        )  # fmt: skip
-        held.settle(reading)
+        self._held.fail_uncalled(operation, error)
 
     def called(self, messages: Iterable[Message]) -> None:
         """Those whose turn has come ask again."""
@@ -158,7 +145,7 @@ class StepLimits:
         passed = self._passed.pop(place_of(operation.location), None)
         if passed is None:
             return
-        services, breaker = self._held._services, _breaker(operation)
+        services, breaker = self._services, _breaker(operation)
         if breaker is not None:
             services.gatekeeper.report_outcome(
                 breaker, error, policy_of(operation, services), passed.since, probe=passed.probe
@@ -167,11 +154,11 @@ class StepLimits:
 
     def _give_back(self, place: str, passed: _Passed) -> None:
         if passed.permit:
-            self._held._services.gatekeeper.leave(StepLeft(self._held.run.id, passed.token, place))
+            self._services.gatekeeper.leave(StepLeft(self._held.run.id, passed.token, place))
 
     def tidy(self) -> None:
         """Let go of what nobody wants any more."""
-        gatekeeper, run_id, token = self._held._services.gatekeeper, self._held.run.id, self._held.lease.token
+        gatekeeper, run_id, token = self._services.gatekeeper, self._held.run.id, self._held.lease.token
         for place, passed in list(self._passed.items()):
             if not passed.operation.open:
                 self._give_back(place, self._passed.pop(place))
@@ -182,7 +169,7 @@ class StepLimits:
 
     def close(self, *, ended: bool) -> None:
         """The run is let go of; one that has ended stands in no line."""
-        gatekeeper, run_id, token = self._held._services.gatekeeper, self._held.run.id, self._held.lease.token
+        gatekeeper, run_id, token = self._services.gatekeeper, self._held.run.id, self._held.lease.token
         for place, passed in self._passed.items():
             self._give_back(place, passed)
         for place in self._asked:

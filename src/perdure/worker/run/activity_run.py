@@ -124,7 +124,7 @@ class ActivityRun(HeldRun):
         if details is not None:
             self._last_heartbeat = self._services.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
         self.stage = Stage.ACTIVE
-        if not self._take_backlog():
+        if not self.take_backlog():
             self.settle(self._services.read_clock())
 
     # what happens to it
@@ -137,7 +137,7 @@ class ActivityRun(HeldRun):
             return
         if self.stage is not Stage.ACTIVE or self._forced is not None:
             return
-        self._orders = self._orders or RunOrders(self)
+        self._orders = self._orders or RunOrders(self, self._services)
         for message in self._orders.sift(messages):
             self.seen = message.seq
             if message.kind is Kind.CANCEL:
@@ -392,8 +392,7 @@ class ActivityRun(HeldRun):
         if self.stage is Stage.OVER:
             return
         if verdict is Verdict.LOST:
-            logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
-            self._finish_here()
+            self.lose()
         elif verdict is Verdict.AWAKE and self._forced is None:
             self._services.owner.unread(self)
         elif verdict is Verdict.AWAKE or after is None:

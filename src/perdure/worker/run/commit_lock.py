@@ -7,21 +7,19 @@ before it is durable, and until it has ended nothing else happens to the run: wh
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
-from perdure.core.model.run import Turn, Verdict
 from perdure.replay.operations import StepOperation
 from perdure.store.user_connections.errors import Interrupted
 from perdure.worker.callbacks import ClockReading
 from perdure.worker.run.held_run import Stage
 from perdure.worker.steps.attempt import Attempt
-from perdure.worker.steps.transaction_attempt import CommitGrant, Committed, LeaseLost, TransactionAttempt
+from perdure.worker.steps.transaction_attempt import Committed, LeaseLost, TransactionAttempt
 
 if TYPE_CHECKING:
     from perdure.worker.run.workflow_run import WorkflowRun
+    from perdure.worker.services import Services
 
-logger = logging.getLogger("perdure.worker")
 
 #: How often a transaction that the database interrupted is begun again before that counts as a failed attempt, and the longest
 #: pause in between, in microseconds.
@@ -32,8 +30,9 @@ _PAUSE = 50_000
 class CommitLock:
     """The seal of one held run."""
 
-    def __init__(self, held: WorkflowRun) -> None:
+    def __init__(self, held: WorkflowRun, services: Services) -> None:
         self._held = held
+        self._services = services
         self._wanting: list[TransactionAttempt] = []
         self._holder: TransactionAttempt | None = None
         self._kept: list[tuple[Attempt, Any, BaseException | None]] = []
@@ -43,8 +42,7 @@ class CommitLock:
 
     def attempt(self, operation: StepOperation, now: int) -> TransactionAttempt:
         """An attempt that will want it."""
-        held = self._held
-        return TransactionAttempt(operation, held.run, now, held._services, held, self)
+        return TransactionAttempt(operation, self._held.run, now, self._services, self._held, self)
 
     def want(self, attempt: TransactionAttempt) -> None:
         """Give it to that attempt when it is its turn."""
@@ -67,20 +65,13 @@ class CommitLock:
 
     def grant(self) -> bool:
         """Give it away, if everything is durable and somebody wants it; whether that was done."""
-        held = self._held
-        execution = held._execution
-        if not self.wanted or held._forced is not None or execution is None or execution.outcome is not None:
+        if not self.wanted:
             return False
-        if execution.unsaved or held._draft.filled:
-            return False
-        if self._wanting[0].has_pending:
-            # The record says that the function has ended: what it emitted before must not be lost after that.
-            held._has_emitted = True
+        grant = self._held.lock_commits(emitted=self._wanting[0].has_pending)
+        if grant is None:
             return False
         self._holder = self._wanting.pop(0)
-        held.stage = Stage.LOCKED
-        held._wakeup.disarm()
-        self._holder.granted(CommitGrant(held.lease, execution.next_seq, execution.time, held.run.attempt))
+        self._holder.granted(grant)
         return True
 
     def release_later(self) -> None:
@@ -99,46 +90,22 @@ class CommitLock:
         if not isinstance(attempt, TransactionAttempt):
             return False
         if isinstance(error, LeaseLost):
-            logger.warning("lease_lost: run %s was taken over by another worker", held.run.id)
-            held._finish_here()
+            held.lose()
         elif isinstance(error, Interrupted):
-            operation = held._attempts.pop(attempt.operation.location).operation
-            operation.retry_at = reading.now + int(_PAUSE * held._services.system.random())
-            held._ready.append(operation)
+            held.begin_again(attempt, reading.now + int(_PAUSE * self._services.system.random()))
             self._catch_up(reading)
         elif isinstance(result, Committed):
-            self._adopt(attempt, result, reading)
+            self._interruptions.pop(result.record.location, None)
+            held.adopt(attempt, result, reading)
             self._catch_up(reading)
         else:
             asyncio.get_running_loop().call_soon(self._settle)
             return False
         return True
 
-    def _adopt(self, attempt: Attempt, committed: Committed, reading: ClockReading) -> None:
-        held, record = self._held, committed.record
-        held._attempts.pop(record.location)
-        if held._step_limits is not None:
-            held._step_limits.ended(attempt.operation, None)
-        self._interruptions.pop(record.location, None)
-        execution = held._execution
-        assert execution is not None
-        assert record.payload is not None
-        execution.step_succeeded(
-            attempt.operation, record.payload, committed.value, record.at, attempt.started_at, record.attempts,
-            reading.drain_context,
-        )  # fmt: skip
-        turn = Turn(lease=held.lease, records=(record,))
-        held._services.journal.attempt_log.saw([(held, turn)], [Verdict.APPLIED], reading.now)
-        # It is durable already; what follows it are versions that the workflow asked for.
-        assert execution.unsaved[0] == record
-        del execution.unsaved[0]
-        if committed.items:
-            held._services.emit_buffer.discard(held, committed.items)
-            held._has_emitted = False  # what is pending still is announced once more
-
     def _settle(self) -> None:
         try:
-            self._catch_up(self._held._services.read_clock())
+            self._catch_up(self._services.read_clock())
         except Exception as error:
             self._held.block(error)
 
@@ -149,7 +116,7 @@ class CommitLock:
         for attempt, result, error in kept:
             held.step_ended(attempt, result, error, reading)
         if held.stage is Stage.ACTIVE:
-            held._take_backlog()
+            held.take_backlog()
         if self._released and held.stage is Stage.ACTIVE:
             self._released = False
             held.release()

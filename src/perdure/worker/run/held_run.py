@@ -62,7 +62,7 @@ class HeldRun(ABC):
         kept_for_later = self._backlog[-1].seq if self._backlog else 0
         return max(self.seen, kept_for_later, 0 if self._orders is None else self._orders.inbox_known)
 
-    def _take_backlog(self) -> bool:
+    def take_backlog(self) -> bool:
         """Receive what came in before it could be, and read on if that may not be all; False if there was nothing."""
         backlog, self._backlog = self._backlog, []
         if not backlog:
@@ -136,6 +136,11 @@ class HeldRun(ABC):
         self.stage = Stage.ACTIVE
         if not self._committing:
             self._services.journal.submit(self)
+
+    def lose(self) -> None:
+        """Let go of a run whose lease another worker has."""
+        logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
+        self._finish_here()
 
     def _finish_here(self, after: Next | None = None) -> None:
         self.drop()

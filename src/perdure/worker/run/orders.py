@@ -19,6 +19,7 @@ from perdure.store.contract import Store
 
 if TYPE_CHECKING:
     from perdure.worker.run.held_run import HeldRun
+    from perdure.worker.services import Services
 
 #: What only the worker is told; the history has no record of it.
 UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
@@ -27,8 +28,9 @@ UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
 class RunOrders:
     """See the module. A run has none before it is told something."""
 
-    def __init__(self, held: HeldRun) -> None:
+    def __init__(self, held: HeldRun, services: Services) -> None:
         self._held = held
+        self._services = services
         #: Up to which entry the inbox was looked at, whether that was taken in or not.
         self.inbox_known = held.seen
         self.paused = False
@@ -58,14 +60,14 @@ class RunOrders:
                 self.paused = True
             elif message.kind is Kind.EVICT and message.payload == str(self._held.lease.token) and not self._moves:
                 self._moves = True
-                self._held._services.owner.moving(self._held, self.leave)
+                self._services.owner.moving(self._held, self.leave)
             (self._withheld if self.paused else free).append(message)
         return free
 
     def leave(self, home: str | None) -> None:
         """Go when nothing is under way, which is not waited for without end; others leave the run to that worker for a reading."""
         self._leaves, self._home = True, home
-        services = self._held._services
+        services = self._services
         services.system.call_later(services.options.grace, self._held.release)
         try:
             self._held.settle(services.read_clock())

@@ -56,6 +56,7 @@ from perdure.worker.run.policy import (
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
+from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
 from perdure.workflow.definition import Workflow
 from perdure.workflow.step import NO_OPTIONS
 
@@ -163,7 +164,7 @@ class WorkflowRun(HeldRun):
         self.stage = Stage.ACTIVE
         # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
         self._collect(reading.now)
-        if not self._take_backlog():
+        if not self.take_backlog():
             self.settle(reading)
 
     def _open_steps(self) -> list[StepOperation]:
@@ -206,7 +207,7 @@ class WorkflowRun(HeldRun):
         reading = self._services.read_clock()
         messages = list(messages)
         if self._orders is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
-            self._orders = self._orders or RunOrders(self)
+            self._orders = self._orders or RunOrders(self, self._services)
             messages = self._orders.sift(messages)
             if self._step_limits is not None:
                 self._step_limits.called(messages)
@@ -411,11 +412,11 @@ class WorkflowRun(HeldRun):
                 waiting.append(operation)
                 continue
             if operation.request.options is not NO_OPTIONS and is_limited(operation):
-                self._step_limits = self._step_limits or StepLimits(self)
+                self._step_limits = self._step_limits or StepLimits(self, self._services)
                 if not self._step_limits.may_begin(operation):
                     continue
             if operation.request.transaction:
-                self._commit_lock = self._commit_lock or CommitLock(self)
+                self._commit_lock = self._commit_lock or CommitLock(self, self._services)
                 attempt = self._commit_lock.attempt(operation, reading.now)
             else:
                 attempt = Attempt(operation, self.run.id, reading.now, services.system, services.results, self)
@@ -518,8 +519,7 @@ class WorkflowRun(HeldRun):
         if self.stage is _OVER:
             return
         if verdict is _LOST:
-            logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
-            self._finish_here()
+            self.lose()
         elif verdict is _AWAKE and self._forced is None:
             self._services.owner.unread(self)
         elif verdict is _AWAKE or after is None:
@@ -531,6 +531,77 @@ class WorkflowRun(HeldRun):
             if self._step_limits is not None and isinstance(after, Finish | Again | Renew):
                 self._step_limits.close(ended=True)
             self._finish_here(after)
+
+    # steps behind limits
+
+    def make_ready(self, operation: StepOperation) -> None:
+        """Put a step among those that begin when they are due."""
+        self._ready.append(operation)
+
+    def fail_uncalled(self, operation: StepOperation, error: Exception) -> None:
+        """Record that a step failed although its function was not called."""
+        if self.stage is Stage.LOCKED:
+            # A transaction has the run to itself; when that has ended, the step asks again.
+            self._ready.append(operation)
+            return
+        execution = self._execution
+        if self.stage is not _ACTIVE or execution is None or not operation.open:
+            return
+        reading = self._services.read_clock()
+        self._draft.urgent = True
+        execution.record(
+            Kind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now, failed=True,
+            started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
+        )  # fmt: skip
+        self.settle(reading)
+
+    # transactions
+
+    def lock_commits(self, *, emitted: bool) -> CommitGrant | None:
+        """Leave the next commit to a transaction if everything before it is durable; None if it is not.
+
+        `emitted`: the transaction has emitted items that no turn has taken.
+        """
+        execution = self._execution
+        if self._forced is not None or execution is None or execution.outcome is not None:
+            return None
+        if execution.unsaved or self._draft.filled:
+            return None
+        if emitted:
+            # The record says that the function has ended: what it emitted before must not be lost after that.
+            self._has_emitted = True
+            return None
+        self.stage = Stage.LOCKED
+        self._wakeup.disarm()
+        return CommitGrant(self.lease, execution.next_seq, execution.time, self.run.attempt)
+
+    def begin_again(self, attempt: Attempt, retry_at: int) -> None:
+        """Have another attempt instead of one that the database interrupted."""
+        operation = self._attempts.pop(attempt.operation.location).operation
+        operation.retry_at = retry_at
+        self._ready.append(operation)
+
+    def adopt(self, attempt: Attempt, committed: Committed, reading: ClockReading) -> None:
+        """Let the workflow see the result of a transaction, which is durable already."""
+        record = committed.record
+        self._attempts.pop(record.location)
+        if self._step_limits is not None:
+            self._step_limits.ended(attempt.operation, None)
+        execution = self._execution
+        assert execution is not None
+        assert record.payload is not None
+        execution.step_succeeded(
+            attempt.operation, record.payload, committed.value, record.at, attempt.started_at, record.attempts,
+            reading.drain_context,
+        )  # fmt: skip
+        turn = Turn(lease=self.lease, records=(record,))
+        self._services.journal.attempt_log.saw([(self, turn)], [Verdict.APPLIED], reading.now)
+        # What follows the record are versions that the workflow asked for.
+        assert execution.unsaved[0] == record
+        del execution.unsaved[0]
+        if committed.items:
+            self._services.emit_buffer.discard(self, committed.items)
+            self._has_emitted = False  # what is pending still is announced once more
 
     # waiting
 
