@@ -10,7 +10,9 @@ from msgspec import structs
 from benchmarks import filling
 from benchmarks.bench import Bench, Result, median, percentile
 from benchmarks.programs import foreign, sleeper, steps
-from perdure.core.model.run import ClaimRequest, Finish, NewRun, Status, Turn
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.run import NewRun, Status
+from perdure.core.model.turn import Finish, Turn
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.host import Host
 from perdure.store import Store, open_store

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 from perdure.store.url import MysqlUrl, PostgresUrl, SqliteUrl
 
 COLUMNS = "id, type, input, status, reason, wake_at, created_at, started_at, finished_at, token, nonce, seed, output"

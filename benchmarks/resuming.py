@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.bench import Bench, Result, median, probing
 from benchmarks.programs import ALL, resumed
 from perdure import Engine
-from perdure.core.model.run import Claimed, ClaimRequest
+from perdure.core.model.claim import ClaimRequest, ClaimResult
 from perdure.host import Host
 from perdure.store import Store, open_store
 
@@ -24,7 +24,7 @@ class ClaimClock:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         begun, cpu = time.perf_counter(), time.process_time()
         claimed = await self._store.claim(request)
         if claimed.runs:

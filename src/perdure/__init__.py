@@ -17,22 +17,22 @@ from perdure.client.outputs import StreamItem
 from perdure.client.push import Pusher
 from perdure.client.schedules import Schedules
 from perdure.client.watermarks import Watermarks
-from perdure.core.audit import Audit, EventPage
+from perdure.core.audit import Audit, Event, EventPage
 from perdure.core.codec.failure import Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice
-from perdure.core.limits.breaker import Breaker, BreakerRule, BreakerView, Circuit
-from perdure.core.limits.limit import Bounds, Fair, Gate, Hold, Limit
-from perdure.core.model.claim_by_id import Executed, Standing
-from perdure.core.model.dead_letter import DeadLetter, DeadPage, DeadReason, Fault
-from perdure.core.model.deploy_report import Finding, Problem, Report
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.listing import Page
+from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule, Circuit
+from perdure.core.limits.limit import Fair, Limit, LimitBounds, LimitInfo, PermitScope
+from perdure.core.model.claim import ExecutionResult, ExecutionState
+from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
+from perdure.core.model.deploy_report import DeployFinding, DeployProblem, DeployReport
 from perdure.core.model.lock import LockInfo
 from perdure.core.model.orders import Pause, PauseKind
-from perdure.core.model.run import Event, Kind, Message, Reason, Record, Run, Status
-from perdure.core.model.run_report import Mishap, RunReport, StepReport
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Reason, Run, RunPage, Status
+from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport
 from perdure.core.model.worker_info import WorkerInfo
-from perdure.core.policy.classify import Category, Classified, classify
+from perdure.core.policy.classify import Classification, ErrorCategory, classify
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Debounce, Singleton
@@ -40,7 +40,7 @@ from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
 from perdure.core.time.cron import At, Cron, Every
 from perdure.core.time.duration import Duration
-from perdure.core.time.schedule import Misfire, Overlap, Schedule, slot_of
+from perdure.core.time.schedule import Misfire, Overlap, Schedule, fire_time_of
 from perdure.errors import (
     ActivityTimeout,
     BadArguments,
@@ -100,8 +100,8 @@ from perdure.push.http import PushApp
 from perdure.push.message import Answer, Delivery, Fate, QueueMessage
 from perdure.push.redis import RedisQueue
 from perdure.workflow.activity import Activity, activity
-from perdure.workflow.branches import Branch, Won
-from perdure.workflow.channels import Asked, Channel, Question
+from perdure.workflow.branches import Branch, RaceResult
+from perdure.workflow.channels import Channel, Question, ReceivedQuestion
 from perdure.workflow.child import Child
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Definition, Workflow, workflow
@@ -109,9 +109,8 @@ from perdure.workflow.discover import discover
 from perdure.workflow.loop import Break, Continue
 from perdure.workflow.machine.actions import Action, Actions
 from perdure.workflow.machine.state_machine import StateMachine
-from perdure.workflow.operation import Operation
 from perdure.workflow.outcomes import Failed, FailureKind, Succeeded
-from perdure.workflow.runtime import Received
+from perdure.workflow.runtime import Operation, ReceivedMessage
 from perdure.workflow.saga import Saga
 from perdure.workflow.step import step
 from perdure.workflow.step_info import ActivityInfo, StepInfo, activity_info, credentials, step_info
@@ -124,7 +123,6 @@ __all__ = [
     "ActivityTimeout",
     "Announcer",
     "Answer",
-    "Asked",
     "At",
     "Audit",
     "BadArguments",
@@ -136,34 +134,35 @@ __all__ = [
     "BlockingLocks",
     "BlockingSchedules",
     "BlockingWatermarks",
-    "Bounds",
     "Branch",
     "Break",
     "Breaker",
+    "BreakerInfo",
     "BreakerOpen",
     "BreakerRule",
-    "BreakerView",
     "Breakers",
     "Call",
-    "Category",
     "Channel",
     "Child",
     "ChildLimit",
     "Circuit",
-    "Classified",
+    "Classification",
     "Context",
     "Continue",
     "Cron",
     "DeadLetter",
     "DeadLetterNotice",
-    "DeadPage",
-    "DeadReason",
+    "DeadLetterPage",
+    "DeadLetterReason",
     "Debounce",
     "Decided",
     "DecodeError",
     "Definition",
     "Deleted",
     "Delivery",
+    "DeployFinding",
+    "DeployProblem",
+    "DeployReport",
     "Diverged",
     "DuplicateName",
     "Duration",
@@ -171,23 +170,23 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "EngineWorker",
+    "ErrorCategory",
     "ErrorNotice",
     "Event",
     "EventPage",
     "Every",
-    "Executed",
+    "ExecutionResult",
+    "ExecutionState",
     "Expired",
     "Failed",
+    "FailedAttempt",
     "Failure",
     "FailureKind",
     "Fair",
     "Fatal",
     "Fate",
     "Fault",
-    "Finding",
-    "Gate",
     "Handle",
-    "Hold",
     "Interruption",
     "InvalidCursor",
     "InvalidDuration",
@@ -195,8 +194,9 @@ __all__ = [
     "InvalidName",
     "InvalidSchedule",
     "JoinError",
-    "Kind",
     "Limit",
+    "LimitBounds",
+    "LimitInfo",
     "Limits",
     "Lock",
     "LockInfo",
@@ -206,19 +206,17 @@ __all__ = [
     "LoopStuck",
     "Message",
     "Misfire",
-    "Mishap",
     "NeverAwaited",
     "NotInWorkflow",
     "NotStarted",
     "Operation",
     "Overlap",
     "Overloaded",
-    "Page",
     "Pause",
     "PauseKind",
     "PayloadTooLarge",
     "PerdureError",
-    "Problem",
+    "PermitScope",
     "ProcessDied",
     "PushApp",
     "Pusher",
@@ -226,11 +224,13 @@ __all__ = [
     "QueueHandler",
     "QueueMessage",
     "RaceError",
+    "RaceResult",
     "Reason",
-    "Received",
+    "ReceivedMessage",
+    "ReceivedQuestion",
     "Record",
+    "RecordKind",
     "RedisQueue",
-    "Report",
     "Retention",
     "Retry",
     "RetryAfter",
@@ -241,6 +241,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunNotFound",
+    "RunPage",
     "RunReport",
     "Saga",
     "Schedule",
@@ -250,7 +251,6 @@ __all__ = [
     "SchemaMismatch",
     "Singleton",
     "SingletonBusy",
-    "Standing",
     "StateMachine",
     "Status",
     "StepFailed",
@@ -271,7 +271,6 @@ __all__ = [
     "UsageError",
     "Watermark",
     "Watermarks",
-    "Won",
     "WorkerInfo",
     "Workflow",
     "WorkflowError",
@@ -280,7 +279,7 @@ __all__ = [
     "classify",
     "credentials",
     "discover",
-    "slot_of",
+    "fire_time_of",
     "step",
     "step_info",
     "workflow",

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Engine, Interruption, Retry, Status, activity
 from perdure.cli.params import ENVIRONMENT
-from perdure.core.model.interruption import output_of
+from perdure.core.model.outputs import interruption_output
 from tests.cli.conftest import URL, Perdure, work
 from tests.engine.stage import until
 
@@ -269,7 +269,7 @@ def test_interruptions_are_shown(perdure: Perdure) -> None:
         for position, one in enumerate((lost, stopped)):
             database.execute(
                 "INSERT INTO perdure_outputs (run_id, kind, name, position, payload, failed, at, output_key) VALUES (?, ?, '', ?, ?, 0, 1, ?)",
-                ("a-1", "takeover", position, output_of(one, position).payload, f"k{position}"),
+                ("a-1", "takeover", position, interruption_output(one, position).payload, f"k{position}"),
             )
     database.close()
     shown = perdure("show", URL, "a-1").out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.limits.breaker import BUCKETS, BreakerRule, BreakerState, Circuit, Report, aggregate
+from perdure.core.limits.breaker import BUCKETS, BreakerReport, BreakerRule, BreakerState, Circuit, count_outcomes
 
 SECOND = 1_000_000
 RULE = BreakerRule(failures=3, window=10 * SECOND, successes=2, reset=5 * SECOND, probes=1)
@@ -13,7 +13,7 @@ RULE = BreakerRule(failures=3, window=10 * SECOND, successes=2, reset=5 * SECOND
 
 def told(state: BreakerState, now: int, *outcomes: tuple[int, bool], rule: BreakerRule = RULE) -> Circuit:
     number = state.heard.get("w", (0, 0))[0] + 1
-    assert state.hear("w", Report("breaker:api", rule, number, aggregate(outcomes)), now)
+    assert state.hear("w", BreakerReport("breaker:api", rule, number, count_outcomes(outcomes)), now)
     return state.circuit
 
 
@@ -45,7 +45,7 @@ def test_a_call_of_an_earlier_state_says_nothing_about_this_one() -> None:
 
 def test_a_report_that_is_repeated_counts_once() -> None:
     state = BreakerState()
-    report = Report("breaker:api", RULE, 1, ((SECOND, 2, 0),))
+    report = BreakerReport("breaker:api", RULE, 1, ((SECOND, 2, 0),))
     assert state.hear("w", report, SECOND)
     assert not state.hear("w", report, SECOND)
     assert state.counted(SECOND) == (2, 0)
@@ -56,7 +56,7 @@ def test_a_report_that_is_repeated_counts_once() -> None:
 def test_what_is_remembered_of_workers_stays_small() -> None:
     state = BreakerState()
     for number in range(500):
-        state.hear(f"w{number}", Report("breaker:api", RULE, 1, ((SECOND, 0, 1),)), SECOND + number)
+        state.hear(f"w{number}", BreakerReport("breaker:api", RULE, 1, ((SECOND, 0, 1),)), SECOND + number)
     assert len(state.heard) == 64
     assert "w499" in state.heard
 

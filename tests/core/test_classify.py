@@ -11,7 +11,7 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure import Category, Fatal, Retry, RetryAfter, classify
+from perdure import ErrorCategory, Fatal, Retry, RetryAfter, classify
 from tests.core.web import LIBRARIES, serving
 
 
@@ -36,30 +36,30 @@ def error_of(library: str, url: str) -> Exception:
 @pytest.mark.parametrize(
     ("path", "category", "retry_after"),
     [
-        ("500", Category.TRANSIENT, None),
-        ("502", Category.TRANSIENT, None),
-        ("503", Category.TRANSIENT, None),
-        ("408", Category.TRANSIENT, None),
-        ("425", Category.TRANSIENT, None),
-        ("503?after=7", Category.RATE_LIMITED, 7),
-        ("429", Category.RATE_LIMITED, None),
-        ("429?after=7", Category.RATE_LIMITED, 7),
-        ("429?after=0.5", Category.RATE_LIMITED, 0.5),
-        ("429?date=60", Category.RATE_LIMITED, 60),
-        ("429?date=-60", Category.RATE_LIMITED, 0),
-        ("429?undated&date=60", Category.RATE_LIMITED, 50),
-        ("429?after=soon", Category.RATE_LIMITED, None),
-        ("429?after=inf", Category.RATE_LIMITED, None),
-        ("500?after=7", Category.TRANSIENT, None),
-        ("400", Category.CLIENT, None),
-        ("401", Category.CLIENT, None),
-        ("404", Category.CLIENT, None),
-        ("409", Category.CLIENT, None),
-        ("422", Category.CLIENT, None),
+        ("500", ErrorCategory.TRANSIENT, None),
+        ("502", ErrorCategory.TRANSIENT, None),
+        ("503", ErrorCategory.TRANSIENT, None),
+        ("408", ErrorCategory.TRANSIENT, None),
+        ("425", ErrorCategory.TRANSIENT, None),
+        ("503?after=7", ErrorCategory.RATE_LIMITED, 7),
+        ("429", ErrorCategory.RATE_LIMITED, None),
+        ("429?after=7", ErrorCategory.RATE_LIMITED, 7),
+        ("429?after=0.5", ErrorCategory.RATE_LIMITED, 0.5),
+        ("429?date=60", ErrorCategory.RATE_LIMITED, 60),
+        ("429?date=-60", ErrorCategory.RATE_LIMITED, 0),
+        ("429?undated&date=60", ErrorCategory.RATE_LIMITED, 50),
+        ("429?after=soon", ErrorCategory.RATE_LIMITED, None),
+        ("429?after=inf", ErrorCategory.RATE_LIMITED, None),
+        ("500?after=7", ErrorCategory.TRANSIENT, None),
+        ("400", ErrorCategory.CLIENT, None),
+        ("401", ErrorCategory.CLIENT, None),
+        ("404", ErrorCategory.CLIENT, None),
+        ("409", ErrorCategory.CLIENT, None),
+        ("422", ErrorCategory.CLIENT, None),
     ],
 )
 def test_a_response_is_classified_by_its_status_and_what_it_asks_for(
-    server: str, library: str, path: str, category: Category, retry_after: float | None
+    server: str, library: str, path: str, category: ErrorCategory, retry_after: float | None
 ) -> None:
     found = classify(error_of(library, f"{server}/{path}"), now=1_000_010 * 1_000_000)
     assert (found.category, found.status, found.retry_after) == (category, int(path[:3]), retry_after)
@@ -70,12 +70,12 @@ def test_a_server_that_is_not_there_is_transient(library: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/200"
-        assert classify(error_of(library, url)).category is Category.TRANSIENT
+        assert classify(error_of(library, url)).category is ErrorCategory.TRANSIENT
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), BrokenPipeError()])
 def test_timeouts_and_lost_connections_are_transient(error: Exception) -> None:
-    assert classify(error).category is Category.TRANSIENT
+    assert classify(error).category is ErrorCategory.TRANSIENT
 
 
 class Order(pydantic.BaseModel):
@@ -91,7 +91,7 @@ def test_a_value_that_does_not_fit_is_invalid_and_says_where() -> None:
     with pytest.raises(pydantic.ValidationError) as caught:
         Order.model_validate({"id": "o-1", "lines": [1, "two"]})
     found = classify(caught.value)
-    assert found.category is Category.INVALID
+    assert found.category is ErrorCategory.INVALID
     assert len(found.details) == 1
     assert found.details[0].startswith("lines.1: ")
     with pytest.raises(msgspec.ValidationError) as other:
@@ -116,7 +116,7 @@ class Coded(Exception):
     "error", [ValueError(), FileNotFoundError(), PermissionError(), Odd(), Coded(), Fatal(), RetryAfter("1s")]
 )
 def test_nothing_is_known_of_other_errors(error: Exception) -> None:
-    assert classify(error).category is Category.UNKNOWN
+    assert classify(error).category is ErrorCategory.UNKNOWN
     assert not classify(error).is_final
 
 

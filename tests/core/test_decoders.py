@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent.parent / "src" / "perdure"
-MAKER = SOURCE / "core" / "decoders.py"
+MAKER = SOURCE / "core" / "codec" / "decoders.py"
 
 #: Classes that nobody has decoded yet, as long as their number lasts.
 SHAPES = """

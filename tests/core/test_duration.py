@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.core.model.run import FAR
-from perdure.core.time.duration import instant, microseconds, seconds
+from perdure.core.time.duration import FAR, instant, microseconds, seconds
 from perdure.errors import InvalidDuration, UsageError
 
 NOW = 1_700_000_000_000_000

@@ -7,15 +7,15 @@ import logging
 
 import pytest
 
-from perdure.core.background_loops import FIRST_PAUSE, LONGEST_PAUSE, Guard, Health
+from perdure.core.background_loops import FIRST_PAUSE, LONGEST_PAUSE, LoopGuard, LoopHealth
 from perdure.errors import EngineClosed, StoreUnavailable
 from perdure.host import Host
 
 logger = logging.getLogger("perdure.test")
 
 
-def a_guard(health: Health | None = None) -> Guard:
-    return Guard("sweeper", Host(), health or Health(), logger)
+def a_guard(health: LoopHealth | None = None) -> LoopGuard:
+    return LoopGuard("sweeper", Host(), health or LoopHealth(), logger)
 
 
 async def no_pause(seconds: float) -> None:
@@ -23,7 +23,7 @@ async def no_pause(seconds: float) -> None:
 
 
 async def test_an_error_is_logged_with_its_traceback_counted_and_survived(caplog: pytest.LogCaptureFixture) -> None:
-    health, calls = Health(), 0
+    health, calls = LoopHealth(), 0
 
     async def main() -> str:
         nonlocal calls
@@ -79,7 +79,7 @@ async def test_a_cancellation_of_what_it_waits_for_does_not_end_it() -> None:
             await answer
         return "done"
 
-    health = Health()
+    health = LoopHealth()
     assert await a_guard(health).keep_going(main, no_pause) == "done"
     assert health.total == 1
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from perdure import Handle
-from perdure.core.model.run import NewMessage
+from perdure.core.model.record import NewMessage
 from perdure.testing.invariants import scan_store
 from tests.endless.app import counting, listening
 from tests.endless.labour import MOST_KILOBYTES, MOST_ROWS, Labour, resumed_within, rows_of, until_iteration

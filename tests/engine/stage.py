@@ -11,7 +11,7 @@ from typing import Any
 from perdure import Engine, Handle, Status
 from perdure.host import Host
 from perdure.store import Retrying, SqlStore, open_store
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.helpers import eventually
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas

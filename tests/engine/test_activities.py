@@ -17,9 +17,9 @@ from perdure import (
     Engine,
     Expired,
     Fatal,
-    Kind,
     NotStarted,
     Reason,
+    RecordKind,
     Retry,
     RetryAfter,
     RunCancelled,
@@ -32,7 +32,7 @@ from perdure import (
     workflow,
 )
 from perdure.core.codec.failure import Failure
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 from tests.engine.crunching import slow_square
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
@@ -135,8 +135,8 @@ async def test_every_error_of_an_activity_is_kept(stage: Stage) -> None:
     assert tries == 3
     assert (run.status, run.attempt) == (Status.FAILED, 3)
     assert [(record.kind, record.attempts, record.run_attempt) for record in history] == [
-        (Kind.ATTEMPT, 1, 1),
-        (Kind.ATTEMPT, 2, 2),
+        (RecordKind.ATTEMPT, 1, 1),
+        (RecordKind.ATTEMPT, 2, 2),
     ]
     errors = [*(record.payload for record in history), run.error]
     assert [Failure.from_json(error or "").message for error in errors] == ["lost 1", "lost 2", "lost 3"]

@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Breaker, Call, Engine, Fair, Limit, Retry, activity, activity_info
 from perdure.store import SqlStore
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.engine.parkings import watching
 from tests.engine.stage import Stage, set_up
 from tests.helpers import eventually

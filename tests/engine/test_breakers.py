@@ -11,8 +11,8 @@ import pytest
 
 from perdure import (
     Breaker,
+    BreakerInfo,
     BreakerOpen,
-    BreakerView,
     Circuit,
     Engine,
     Fatal,
@@ -59,7 +59,7 @@ async def stands(engine: Engine, circuit: Circuit, waiting: int | None = None) -
     return [one.circuit for one in breakers] == [circuit] and waiting in (None, breakers[0].waiting)
 
 
-async def only(engine: Engine) -> BreakerView:
+async def only(engine: Engine) -> BreakerInfo:
     [breaker] = await engine.breakers.list()
     return breaker
 

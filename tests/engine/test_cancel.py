@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from perdure import Context, Kind, RunCancelled, RunFailed, RunNotFound, Status, step_info, workflow
+from perdure import Context, RecordKind, RunCancelled, RunFailed, RunNotFound, Status, step_info, workflow
 from tests.engine.stage import Stage, until, until_recorded
 
 
@@ -40,7 +40,7 @@ async def test_a_waiting_run_ends_cancelled_and_says_why(stage: Stage) -> None:
         with pytest.raises(RunCancelled, match="out of stock"):
             await run.result("20s")
         assert await run.status() is Status.CANCELLED
-        assert [record.kind for record in await run.history()] == [Kind.CANCEL]
+        assert [record.kind for record in await run.history()] == [RecordKind.CANCEL]
         assert [event.kind for event in await run.events()][-1] == "cancelled"
 
 
@@ -128,7 +128,7 @@ async def test_cleanup_after_a_cancellation_runs_durable_steps(stage: Stage) -> 
         with pytest.raises(RunCancelled):
             await run.result("20s")
     assert done == ["o-1"]
-    assert [(r.kind, r.location) for r in await run.history()] == [(Kind.CANCEL, ""), (Kind.STEP, "refund")]
+    assert [(r.kind, r.location) for r in await run.history()] == [(RecordKind.CANCEL, ""), (RecordKind.STEP, "refund")]
 
 
 async def test_cleanup_survives_a_worker_that_stops_in_the_middle_of_it(stage: Stage) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from perdure import (
     Context,
+    DeployProblem,
+    DeployReport,
     Engine,
     EngineClosed,
     Handle,
-    Problem,
     Reason,
-    Report,
     SchemaMismatch,
     Status,
     UsageError,
@@ -98,7 +98,7 @@ async def test_a_check_says_where_and_why_and_writes_nothing(stage: Stage) -> No
     assert (report.checked, report.ok) == (3, False)
     assert {finding.run_id for finding in report.findings} == {"o-1", "o-2"}
     finding = report.findings[0]
-    assert finding.problem is Problem.DIVERGED
+    assert finding.problem is DeployProblem.DIVERGED
     assert finding.expected == "record 1: step 'charge'"
     assert finding.found == "the code waits for step 'tax'"
     assert "if ctx.patched(" in finding.fix
@@ -132,7 +132,7 @@ async def test_a_type_that_is_gone_is_found_unless_only_others_are_asked_for(on_
     await on_disk.engine(order(1)).start(order(1)())
     engine = on_disk.engine(kept)
     [finding] = (await engine.check()).findings
-    assert (finding.problem, finding.found) == (Problem.UNSERVED, "only check.kept.v1")
+    assert (finding.problem, finding.found) == (DeployProblem.UNSERVED, "only check.kept.v1")
     assert (await engine.check(types=["check.kept.v1"])).ok
 
 
@@ -152,7 +152,7 @@ async def test_an_input_that_the_code_no_longer_takes_is_found(on_disk: Stage) -
     await on_disk.engine(before).start(before("pen"))
     assert (await on_disk.engine(wider).check()).findings == ()
     [finding] = (await on_disk.engine(narrower).check()).findings
-    assert finding.problem is Problem.UNDECODABLE
+    assert finding.problem is DeployProblem.UNDECODABLE
     assert "lacks the arguments ['count']" in finding.found
 
 
@@ -212,7 +212,7 @@ async def test_a_check_of_an_engine_that_is_not_open_neither_opens_nor_migrates(
 async def test_a_check_from_code_that_is_not_async(on_disk: Stage) -> None:
     await on_disk.engine(order(1)).start(order(1)())
 
-    def act() -> Report:
+    def act() -> DeployReport:
         with on_disk.engine(order(2)).blocking() as engine:
             return engine.check()
 

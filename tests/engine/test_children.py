@@ -9,7 +9,7 @@ from perdure import (
     BadArguments,
     Call,
     Context,
-    Kind,
+    RecordKind,
     Retry,
     RunCancelled,
     RunExists,
@@ -48,7 +48,7 @@ async def test_a_child_gives_its_result_as_its_declared_type(stage: Stage) -> No
         assert await run.result("20s") == Parcel(6)
         child = await engine.get("p/family.weigh.v1")
         assert (await child.run()).parent_id == "p"
-    assert [(record.kind, record.location) for record in await run.history()] == [(Kind.CHILD, "family.weigh.v1")]
+    assert [(record.kind, record.location) for record in await run.history()] == [(RecordKind.CHILD, "family.weigh.v1")]
 
 
 async def test_an_error_of_a_child_is_raised_in_its_parent_as_its_own_class(stage: Stage) -> None:

@@ -8,8 +8,8 @@ import pytest
 from perdure import (
     Call,
     Context,
-    DeadPage,
-    DeadReason,
+    DeadLetterPage,
+    DeadLetterReason,
     Engine,
     Handle,
     NotStarted,
@@ -23,7 +23,7 @@ from perdure import (
     activity_info,
     workflow,
 )
-from perdure.core.model.dead_letter import DeadFilter
+from perdure.core.model.dead_letter import DeadLetterFilter
 from perdure.core.system import System
 from perdure.host import Host
 from perdure.store import Retrying, open_store
@@ -174,7 +174,7 @@ async def test_an_undecodable_run_is_set_aside_and_goes_on_with_arguments_that_f
     async with engine.worker():
         await until(run, Status.BLOCKED)
         [letter] = (await engine.dead_letters(reason="undecodable")).letters
-        assert letter.reason is DeadReason.UNDECODABLE
+        assert letter.reason is DeadLetterReason.UNDECODABLE
         assert letter.dead_since >= letter.created_at
         await run.requeue(input={"to": "Ida"})
         assert (await run.result("20s")).startswith("Ida, attempt 1")
@@ -238,7 +238,7 @@ class Overtaken(Retrying):
         super().__init__(store, system)
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
 
-    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
         page = await super().dead(filter, limit, cursor)
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None

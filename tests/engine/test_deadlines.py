@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from perdure import Context, Retry, RunFailed, Status, step, workflow
-from perdure.core.model.run import Turn, Verdict
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.testing import Environment
 
 
@@ -23,7 +23,7 @@ def slow_commits(env: Environment, seconds: int) -> Iterator[None]:
     """Each commit of a record takes that long, and what is due meanwhile finds the run busy."""
     commit = env._store.commit
 
-    async def slowly(turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def slowly(turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         verdicts = await commit(turns, actor)
         if any(turn.records for turn in turns):
             passing(env, seconds)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from perdure import Context, Kind, Retry, RunFailed, step, workflow
+from perdure import Context, RecordKind, Retry, RunFailed, step, workflow
 from perdure.testing import Environment
 from tests.engine.stage import Stage
 
@@ -74,7 +74,12 @@ async def test_sleeps_children_and_timeouts_have_a_start(stage: Stage) -> None:
         run = await engine.start(flow())
         await run.result("60s")
     history = await run.history()
-    assert [record.kind for record in history] == [Kind.TIMER, Kind.TIMER, Kind.TIMER, Kind.CHILD]
+    assert [record.kind for record in history] == [
+        RecordKind.TIMER,
+        RecordKind.TIMER,
+        RecordKind.TIMER,
+        RecordKind.CHILD,
+    ]
     began = (await run.run()).started_at
     for record in history:
         assert record.started_at == began

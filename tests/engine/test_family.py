@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 
 from perdure import Context, Reason, RunCancelled, Status, workflow
-from perdure.core.model.run import Block, ClaimRequest, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.turn import Block, Turn, TurnOutcome
 from perdure.store import Store
 from perdure.testing.conformance.harness import a_worker
 from tests.engine.stage import Stage, until
@@ -134,5 +135,7 @@ async def block(store: Store, type: str) -> None:
     """Set a run of that type aside, as a worker does whose code does not fit."""
     await store.register(a_worker("w", types=(type,)))
     [claimed] = (await store.claim(ClaimRequest(worker="w", nonce="n", limit=1, types=(type,)))).runs
-    assert await store.commit([Turn(lease=claimed.lease, next=Block(Reason.POISON, "{}"))], "w") == [Verdict.APPLIED]
+    assert await store.commit([Turn(lease=claimed.lease, next=Block(Reason.POISON, "{}"))], "w") == [
+        TurnOutcome.APPLIED
+    ]
     await store.retire("w")

@@ -12,13 +12,13 @@ from perdure import (
     Call,
     Context,
     Every,
+    ExecutionState,
     Fair,
     Handle,
     Limit,
     NotStarted,
     Retry,
     RunFailed,
-    Standing,
     Status,
     UsageError,
     activity,
@@ -177,7 +177,7 @@ async def test_what_is_pushed_stands_in_line_for_it(on_disk: Stage) -> None:
         await eventually(lambda: len(crowd.inside) == 1)
         [late] = [run for run in runs if await run.status() is not Status.RUNNING]
         done = await engine.execute(late.id)
-        assert (done.stands, done.reason) == (Standing.WAITING, "limit")
+        assert (done.state, done.reason) == (ExecutionState.WAITING, "limit")
         crowd.let_out()
         for run in runs:
             await run.result("20s")

@@ -8,7 +8,7 @@ import httpx
 import pydantic
 import pytest
 
-from perdure import Context, Failure, Kind, Retry, RunFailed, StepFailed, step, workflow
+from perdure import Context, Failure, RecordKind, Retry, RunFailed, StepFailed, step, workflow
 from tests.core.web import serving
 from tests.engine.stage import Stage
 
@@ -64,7 +64,7 @@ async def test_a_server_that_keeps_failing_exhausts_the_attempts(on_disk: Stage,
         with pytest.raises(RunFailed, match="500"):
             await run.result("20s")
     history = await run.history()
-    assert [record.kind for record in history] == [Kind.ATTEMPT, Kind.STEP]
+    assert [record.kind for record in history] == [RecordKind.ATTEMPT, RecordKind.STEP]
     assert Failure.from_json(history[-1].payload or "").given_up == "exhausted"
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Kind, RunCancelled, Status, workflow
-from perdure.core.model.run import Loaded, Message, NewMessage
+from perdure import Context, RecordKind, RunCancelled, Status, workflow
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.record import Message, NewMessage
 from perdure.store import SqlStore
 from tests.engine.stage import Stage, until
 
@@ -26,7 +27,7 @@ async def collecting(ctx: Context, count: int) -> list[int]:
     return [await ctx.receive("number", int) for _ in range(count)]
 
 
-def numbers(run_id: str, *orders: Kind) -> list[NewMessage]:
+def numbers(run_id: str, *orders: RecordKind) -> list[NewMessage]:
     """Many numbers, and orders behind them."""
     many = [NewMessage(run_id=run_id, name="number", payload=f"{n}", key=f"number {n}") for n in range(MANY)]
     return [*many, *(NewMessage(run_id=run_id, kind=kind, payload='"enough"', key=f"{kind}") for kind in orders)]
@@ -37,8 +38,8 @@ def sizes_of_reads(store: Any) -> list[int]:
     sizes: list[int] = []
     load, inbox, marked = store.load, store.inbox, store.marked
 
-    async def loaded(run_ids: Any) -> list[Loaded]:
-        found: list[Loaded] = await load(run_ids)
+    async def loaded(run_ids: Any) -> list[LoadedRun]:
+        found: list[LoadedRun] = await load(run_ids)
         sizes.extend(len(one.inbox) for one in found)
         return found
 
@@ -95,7 +96,7 @@ async def test_a_cancellation_behind_many_messages_reaches_a_step_that_is_under_
         run = await engine.start(busy())
         await begun.wait()
         assert stage.store is not None
-        await stage.store.send(numbers(run.id, Kind.CANCEL), "test")
+        await stage.store.send(numbers(run.id, RecordKind.CANCEL), "test")
         with pytest.raises(RunCancelled, match="enough"):
             await run.result("20s")
 

@@ -30,9 +30,9 @@ from perdure import (
     step_info,
     workflow,
 )
-from perdure.core.model.run import Turn, Verdict
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.worker.commit.journal import Journal
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.engine.crunching import tells_and_fails
 from tests.engine.stage import Stage
 from tests.helpers import eventually
@@ -288,7 +288,7 @@ async def test_items_of_a_transaction_are_durable_with_its_record(
     go_on = asyncio.Event()
     commit = Journal._commit
 
-    async def held_up(self: Journal, turns: list[Turn], actor: str) -> list[Verdict]:
+    async def held_up(self: Journal, turns: list[Turn], actor: str) -> list[TurnOutcome]:
         if any(turn.next is not None for turn in turns):
             await go_on.wait()
         return await commit(self, turns, actor)
@@ -319,7 +319,7 @@ async def test_a_transaction_that_emits_leaves_no_empty_turns_behind(
     commit = Journal._commit
     empty: list[Turn] = []
 
-    async def seen(self: Journal, turns: list[Turn], actor: str) -> list[Verdict]:
+    async def seen(self: Journal, turns: list[Turn], actor: str) -> list[TurnOutcome]:
         empty.extend(turn for turn in turns if not (turn.records or turn.outputs or turn.next))
         return await commit(self, turns, actor)
 

@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Fair, Handle, Hold, InvalidName, Limit, Retry, Status, UsageError, activity, workflow
+from perdure import (
+    Context,
+    Fair,
+    Handle,
+    InvalidName,
+    Limit,
+    PermitScope,
+    Retry,
+    Status,
+    UsageError,
+    activity,
+    workflow,
+)
 from tests.engine.crowd import Crowd
 from tests.engine.stage import Stage
 from tests.helpers import eventually
@@ -213,4 +225,4 @@ def test_a_limit_that_limits_nothing_is_refused() -> None:
         Limit("a/b", concurrency=1)
     with pytest.raises(UsageError, match="'lease' or 'run'"):
         Limit("odd", concurrency=1, hold="ever")
-    assert Limit("fine", concurrency=1, hold="run").hold is Hold.RUN
+    assert Limit("fine", concurrency=1, hold="run").hold is PermitScope.RUN

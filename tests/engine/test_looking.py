@@ -6,7 +6,7 @@ import datetime
 import msgspec
 import pytest
 
-from perdure import Context, InvalidCursor, Kind, Reason, Run, RunNotFound, Status, UsageError, workflow
+from perdure import Context, InvalidCursor, Reason, RecordKind, Run, RunNotFound, Status, UsageError, workflow
 from tests.engine.stage import Stage, until
 
 
@@ -70,9 +70,15 @@ async def test_the_history_says_what_happened_in_order(stage: Stage) -> None:
         await run.send("word", "abc")
         assert await run.result("20s") == 10
     history = await run.history()
-    told = [(record.kind, record.location, record.payload) for record in history if record.kind is not Kind.MESSAGE]
-    assert told == [(Kind.STEP, "double", "2"), (Kind.TIMER, "sleep", None), (Kind.STEP, "double#2", "10")]
-    assert [record.location for record in history if record.kind is Kind.MESSAGE] == ["word"]
+    told = [
+        (record.kind, record.location, record.payload) for record in history if record.kind is not RecordKind.MESSAGE
+    ]
+    assert told == [
+        (RecordKind.STEP, "double", "2"),
+        (RecordKind.TIMER, "sleep", None),
+        (RecordKind.STEP, "double#2", "10"),
+    ]
+    assert [record.location for record in history if record.kind is RecordKind.MESSAGE] == ["word"]
     assert [record.seq for record in history] == list(range(4))
     assert [record.at for record in history] == sorted(record.at for record in history)
 

@@ -16,7 +16,7 @@ from perdure import (
     Channel,
     Context,
     Engine,
-    Kind,
+    RecordKind,
     Retry,
     RunCancelled,
     RunFailed,
@@ -107,7 +107,7 @@ async def test_a_machine_is_a_workflow_whose_handlers_say_what_to_do(stage: Stag
         history = await run.history()
         assert await run.state("state") == "paying"
     # The machine's own ids are the places in its history, and in the ids of the runs that it starts.
-    assert {record.location for record in history if record.kind is Kind.CHILD} <= {
+    assert {record.location for record in history if record.kind is RecordKind.CHILD} <= {
         "ask/machine.notify.v1",
         "pay/machine.pay.v1",
     }
@@ -123,7 +123,7 @@ async def test_timers_go_off_and_are_set_again_under_the_same_id() -> None:
         assert await run.status() is Status.WAITING
         await env.advance("1d")
         assert await run.result() == "Bob never answered"
-        ended = [record.location for record in await run.history() if record.kind is Kind.TIMER]
+        ended = [record.location for record in await run.history() if record.kind is RecordKind.TIMER]
     assert ended == ["patience/sleep", "patience#2/sleep", "patience#3/sleep"]
 
 

@@ -7,7 +7,7 @@ import datetime
 
 import pytest
 
-from perdure import Context, Kind, Reason, RunFinished, RunNotFound, Status, UsageError, workflow
+from perdure import Context, Reason, RecordKind, RunFinished, RunNotFound, Status, UsageError, workflow
 from perdure.testing import Environment
 from tests.engine.stage import Stage, until, until_recorded
 from tests.helpers import eventually
@@ -150,7 +150,12 @@ async def test_a_sleeping_run_is_woken_now_and_replays_as_it_was_woken(stage: St
         await until(run, Status.WAITING)
         assert (await run.run()).reason is Reason.MESSAGE
     kinds = [(record.kind, record.location) for record in await run.history()]
-    assert kinds == [(Kind.WAKE, "sleep#2"), (Kind.TIMER, "sleep#2"), (Kind.WAKE, "sleep"), (Kind.TIMER, "sleep")]
+    assert kinds == [
+        (RecordKind.WAKE, "sleep#2"),
+        (RecordKind.TIMER, "sleep#2"),
+        (RecordKind.WAKE, "sleep"),
+        (RecordKind.TIMER, "sleep"),
+    ]
     await run.send("word", "up")
     async with engine.worker():
         assert await run.result("20s") == "up"

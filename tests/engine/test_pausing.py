@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from perdure import Context, Kind, Reason, RunCancelled, RunFailed, RunNotFound, Status, UsageError, workflow
+from perdure import Context, Reason, RecordKind, RunCancelled, RunFailed, RunNotFound, Status, UsageError, workflow
 from perdure.testing import Environment
 from tests.engine.stage import Stage, until, until_recorded
 from tests.helpers import eventually
@@ -45,7 +45,7 @@ async def test_a_paused_run_keeps_its_messages_for_later(stage: Stage) -> None:
         assert not await run.resume()
         assert await run.result("20s") == ["one", "two"]
         assert await run.inbox() == []
-        assert [record.kind for record in await run.history()] == [Kind.MESSAGE] * 2
+        assert [record.kind for record in await run.history()] == [RecordKind.MESSAGE] * 2
 
 
 async def test_a_paused_run_stays_so_when_its_worker_goes(stage: Stage) -> None:

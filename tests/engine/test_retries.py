@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from perdure import Context, Failure, Fatal, Kind, Reason, Retry, RetryAfter, RunFailed, Status, step, workflow
+from perdure import Context, Failure, Fatal, Reason, RecordKind, Retry, RetryAfter, RunFailed, Status, step, workflow
 from tests.engine.stage import Stage, until, until_recorded
 
 
@@ -38,7 +38,7 @@ async def test_a_step_is_tried_again_until_it_succeeds(stage: Stage) -> None:
         run = await engine.start(trying())
         assert await run.result("20s") == 4
     history = await run.history()
-    assert [record.kind for record in history] == [Kind.ATTEMPT] * 3 + [Kind.STEP]
+    assert [record.kind for record in history] == [RecordKind.ATTEMPT] * 3 + [RecordKind.STEP]
     assert [record.attempts for record in history] == [1, 2, 3, 4]
 
 

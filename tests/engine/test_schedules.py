@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from perdure import Context, Cron, Every, ScheduleExists, ScheduleNotFound, Status, slot_of, workflow
+from perdure import Context, Cron, Every, ScheduleExists, ScheduleNotFound, Status, fire_time_of, workflow
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 
@@ -30,7 +30,7 @@ async def test_a_schedule_runs_until_it_is_paused_and_each_slot_once(stage: Stag
         assert await engine.schedules.pause("often", "enough")
         fired = [event.data for event in await engine.schedules.events("often") if event.kind == "schedule_fired"]
         assert len(fired) == len(set(fired)) == len((await engine.list()).runs)
-        slots = sorted(slot for run in (await engine.list()).runs if (slot := slot_of(run.id)) is not None)
+        slots = sorted(slot for run in (await engine.list()).runs if (slot := fire_time_of(run.id)) is not None)
         assert {after - before for before, after in pairwise(slots)} == {timedelta(milliseconds=100)}
 
 
@@ -62,7 +62,7 @@ async def test_what_was_missed_while_no_worker_lived_is_made_up_for(stage: Stage
     async with engine.worker():
         results = [await (await engine.get(run, tick)).result() for run in runs]
     assert results == [f"2 {run}" for run in runs]
-    assert [slot_of(run) for run in runs] == [yesterday + timedelta(hours=hour) for hour in range(3)]
+    assert [fire_time_of(run) for run in runs] == [yesterday + timedelta(hours=hour) for hour in range(3)]
 
 
 def test_schedules_without_async() -> None:

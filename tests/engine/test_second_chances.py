@@ -14,8 +14,8 @@ from perdure import (
     DecodeError,
     Engine,
     Handle,
-    Kind,
     Reason,
+    RecordKind,
     Retry,
     RunCancelled,
     RunExists,
@@ -395,7 +395,7 @@ async def test_a_fork_goes_on_from_a_step_with_what_came_before(stage: Stage) ->
     assert len(set(world.keys)) == len(world.keys)
     said = next(event for event in await copy.events() if event.kind == "forked")
     assert run.id in said.data
-    assert [record.kind for record in await copy.history()][3] is Kind.FORK
+    assert [record.kind for record in await copy.history()][3] is RecordKind.FORK
 
 
 async def test_a_fork_calls_the_children_that_its_source_was_waiting_for(stage: Stage) -> None:

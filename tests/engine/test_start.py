@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Call, Context, Engine, RunExists, Status, UsageError, workflow
-from perdure.core.model.run import Created, NewRun
+from perdure.core.model.run import CreatedRun, NewRun
 from perdure.host import Host
 from perdure.store import Retrying, Store, open_store
 from tests.engine.stage import Stage
@@ -199,7 +199,7 @@ class Overtaken(Retrying):
         super().__init__(store, Host())
         self._first: list[NewRun] = [first]
 
-    async def create(self, runs: Sequence[NewRun], actor: str, **options: Any) -> list[Created]:
+    async def create(self, runs: Sequence[NewRun], actor: str, **options: Any) -> list[CreatedRun]:
         if self._first:
             await super().create([self._first.pop()], "somebody else")
         return await super().create(runs, actor, **options)

@@ -11,8 +11,8 @@ import pytest
 from perdure import (
     Context,
     Expired,
-    Kind,
     Reason,
+    RecordKind,
     Retry,
     RunFailed,
     Status,
@@ -79,8 +79,8 @@ async def test_a_sync_step_that_takes_too_long_is_left_behind_and_its_result_ign
         assert await run.result("20s") == "timed out"
     assert wanted == [False]
     assert [(record.kind, record.failed) for record in await run.history()] == [
-        (Kind.STEP, True),
-        (Kind.MESSAGE, False),
+        (RecordKind.STEP, True),
+        (RecordKind.MESSAGE, False),
     ]
 
 
@@ -163,9 +163,9 @@ async def test_asyncio_sleep_is_a_durable_timer(stage: Stage) -> None:
         run = await engine.start(sleeping())
         assert await run.result("20s") >= 0.006
     assert [(record.kind, record.location) for record in await run.history()] == [
-        (Kind.TIMER, "sleep"),
-        (Kind.TIMER, "sleep#2"),
-        (Kind.TIMER, "sleep#3"),
+        (RecordKind.TIMER, "sleep"),
+        (RecordKind.TIMER, "sleep#2"),
+        (RecordKind.TIMER, "sleep#3"),
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Engine, Kind, Status, UsageError, Workflow, discover, workflow
+from perdure import Context, Engine, RecordKind, Status, UsageError, Workflow, discover, workflow
 from tests.engine.stage import Stage, until, until_recorded
 
 
@@ -75,7 +75,7 @@ async def test_a_deploy_leaves_runs_that_passed_the_change_as_they_are_and_takes
     await started(stage, version(1), "early", "late")
     await worked(stage, version(1), "late", Status.WAITING, "go")
     history = await worked(stage, version(2), "early", Status.WAITING, "go")
-    assert (Kind.VERSION, "tax") in [(record.kind, record.location) for record in history]
+    assert (RecordKind.VERSION, "tax") in [(record.kind, record.location) for record in history]
     await started(stage, version(2), "new")
     assert await worked(stage, version(2), "late", Status.COMPLETED, "on") == "paid 4"
     # The change is there for good once nothing of the time before it is left.
@@ -173,4 +173,4 @@ async def test_a_version_may_follow_a_transaction_at_once(stage: Stage) -> None:
     async with engine.worker():
         run = await engine.start(order("pen"))
         assert await run.result("20s") == ["PEN", True, 3]
-    assert [record.kind for record in await run.history()] == [Kind.STEP, Kind.VERSION, Kind.STEP]
+    assert [record.kind for record in await run.history()] == [RecordKind.STEP, RecordKind.VERSION, RecordKind.STEP]

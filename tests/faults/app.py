@@ -28,7 +28,7 @@ from perdure import (
     step_info,
     workflow,
 )
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.transactions.tables import execute
 
 EVERYTHING = "faults.everything.v1"

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from perdure import Context, Expired, NotStarted, Retry, activity, activity_info, workflow
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.faults.app import begin, note
 from tests.faults.labour import gate
 

@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from perdure import Context, Engine, Every, Handle, Limit, Singleton, activity, workflow
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.transactions.tables import execute
 
 STEPS = 4

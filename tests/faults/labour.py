@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from perdure import Context, Retry, StepTimeout, activity, activity_info, workflow
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.faults.app import Flaky, begin, effect, mended, note, read
 
 

@@ -21,7 +21,7 @@ from perdure import (
     activity,
     workflow,
 )
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from tests.engine.stage import Stage

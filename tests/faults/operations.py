@@ -12,29 +12,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from perdure.core.limits.admission import StepLeft, StepVerdict
+from perdure.core.limits.admission import StepAdmission, StepDeparture
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import Bounds
+from perdure.core.limits.limit import LimitBounds
+from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.dead_letter import Requeue
-from perdure.core.model.orders import Order, Pause, PauseKind
-from perdure.core.model.outputs import NewOutput, OutputKind, Renew, Trim
-from perdure.core.model.run import (
-    FAR,
-    Again,
-    Block,
-    ClaimRequest,
-    Finish,
-    Kind,
-    Lease,
-    Reason,
-    Release,
-    Status,
-    Turn,
-    Verdict,
-)
-from perdure.core.policy.retention import Prune
-from perdure.core.policy.singleton import Policy
+from perdure.core.model.orders import Pause, PauseKind, RunOrder
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
+from perdure.core.policy.retention import PruneRequest
+from perdure.core.policy.singleton import SingletonPolicy
 from perdure.core.policy.watermark import Watermark
+from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import Overlap
 from perdure.store import Store
 from perdure.testing.conformance.breakers import API, PLACE, a_report, a_request, a_step, opened
@@ -119,7 +110,7 @@ async def reopen_a_parent(store: Store, system: ManualSystem) -> Ask:
 
 @operation
 async def recover(store: Store, system: ManualSystem) -> Ask:
-    stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
+    stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
     await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
     return lambda store: store.recover("r1", 1, ACTOR)
 
@@ -163,7 +154,7 @@ async def prune_a_family(store: Store, system: ManualSystem) -> Ask:
     await commit(store, got.runs[0].lease, next=Finish(Status.COMPLETED, "1"))
 
     async def ask(store: Store) -> None:
-        await store.prune(Prune(before=FAR), 10, None, ACTOR)
+        await store.prune(PruneRequest(before=FAR), 10, None, ACTOR)
 
     return ask
 
@@ -270,26 +261,26 @@ async def cancel_while_it_runs(store: Store, system: ManualSystem) -> Ask:
 @operation
 async def pause_one_that_waits(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=a_park())
-    return lambda store: store.control(Order(run_id="r1", kind=Kind.PAUSE, key="p1"), ACTOR)
+    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)
 
 
 @operation
 async def resume_one_that_was_paused(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
-    await store.control(Order(run_id="r1", kind=Kind.PAUSE, key="p1"), ACTOR)
-    return lambda store: store.control(Order(run_id="r1", kind=Kind.RESUME, key="p2"), ACTOR)
+    await store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1"), ACTOR)
+    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.RESUME, key="p2"), ACTOR)
 
 
 @operation
 async def evict_one_that_runs(store: Store, system: ManualSystem) -> Ask:
     await held(store)
-    return lambda store: store.control(Order(run_id="r1", kind=Kind.EVICT, key="e1"), ACTOR)
+    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.EVICT, key="e1"), ACTOR)
 
 
 @operation
 async def wake_one_that_sleeps(store: Store, system: ManualSystem) -> Ask:
     await commit(store, await held(store), next=a_park(wake_at=START + SECOND, reason=Reason.TIMER))
-    return lambda store: store.control(Order(run_id="r1", kind=Kind.WAKE, key="w1", at=START), ACTOR)
+    return lambda store: store.control(RunOrder(run_id="r1", kind=RecordKind.WAKE, key="w1", at=START), ACTOR)
 
 
 @operation
@@ -444,7 +435,7 @@ async def take_and_set_aside(store: Store, system: ManualSystem) -> Ask:
 @operation
 async def claim_at_a_gate(store: Store, system: ManualSystem) -> Ask:
     await ready(store, *(f"r{number}" for number in range(6)))
-    request = await asks(store, a_gating(Bounds(concurrency=4, pace=SECOND, burst=3)), limit=4)
+    request = await asks(store, a_gating(LimitBounds(concurrency=4, pace=SECOND, burst=3)), limit=4)
 
     async def ask(store: Store) -> list[Lease]:
         return [one.lease for one in (await store.admit(request)).runs]
@@ -456,21 +447,21 @@ async def claim_at_a_gate(store: Store, system: ManualSystem) -> Ask:
 async def set_bounds(store: Store, system: ManualSystem) -> Ask:
     await ready(store, "r1", "r2")
     await store.admit(await asks(store))
-    return lambda store: store.set_bounds(GATE, Bounds(concurrency=2), ACTOR)
+    return lambda store: store.set_bounds(GATE, LimitBounds(concurrency=2), ACTOR)
 
 
 @operation
 async def admit_steps(store: Store, system: ManualSystem) -> Ask:
     """One that may pass, one that may not, one that has ended so that another is called, and what became of a breaker."""
     leases = [await held(store, name) for name in ("r1", "r2", "r3")]
-    first, second, third = [a_step(lease, Bounds(concurrency=1, pace=SECOND)) for lease in leases]
+    first, second, third = [a_step(lease, LimitBounds(concurrency=1, pace=SECOND)) for lease in leases]
     await store.admit(a_request("before", steps=(first, second)))
     await commit(store, leases[1], next=a_park(reason=Reason.LIMIT))
     system.advance(5)
-    left = (StepLeft("r1", leases[0].token, PLACE),)
+    left = (StepDeparture("r1", leases[0].token, PLACE),)
     request = a_request("asked", steps=(third,), left=left, reports=(a_report(1, 2),))
 
-    async def ask(store: Store) -> tuple[StepVerdict, ...]:
+    async def ask(store: Store) -> tuple[StepAdmission, ...]:
         return (await store.admit(request)).steps
 
     return ask
@@ -500,10 +491,10 @@ async def forget_gates(store: Store, system: ManualSystem) -> Ask:
 def committing(*turns: Turn) -> Ask:
     """Commit as a journal does: a turn whose row is busy goes with the next batch."""
 
-    async def ask(store: Store) -> list[Verdict]:
-        verdicts: dict[Turn, Verdict] = {}
+    async def ask(store: Store) -> list[TurnOutcome]:
+        verdicts: dict[Turn, TurnOutcome] = {}
         for _ in range(1000):
-            left = [turn for turn in turns if verdicts.get(turn, Verdict.BUSY) is Verdict.BUSY]
+            left = [turn for turn in turns if verdicts.get(turn, TurnOutcome.BUSY) is TurnOutcome.BUSY]
             if not left:
                 return [verdicts[turn] for turn in turns]
             verdicts.update(zip(left, await store.commit(left, ACTOR), strict=True))
@@ -518,36 +509,36 @@ NEXT = {
     "park_until_now": a_park(wake_at=START),
     "complete": Finish(Status.COMPLETED, "1"),
     "fail": Finish(Status.FAILED, "{}"),
-    "again": Again(START + SECOND, "{}"),
-    "again_now": Again(START, "{}"),
+    "again": RetryLater(START + SECOND, "{}"),
+    "again_now": RetryLater(START, "{}"),
     "release": Release(),
     "block": Block(Reason.DIVERGED, "{}"),
-    "renew": Renew(TYPE, "[]", 0),
+    "renew": ContinueAsNew(TYPE, "[]", 0),
 }
 
 
 @operation
 async def create_in_a_line(store: Store, system: ManualSystem) -> Ask:
-    await store.create([a_single("r1", Policy.QUEUE)], ACTOR)
-    return lambda store: store.create([a_single("r2", Policy.QUEUE), a_run("plain")], ACTOR)
+    await store.create([a_single("r1", SingletonPolicy.QUEUE)], ACTOR)
+    return lambda store: store.create([a_single("r2", SingletonPolicy.QUEUE), a_run("plain")], ACTOR)
 
 
 @operation
 async def create_in_place_of_another(store: Store, system: ManualSystem) -> Ask:
-    await store.create([a_single("r1", Policy.REPLACE)], ACTOR)
-    return lambda store: store.create([a_single("r2", Policy.REPLACE)], ACTOR)
+    await store.create([a_single("r1", SingletonPolicy.REPLACE)], ACTOR)
+    return lambda store: store.create([a_single("r2", SingletonPolicy.REPLACE)], ACTOR)
 
 
 @operation
 async def put_off(store: Store, system: ManualSystem) -> Ask:
-    given = {"options": options(Policy.DEBOUNCE, delay=SECOND)}
+    given = {"options": options(SingletonPolicy.DEBOUNCE, delay=SECOND)}
     await store.create([a_run("r1", **given)], ACTOR)
     return lambda store: store.create([a_run("r2", input="[2]", **given)], ACTOR)
 
 
 @operation
 async def succeed(store: Store, system: ManualSystem) -> Ask:
-    await store.create([a_single("r1", Policy.QUEUE), a_single("r2", Policy.QUEUE)], ACTOR)
+    await store.create([a_single("r1", SingletonPolicy.QUEUE), a_single("r2", SingletonPolicy.QUEUE)], ACTOR)
     await store.cancel("r1", "", "c", ACTOR)
 
     async def ask(store: Store) -> None:
@@ -630,7 +621,7 @@ for _name in NEXT:
 async def commit_what_was_read(store: Store, system: ManualSystem) -> Ask:
     lease = await held(store)
     await store.send([a_message("r1", "k1"), a_message("r1", "k2")], ACTOR)
-    record = a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1)
+    record = a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=1)
     return committing(Turn(lease=lease, records=(record,), read=1))
 
 
@@ -640,7 +631,7 @@ async def commit_what_others_read_and_nobody_needs(store: Store, system: ManualS
     await commit(store, lease, *(a_record(seq) for seq in range(4)), subscribes=("left@1",))
     turn = Turn(
         lease=lease,
-        records=(a_record(4, "loop", kind=Kind.SCOPE),),
+        records=(a_record(4, "loop", kind=RecordKind.SCOPE),),
         outputs=(
             NewOutput(kind=OutputKind.STREAM, name="tokens", payload="1", key="a"),
             NewOutput(kind=OutputKind.STATE, name="phase", payload="1", key="phase"),

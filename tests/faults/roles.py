@@ -17,6 +17,7 @@ from perdure import (
     Call,
     Engine,
     Every,
+    ExecutionState,
     Handle,
     LockLost,
     RunExists,
@@ -24,7 +25,6 @@ from perdure import (
     RunNotFound,
     ScheduleNotFound,
     Singleton,
-    Standing,
     Status,
     UsageError,
     Watermark,
@@ -201,7 +201,7 @@ class Client:
         app.note(self._ledger, did="started", run="pushed")
 
         async def is_done() -> bool:
-            return (await pusher.execute(handle.id)).stands is Standing.FINISHED
+            return (await pusher.execute(handle.id)).state is ExecutionState.FINISHED
 
         async with self._engine.pusher(lease=self._lease, grace=0.02) as pusher:
             await until(is_done)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure import Limit, activity, activity_info
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 
 #: Of each worker: more than the limits let pass, so that it is they who hold it up.
 SLOTS = 40

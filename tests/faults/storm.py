@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from perdure import Context, activity, activity_info, workflow
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 from tests.faults.app import begin, note, read
 
 #: Of each worker.

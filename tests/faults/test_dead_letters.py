@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Call, DeadReason, Engine, Handle, Status
+from perdure import Call, DeadLetterReason, Engine, Handle, Status
 from tests.faults import app, labour
 from tests.faults.evidence import scan_for_wrongs
 from tests.faults.family import Family
@@ -72,7 +72,7 @@ async def test_a_run_that_takes_five_workers_with_it_is_set_aside_listed_and_goe
     async with place.worker():
         await eventually(lambda: _is(run, Status.BLOCKED))
     [letter] = (await place.engine.dead_letters()).letters
-    assert (letter.run_id, letter.reason) == ("deadly", DeadReason.POISON)
+    assert (letter.run_id, letter.reason) == ("deadly", DeadLetterReason.POISON)
     assert "claimed 5 times" in letter.error.message
     app.note(place.ledger, did="mend")
     assert (await place.engine.requeue(where={"reason": "poison"})).done == ("deadly",)

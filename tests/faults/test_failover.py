@@ -18,8 +18,7 @@ import asyncpg
 import pytest
 
 from perdure import Engine
-from perdure.core.model.listing import RunFilter
-from perdure.core.model.run import Status
+from perdure.core.model.run import RunFilter, Status
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.invariants import Known, scan_store

@@ -15,7 +15,8 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from perdure.core.model.run import Lease, Release, SendOutcome, Turn
+from perdure.core.model.record import SendOutcome
+from perdure.core.model.turn import Lease, Release, Turn
 from perdure.host import Host
 from perdure.store import MUTATING_VERBS, Retrying, Store, migration_status, open_store
 from perdure.store.mysql.store import MysqlStore

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from perdure import Engine, Status
-from perdure.core.model.run import NewMessage, Park, Release, Turn, Verdict
+from perdure.core.model.record import NewMessage
+from perdure.core.model.turn import Park, Release, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.crash import Trap
@@ -86,14 +87,14 @@ async def test_a_run_that_is_given_back_while_its_parking_is_refused_is_still_gi
     commit = store.commit
     stopping: list[asyncio.Future[None]] = []
 
-    async def commit_late(turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def commit_late(turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         if not stopping and isinstance(turns[0].next, Park):
             stopping.append(asyncio.ensure_future(worker.stop(grace=0)))
             await store.send([NewMessage(run_id=turns[0].lease.run_id, name="other", payload="1", key="1")], "test")
             assert worker._worker is not None
             [held] = worker._worker._held.values()
             await eventually(lambda: isinstance(held._forced, Release))
-        verdicts: list[Verdict] = await commit(turns, actor)
+        verdicts: list[TurnOutcome] = await commit(turns, actor)
         return verdicts
 
     store.commit = commit_late

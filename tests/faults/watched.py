@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perdure.core.model.run import Claimed, Turn
+from perdure.core.model.claim import ClaimResult
+from perdure.core.model.turn import Turn
 from perdure.store import MUTATING_VERBS
 from perdure.store.contract import Store
 
@@ -42,7 +43,7 @@ def _lines(verb: str, args: tuple[Any, ...], answer: Any) -> list[dict[str, Any]
             {"turn": _describe(turn), "run": turn.lease.run_id, "answer": verdict}
             for turn, verdict in zip(args[0], answer, strict=True)
         ]
-    if isinstance(answer, Claimed):
+    if isinstance(answer, ClaimResult):
         return [{"answer": [claimed.run.id for claimed in answer.runs]}]
     return [{"answer": answer if isinstance(answer, bool | int) else None}]
 

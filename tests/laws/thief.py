@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from perdure.core.model.run import Release, Turn, Verdict
+from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.store import Retrying
 from perdure.store.contract import Store
 
@@ -25,7 +25,7 @@ class Thief(Retrying):
         self._most = most
         self.stolen: Counter[str] = Counter()
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         """Write turns, and steal the runs of some of them."""
         ids = [turn.lease.run_id for turn in turns]
         await self._steal(ids, actor)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from perdure.core.model.claim import ClaimRequest
 from perdure.core.model.orders import Pause, PauseKind
-from perdure.core.model.run import FAR, ClaimRequest, Release, Turn, Verdict
+from perdure.core.model.turn import Release, Turn, TurnOutcome
+from perdure.core.time.duration import FAR
 from perdure.store.mysql import claim as claiming
 from perdure.store.mysql import claim_preview
 from perdure.store.mysql.driver import Way
@@ -149,7 +151,7 @@ async def test_a_run_that_somebody_had_since_it_was_chosen_is_not_taken_for_new(
         found = await candidates(claim, claims_below)
         monkeypatch.undo()
         turn = Turn(lease=await lease_of(store, "r"), records=(a_record(0),), next=Release())
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         await store.query("UPDATE perdure_runs SET wake_at = 0 WHERE id = 'r'")
         return found
 
@@ -180,12 +182,12 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
     other = await Way(where).connect()
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'held' FOR UPDATE"])
     records = [Turn(lease=leases[name], records=(a_record(0),)) for name in ("held", "free")]
-    assert await store.commit(records, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]
+    assert await store.commit(records, ACTOR) == [TurnOutcome.BUSY, TurnOutcome.APPLIED]
     parks = [Turn(lease=leases[name], next=a_park()) for name in ("held", "free")]
-    assert await store.commit(parks, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]
+    assert await store.commit(parks, ACTOR) == [TurnOutcome.BUSY, TurnOutcome.APPLIED]
     await other.send(["ROLLBACK"])
     await other.say_goodbye()
-    assert await store.commit([records[0], parks[0]], ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert await store.commit([records[0], parks[0]], ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
     assert len(await store.history("held")) == len(await store.history("free")) == 1
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.run import Finish, Release, Status, Turn, Verdict
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Release, Turn, TurnOutcome
 from perdure.store.mysql.store import MysqlStore
 from perdure.testing.conformance.harness import ACTOR, a_child, a_park, a_record, claim, commit, held
 from tests.servers.claimers import create_many
@@ -27,7 +28,7 @@ def firsts(statements: list[str]) -> list[str]:
 async def test_one_record_is_one_statement(store: MysqlStore, seen: list[str]) -> None:
     lease = await held(store)
     seen.clear()
-    assert await commit(store, lease, a_record(0)) is Verdict.APPLIED
+    assert await commit(store, lease, a_record(0)) is TurnOutcome.APPLIED
     assert firsts(seen) == ["INSERT INTO perdure_history"]
 
 
@@ -40,7 +41,7 @@ async def test_turns_that_reach_nobody_else_take_one_statement_a_table(store: My
         for lease, next in zip(leases, nexts, strict=True)
     ]
     seen.clear()
-    assert await store.commit(turns, ACTOR) == [Verdict.APPLIED] * 30
+    assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED] * 30
     assert firsts(seen) == [
         "BEGIN",
         "SELECT 9223372036854775807 +",
@@ -60,7 +61,7 @@ async def test_one_lease_that_is_gone_keeps_nothing_else_from_being_written(
     leases = [one.lease for one in (await claim(store)).runs]
     await commit(store, leases[1], next=Release())
     turns = [Turn(lease=lease, records=(a_record(0),), next=next) for lease in leases]
-    assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.LOST, Verdict.APPLIED]
+    assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.APPLIED]
     assert [len(await store.history(lease.run_id)) for lease in leases] == [1, 0, 1]
 
 
@@ -69,5 +70,5 @@ async def test_a_child_that_ends_tells_its_parent_whatever_it_is_called(store: M
     parent = await held(store, "r1")
     await commit(store, parent, children=(a_child(name, "r1"),))
     [child] = (await claim(store, nonce="child")).runs
-    assert await commit(store, child.lease, a_record(0), next=COMPLETED) is Verdict.APPLIED
+    assert await commit(store, child.lease, a_record(0), next=COMPLETED) is TurnOutcome.APPLIED
     assert [message.payload for message in await store.inbox("r1", 0)] == ["1"]

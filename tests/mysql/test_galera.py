@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.core.model.run import ClaimRequest, Finish, Lease, Park, Reason, Status, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Lease, Park, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.mysql import session
@@ -73,9 +75,9 @@ async def test_a_record_of_a_former_holder_is_refused_by_another_server(nodes: l
         await there.retire(former)
         assert (taken := await _claim(there, latter)) is not None
         turn = _turn(lease, case)
-        assert await eventually(lambda: _verdict(here, turn, former), within=60) is Verdict.LOST
+        assert await eventually(lambda: _verdict(here, turn, former), within=60) is TurnOutcome.LOST
         assert await there.commit([Turn(lease=taken, records=(a_record(0),), next=_done())], latter) == [
-            Verdict.APPLIED
+            TurnOutcome.APPLIED
         ]
         assert [record.seq for record in await there.history(run)] == [0]
     finally:
@@ -99,9 +101,9 @@ def _done() -> Finish:
     return Finish(Status.COMPLETED, "1")
 
 
-async def _verdict(store: MysqlStore, turn: Turn, actor: str) -> Verdict | None:
+async def _verdict(store: MysqlStore, turn: Turn, actor: str) -> TurnOutcome | None:
     [verdict] = await store.commit([turn], actor)
-    return None if verdict is Verdict.BUSY else verdict
+    return None if verdict is TurnOutcome.BUSY else verdict
 
 
 async def _keep_busy(node: Node, case: str) -> None:
@@ -145,7 +147,7 @@ async def test_every_commit_that_goes_on_writes_the_row_of_its_run(
     row = "SELECT wake_at FROM perdure_runs WHERE id = 'r1'"
     for turn in turns:
         before = await several.query(row)
-        assert (await several.commit([turn], "w1"))[0] in (Verdict.APPLIED, Verdict.AWAKE)
+        assert (await several.commit([turn], "w1"))[0] in (TurnOutcome.APPLIED, TurnOutcome.AWAKE)
         assert await several.query(row) != before
     before = await several.query(row)
 
@@ -155,6 +157,6 @@ async def test_every_commit_that_goes_on_writes_the_row_of_its_run(
     async def seal(result: object) -> Turn:
         return Turn(lease=lease, records=(a_record(4),))
 
-    assert await several.transact(Deed(work=work, waits=True, seal=seal, actor="w1")) is Verdict.APPLIED
+    assert await several.transact(Deed(work=work, waits=True, seal=seal, actor="w1")) is TurnOutcome.APPLIED
     assert await several.query(row) != before
     await several.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from perdure.core.model.run import Release, Turn, Verdict
+from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.store.mysql.driver import Answer, Connection, DriverError
 from perdure.store.mysql.store import MysqlStore
@@ -76,7 +76,7 @@ async def test_a_rollback_that_fails_costs_a_connection_and_no_verdict(
     refused = fail(monkeypatch, 1, "ROLLBACK".__eq__, DriverError(code, "lost"))
     # The fence stops the packet, because one of the leases is gone.
     turns = [Turn(lease=lease, records=(a_record(0),)) for lease in (kept, gone)]
-    assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.LOST]
+    assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST]
     assert refused == ["ROLLBACK"]
 
 

@@ -7,7 +7,10 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import Any
 
-from perdure.core.model.run import ClaimRequest, Finish, Kind, Park, Reason, Status, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Park, Turn, TurnOutcome
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.plain_sql import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_message, a_run, a_worker
@@ -52,8 +55,8 @@ async def done_by_all(plain: Plain, stack: AsyncExitStack, sql: int, python: int
             turns = [Turn(lease=one.lease, next=Finish(Status.COMPLETED, "1")) for one in taken]
             while turns:
                 verdicts = await mine.store.commit(turns, name)
-                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
-                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
+                assert set(verdicts) <= {TurnOutcome.APPLIED, TurnOutcome.BUSY}
+                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is TurnOutcome.BUSY]
             done.update(one.run.id for one in taken)
 
     names = [f"worker-{number}" for number in range(len(workers))]
@@ -99,7 +102,7 @@ async def test_many_children_tell_one_parent_at_once_and_none_is_missed(plain: P
     [parent] = (await claim_in_python(plain.store, types=("shop.v1",))).runs
     started = tuple(a_child(child, "parent", type=TYPE) for child in children)
     turn = Turn(lease=parent.lease, children=started, next=Park(2**60, Reason.CHILD, 0))
-    assert await plain.store.commit([turn], "w1") == [Verdict.APPLIED]
+    assert await plain.store.commit([turn], "w1") == [TurnOutcome.APPLIED]
     async with AsyncExitStack() as stack:
         others = [await another(plain, stack) for _ in range(WORKERS)]
         rows = await plain.do("claim", types=TYPE, number=len(children))
@@ -116,7 +119,7 @@ async def test_many_children_tell_one_parent_at_once_and_none_is_missed(plain: P
 
         await asyncio.gather(write(), *(end(mine, rows[place::WORKERS]) for place, mine in enumerate(others)))
         entries = await plain.store.inbox("parent", 0)
-        assert sorted(entry.name for entry in entries if entry.kind is Kind.CHILD) == [
+        assert sorted(entry.name for entry in entries if entry.kind is RecordKind.CHILD) == [
             f"call-{child}" for child in children
         ]
         assert [entry.seq for entry in entries] == list(range(1, 2 * len(children) + 1))

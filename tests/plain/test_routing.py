@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from perdure.core.model.run import ClaimRequest
+from perdure.core.model.claim import ClaimRequest
 from perdure.core.routing import matches
 from perdure.testing.conformance.harness import a_worker
 from tests.plain.places import Plain

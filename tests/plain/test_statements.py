@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.model.orders import Order, Pause, PauseKind
+from perdure.core.model.orders import Pause, PauseKind, RunOrder
 from perdure.core.model.outputs import OutputKind
-from perdure.core.model.run import Finish, Kind, Park, Reason, Status, Turn, Verdict
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Park, Turn, TurnOutcome
 from perdure.core.routing import TypeInfo
 from perdure.store.plain_sql import NAMES, statement
 from perdure.testing.conformance.harness import ACTOR, a_child, a_run, a_worker
@@ -35,7 +37,7 @@ async def a_waiting_parent(plain: Plain, child: str = "child") -> None:
         children=(a_child(child, "parent", "send", type=TYPE, input='{"to":"a@b.c"}'),),
         next=Park(2**60, Reason.CHILD, 0),
     )
-    assert await plain.store.commit([turn], "w1") == [Verdict.APPLIED]
+    assert await plain.store.commit([turn], "w1") == [TurnOutcome.APPLIED]
 
 
 async def test_an_insert_is_a_run_that_any_worker_takes(plain: Plain) -> None:
@@ -166,7 +168,12 @@ async def test_a_failed_attempt_is_recorded_and_another_follows_after_the_delay(
     assert (row["reason"], row["attempt"], row["lease_until"]) == ("retry", 2, 0)
     assert 3590 * SECOND < row["wake_at"] - now < 3610 * SECOND
     [record] = await plain.store.history(run_id)
-    assert (record.kind, record.attempts, record.run_attempt, record.retry_at) == (Kind.ATTEMPT, 1, 1, row["wake_at"])
+    assert (record.kind, record.attempts, record.run_attempt, record.retry_at) == (
+        RecordKind.ATTEMPT,
+        1,
+        1,
+        row["wake_at"],
+    )
     assert json.loads(record.payload or "") == {"type": "OSError", "message": "first"}
     assert await plain.events(run_id) == ["created", "started", "retried"]
     assert "The last attempt failed: OSError: first." in await plain.why(run_id)
@@ -210,7 +217,12 @@ async def test_a_parent_is_told_in_the_same_transaction_and_wakes_up(plain: Plai
         lease = await claimed(plain, "child", types="mail.%")
         assert (await plain.one(ending, **lease, output='"sent"'))["outcome"] == "applied"
     [word] = await plain.store.inbox("parent", 0)
-    assert (word.kind, word.name, word.key, word.failed) == (Kind.CHILD, "send", "child:child:1", ending != "complete")
+    assert (word.kind, word.name, word.key, word.failed) == (
+        RecordKind.CHILD,
+        "send",
+        "child:child:1",
+        ending != "complete",
+    )
     if ending == "complete":
         assert word.payload == '"sent"'
     parent = await plain.row("parent")
@@ -226,7 +238,7 @@ async def test_a_parent_that_is_at_work_is_marked_and_one_that_has_ended_is_left
     await plain.one("complete", **lease, output="1")
     assert (await plain.row("parent"))["marked"] == 1
     done = Turn(lease=parent.lease, next=Finish(Status.CANCELLED, "{}"))
-    assert await plain.store.commit([done], "w1") == [Verdict.APPLIED]
+    assert await plain.store.commit([done], "w1") == [TurnOutcome.APPLIED]
 
 
 async def test_a_run_that_nobody_has_begun_is_cancelled_at_once(plain: Plain) -> None:
@@ -248,7 +260,7 @@ async def test_a_run_that_has_begun_finds_the_cancellation_in_its_inbox(plain: P
     await a_waiting_parent(plain)
     assert await plain.one("cancel", id="parent", reason="ö", key="c") == {"outcome": "accepted", "status": "pending"}
     [entry] = await plain.store.inbox("parent", 0)
-    assert (entry.kind, entry.key, json.loads(entry.payload or "")) == (Kind.CANCEL, "c", "ö")
+    assert (entry.kind, entry.key, json.loads(entry.payload or "")) == (RecordKind.CANCEL, "c", "ö")
 
 
 async def test_a_run_past_its_deadline_is_not_given_out_and_no_lease_outlives_one(plain: Plain) -> None:
@@ -281,10 +293,10 @@ async def test_nobody_is_given_what_is_paused_or_a_workflow_of_pythons(plain: Pl
 async def test_a_run_that_was_paused_while_somebody_had_it_waits_after_its_attempt(plain: Plain) -> None:
     run_id = await plain.insert()
     lease = await claimed(plain, run_id)
-    await plain.store.control(Order(run_id=run_id, kind=Kind.PAUSE, key="p"), ACTOR)
+    await plain.store.control(RunOrder(run_id=run_id, kind=RecordKind.PAUSE, key="p"), ACTOR)
     assert (await plain.one("fail", **lease, delay=0))["status"] == "pending"
     assert await plain.do("claim") == []
-    await plain.store.control(Order(run_id=run_id, kind=Kind.RESUME, key="r"), ACTOR)
+    await plain.store.control(RunOrder(run_id=run_id, kind=RecordKind.RESUME, key="r"), ACTOR)
     assert [row["id"] for row in await plain.do("claim")] == [run_id]
 
 

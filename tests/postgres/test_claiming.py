@@ -7,7 +7,10 @@ import os
 
 import pytest
 
-from perdure.core.model.run import FAR, ClaimRequest, Finish, Status, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
+from perdure.core.time.duration import FAR
 from perdure.store.postgres import claim as claiming
 from perdure.store.postgres import claim_ready
 from perdure.store.postgres.store import PostgresStore
@@ -50,7 +53,7 @@ async def test_turns_of_nothing_but_records_are_one_statement(store: PostgresSto
     for seq in range(2):
         seen.clear()
         turns = [Turn(lease=lease, records=(a_record(2 * seq), a_record(2 * seq + 1))) for lease in leases]
-        assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
         await asyncio.sleep(0)
     assert len(seen) == 1
 
@@ -99,7 +102,7 @@ async def test_a_claim_and_a_finish_are_one_statement_each_however_many_runs(sto
         assert len(claimed.runs) == 30
         done = Finish(Status.COMPLETED, "1")
         turns = [Turn(lease=one.lease, records=(a_record(0),), next=done) for one in claimed.runs]
-        assert set(await store.commit(turns, ACTOR)) == {Verdict.APPLIED}
+        assert set(await store.commit(turns, ACTOR)) == {TurnOutcome.APPLIED}
         await asyncio.sleep(0)
     assert len(seen) == 2
 
@@ -160,12 +163,12 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
     await transaction.start()
     await other.execute(f"SELECT 1 FROM {schema}.perdure_runs WHERE id = 'held' FOR UPDATE")
     records = [Turn(lease=leases[name], records=(a_record(0),)) for name in ("held", "free")]
-    assert await store.commit(records, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]
+    assert await store.commit(records, ACTOR) == [TurnOutcome.BUSY, TurnOutcome.APPLIED]
     parks = [Turn(lease=leases[name], next=a_park()) for name in ("held", "free")]
-    assert await store.commit(parks, ACTOR) == [Verdict.BUSY, Verdict.APPLIED]
+    assert await store.commit(parks, ACTOR) == [TurnOutcome.BUSY, TurnOutcome.APPLIED]
     await transaction.rollback()
     await other.close()
-    assert await store.commit([records[0], parks[0]], ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert await store.commit([records[0], parks[0]], ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
     assert len(await store.history("held")) == len(await store.history("free")) == 1
 
 

@@ -9,7 +9,10 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model.run import ClaimRequest, Finish, Kind, Park, Reason, Record, Release, Status, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Park, Release, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres import commit_simple
@@ -38,7 +41,7 @@ async def test_texts_arrive_as_they_were(store: PostgresStore, odd: str) -> None
     turns = await held(store, "r1", "r2")
     records = [replace(a_record(0), location=odd, digest=odd), a_record(0, location=f"{odd}#2", payload=None)]
     batch = [with_records(turn, record) for turn, record in zip(turns, records, strict=True)]
-    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert await store.commit(batch, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
     assert [*await store.history("r1"), *await store.history("r2")] == records
 
 
@@ -48,10 +51,10 @@ async def test_texts_with_the_characters_that_stand_between_texts_arrive_as_well
 ) -> None:
     turns = await held(store, f"r1{odd}", "r2")
     batch = [with_records(turn, a_record(0, location=odd)) for turn in turns]
-    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+    assert await store.commit(batch, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
     assert await store.history(f"r1{odd}") == await store.history("r2") == [a_record(0, location=odd)]
     done = Finish(Status.COMPLETED, f'"{odd}"')
-    assert await store.commit([with_records(turn, next=done) for turn in turns], ACTOR) == [Verdict.APPLIED] * 2
+    assert await store.commit([with_records(turn, next=done) for turn in turns], ACTOR) == [TurnOutcome.APPLIED] * 2
     run = await store.get("r2")
     assert run is not None
     assert run.output == f'"{odd}"'
@@ -64,7 +67,7 @@ async def test_turns_with_no_record_one_and_several_go_together(store: PostgresS
         with_records(second, next=Finish(Status.FAILED, '{"type":"x"}')),
         with_records(third, a_record(0, digest=""), next=Finish(Status.COMPLETED, "3")),
     ]
-    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED] * 3
+    assert await store.commit(batch, ACTOR) == [TurnOutcome.APPLIED] * 3
     assert [len(await store.history(run_id)) for run_id in ("r1", "r2", "r3")] == [3, 0, 1]
     runs = {run.id: run for run in await store.get_many(["r1", "r2", "r3"])}
     assert [runs[run_id].status for run_id in ("r1", "r2", "r3")] == ["running", "failed", "completed"]
@@ -77,9 +80,9 @@ async def test_records_of_every_kind_keep_all_that_they_say(store: PostgresStore
     records = (
         a_record(0),
         a_record(1, location="b", failed=True, attempts=3, retry_at=77, run_attempt=2, started_at=5),
-        a_record(2, location="c", kind=Kind.TIMER, digest="", attempts=0, run_attempt=2),
+        a_record(2, location="c", kind=RecordKind.TIMER, digest="", attempts=0, run_attempt=2),
     )
-    assert await store.commit([with_records(turn, *records)], ACTOR) == [Verdict.APPLIED]
+    assert await store.commit([with_records(turn, *records)], ACTOR) == [TurnOutcome.APPLIED]
     assert await store.history("r1") == list(records)
 
 
@@ -87,7 +90,7 @@ async def test_a_run_stays_as_it_is_when_only_its_neighbour_parks(store: Postgre
     going, parking = await held(store, "r1", "r2")
     park = Park((await store.now()) + 60_000_000, Reason.TIMER, 0)
     batch = [with_records(going, a_record(0)), with_records(parking, next=park)]
-    assert await store.commit(batch, ACTOR) == [Verdict.APPLIED] * 2
+    assert await store.commit(batch, ACTOR) == [TurnOutcome.APPLIED] * 2
     runs = {run.id: run for run in await store.get_many(["r1", "r2"])}
     assert (runs["r1"].status, runs["r1"].worker, runs["r1"].claims) == ("running", "w1", 1)
     assert (runs["r2"].status, runs["r2"].reason, runs["r2"].worker) == ("waiting", "timer", None)
@@ -95,13 +98,13 @@ async def test_a_run_stays_as_it_is_when_only_its_neighbour_parks(store: Postgre
 
 async def test_a_lost_lease_is_told_from_its_neighbours(store: PostgresStore) -> None:
     turns = await held(store, "r1", "r2", "r3")
-    assert await store.commit([with_records(turns[1], next=a_park())], ACTOR) == [Verdict.APPLIED]
+    assert await store.commit([with_records(turns[1], next=a_park())], ACTOR) == [TurnOutcome.APPLIED]
     for batch in (
         [with_records(turn, a_record(0)) for turn in turns],
         [with_records(turn, next=Finish(Status.COMPLETED, "1")) for turn in turns],
     ):
-        assert await store.commit(batch, ACTOR) == [Verdict.APPLIED, Verdict.LOST, Verdict.APPLIED]
-    assert await store.commit([with_records(turns[1], a_record(0))], ACTOR) == [Verdict.LOST]
+        assert await store.commit(batch, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.APPLIED]
+    assert await store.commit([with_records(turns[1], a_record(0))], ACTOR) == [TurnOutcome.LOST]
 
 
 async def test_a_record_that_crosses_the_end_of_its_lease_lands_before_it_or_not_at_all(
@@ -109,7 +112,7 @@ async def test_a_record_that_crosses_the_end_of_its_lease_lands_before_it_or_not
 ) -> None:
     other = open_store(url, Host())
     await other.open()
-    verdicts: Counter[tuple[Verdict, Verdict]] = Counter()
+    verdicts: Counter[tuple[TurnOutcome, TurnOutcome]] = Counter()
     for number in range(100):
         [turn] = await held(store, f"r{number}")
         lands, ends = await asyncio.gather(
@@ -117,14 +120,14 @@ async def test_a_record_that_crosses_the_end_of_its_lease_lands_before_it_or_not
             other.commit([with_records(turn, next=Release())], ACTOR),
         )
         there = await store.history(turn.lease.run_id)
-        assert there == ([a_record(0)] if lands == [Verdict.APPLIED] else [])
+        assert there == ([a_record(0)] if lands == [TurnOutcome.APPLIED] else [])
         verdicts[lands[0], ends[0]] += 1
     await other.close()
     assert set(verdicts) <= {
-        (Verdict.APPLIED, Verdict.APPLIED),
-        (Verdict.LOST, Verdict.APPLIED),
-        (Verdict.BUSY, Verdict.APPLIED),
-        (Verdict.APPLIED, Verdict.BUSY),
+        (TurnOutcome.APPLIED, TurnOutcome.APPLIED),
+        (TurnOutcome.LOST, TurnOutcome.APPLIED),
+        (TurnOutcome.BUSY, TurnOutcome.APPLIED),
+        (TurnOutcome.APPLIED, TurnOutcome.BUSY),
     }, verdicts
 
 

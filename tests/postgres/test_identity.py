@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from perdure.core.model.run import ClaimRequest, Finish, Lease, Status, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Lease, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.contract import Change
@@ -41,11 +43,11 @@ async def test_behind_a_pooler_no_lease_holds_on_another_timeline(store: Postgre
     turns: list[Turn] = TURNS[case](leases)
     ours = store._statements
     store._statements = Statements(store._tables, fence("FFFFFFFF"))
-    assert set(await store.commit(turns, "w1")) == {Verdict.BUSY}
+    assert set(await store.commit(turns, "w1")) == {TurnOutcome.BUSY}
     assert await store.query("SELECT 1 FROM perdure_history") == []
     assert await store.query("SELECT 1 FROM perdure_messages") == []
     store._statements = ours
-    assert set(await store.commit(turns, "w1")) == {Verdict.APPLIED}
+    assert set(await store.commit(turns, "w1")) == {TurnOutcome.APPLIED}
 
 
 @pytest.mark.usefixtures("straight")
@@ -69,7 +71,7 @@ async def test_a_pooler_that_leads_to_another_timeline_ends_every_life(
     assert changes == []
     assert await other.heartbeat("w2") is False
     assert Change.REPLACED in changes
-    assert await other.commit([Turn(lease=leases[0], records=(a_record(0),))], "w2") == [Verdict.LOST]
+    assert await other.commit([Turn(lease=leases[0], records=(a_record(0),))], "w2") == [TurnOutcome.LOST]
     await other.register(a_worker("w3"))
     assert await other.heartbeat("w3") is True
     await other.close()
@@ -83,7 +85,7 @@ async def test_a_server_that_went_back_ends_every_life(store: PostgresStore) -> 
     await store.query("UPDATE perdure_workers SET heartbeat_at = started_at - 1")
     assert await store.heartbeat("w1") is False
     assert changes == [Change.REPLACED]
-    assert await store.commit([Turn(lease=leases[0], records=(a_record(0),))], "w1") == [Verdict.LOST]
+    assert await store.commit([Turn(lease=leases[0], records=(a_record(0),))], "w1") == [TurnOutcome.LOST]
     # Its life ends on whatever server is there, and what it held is everybody's.
     await store.retire("w1")
     await store.register(a_worker("w2"))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from perdure.core.model.run import ClaimRequest
+from perdure.core.model.claim import ClaimRequest
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import TYPE, a_worker
 

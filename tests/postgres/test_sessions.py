@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, Status, workflow
-from perdure.core.model.run import Block, Reason
+from perdure.core.model.run import Reason
+from perdure.core.model.turn import Block
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres.sessions import session_name

@@ -14,10 +14,10 @@ from perdure import (
     Cron,
     Engine,
     EngineClosed,
+    ExecutionState,
     Reason,
     Retry,
     RunNotFound,
-    Standing,
     Status,
     UnknownWorkflow,
     UsageError,
@@ -71,13 +71,13 @@ async def test_a_run_is_worked_on_until_it_waits_and_until_it_ends(stage: Stage)
     engine = stage.engine(talk)
     run = await engine.start(talk("you"))
     parked = await engine.execute(run.id)
-    assert (parked.stands, parked.status, parked.reason) == (Standing.WAITING, Status.WAITING, Reason.MESSAGE)
+    assert (parked.state, parked.status, parked.reason) == (ExecutionState.WAITING, Status.WAITING, Reason.MESSAGE)
     assert (parked.again_at, parked.again_in, parked.worked, parked.progressed) == (None, None, True, True)
     waiting = await engine.execute(run.id)
-    assert (waiting.stands, waiting.worked) == (Standing.WAITING, False)
+    assert (waiting.state, waiting.worked) == (ExecutionState.WAITING, False)
     await run.send("answer", "me")
     done = await engine.execute(run.id)
-    assert (done.stands, done.status, done.worked) == (Standing.FINISHED, Status.COMPLETED, True)
+    assert (done.state, done.status, done.worked) == (ExecutionState.FINISHED, Status.COMPLETED, True)
     assert await run.result() == "hello hello you me"
     [signed_on] = await engine.workers()
     assert signed_on.slots == 500
@@ -89,7 +89,12 @@ async def test_a_finished_run_is_left_in_silence(stage: Stage, caplog: pytest.Lo
     await run.cancel()
     before = await run.events()
     done = await engine.execute(run.id)
-    assert (done.stands, done.status, done.worked, done.again_at) == (Standing.FINISHED, Status.CANCELLED, False, None)
+    assert (done.state, done.status, done.worked, done.again_at) == (
+        ExecutionState.FINISHED,
+        Status.CANCELLED,
+        False,
+        None,
+    )
     assert await run.events() == before
     assert caplog.records == []
 
@@ -103,7 +108,7 @@ async def test_a_run_that_is_not_due_says_when_it_is(stage: Stage) -> None:
     assert await engine.due() == []
     await run.wake()
     assert await engine.due() == [run.id]
-    assert (await engine.execute(run.id)).stands is Standing.FINISHED
+    assert (await engine.execute(run.id)).state is ExecutionState.FINISHED
 
 
 async def test_what_another_worker_has_is_left_to_it(stage: Stage) -> None:
@@ -123,7 +128,7 @@ async def test_what_another_worker_has_is_left_to_it(stage: Stage) -> None:
     async with other.worker():
         await entered.wait()
         held = await engine.execute(run.id)
-        assert (held.stands, held.status, held.worked) == (Standing.HELD, Status.RUNNING, False)
+        assert (held.state, held.status, held.worked) == (ExecutionState.HELD, Status.RUNNING, False)
         assert held.again_in == 2.0
         go_on.set()
         assert await run.result("20s") == "held"
@@ -143,7 +148,7 @@ async def test_nothing_else_is_taken_and_who_asks_for_the_same_waits_with_the_fi
     engine = stage.engine(acting)
     runs = [await engine.start(acting(number)) for number in range(3)]
     first, second = await asyncio.gather(engine.execute(runs[0].id), engine.execute(runs[0].id))
-    assert (first.stands, second.stands) == (Standing.FINISHED, Standing.FINISHED)
+    assert (first.state, second.state) == (ExecutionState.FINISHED, ExecutionState.FINISHED)
     assert sorted([first.worked, second.worked]) == [False, True]
     assert calls == [0]
     assert [await run.status() for run in runs] == [Status.COMPLETED, Status.PENDING, Status.PENDING]
@@ -171,10 +176,15 @@ async def test_when_the_time_is_up_the_run_is_given_back_with_what_it_has(on_dis
     engine = on_disk.engine(slowly)
     run = await engine.start(slowly())
     first = await engine.execute(run.id, timeout=0.3)
-    assert (first.stands, first.status, first.again_in, first.progressed) == (Standing.READY, Status.PENDING, 0.0, True)
+    assert (first.state, first.status, first.again_in, first.progressed) == (
+        ExecutionState.READY,
+        Status.PENDING,
+        0.0,
+        True,
+    )
     second = await engine.execute(run.id, timeout=0.3)
-    assert (second.stands, second.worked, second.progressed) == (Standing.READY, True, False)
-    assert (await engine.execute(run.id, timeout=20)).stands is Standing.FINISHED
+    assert (second.state, second.worked, second.progressed) == (ExecutionState.READY, True, False)
+    assert (await engine.execute(run.id, timeout=20)).state is ExecutionState.FINISHED
     assert calls == ["quick", "slow", "slow", "slow"]
 
 
@@ -205,7 +215,7 @@ async def test_children_and_parents_are_due_one_after_the_other(stage: Stage) ->
     while due := await engine.due():
         for run_id in due:
             done = await engine.execute(run_id)
-            order.append(f"{run_id.removeprefix(run.id)} {done.stands}")
+            order.append(f"{run_id.removeprefix(run.id)} {done.state}")
             assert done.parent_id == (None if run_id == run.id else run.id)
     assert await run.result() == 6
     assert len(order) == 5
@@ -226,7 +236,7 @@ async def test_what_cannot_be_executed_is_said(stage: Stage) -> None:
         Engine(stage.url).pusher()
     await engine.pause(type="push.talk.v1")
     paused = await engine.start(talk("you"))
-    assert (await engine.execute(paused.id)).stands is Standing.PAUSED
+    assert (await engine.execute(paused.id)).state is ExecutionState.PAUSED
     assert await engine.due() == []
 
 
@@ -258,7 +268,7 @@ async def test_a_process_that_was_suspended_for_longer_than_its_lease_begins_a_n
         write(on_disk, "UPDATE perdure_workers SET heartbeat_at = 0")
         await sweeper.due()
         await run.send("go")
-        assert (await pusher.execute(run.id)).stands is Standing.FINISHED
+        assert (await pusher.execute(run.id)).state is ExecutionState.FINISHED
         assert pusher.id != before
 
 
@@ -369,7 +379,7 @@ async def counting(ctx: Context) -> int:
 engine = Engine(sys.argv[1], [counting])
 
 async def invoked(run_id):
-    return str((await engine.execute(run_id)).stands)
+    return str((await engine.execute(run_id)).state)
 
 async def start():
     return (await engine.start(counting())).id
@@ -410,7 +420,7 @@ def test_code_that_is_not_async_executes_too(tmp_path: Path) -> None:
     with engine.blocking() as blocking:
         run = blocking.start(talk("you"))
         assert blocking.due() == [run.id]
-        assert blocking.execute(run.id, timeout="20s").stands is Standing.WAITING
+        assert blocking.execute(run.id, timeout="20s").state is ExecutionState.WAITING
 
 
 @step(timeout=0.05, retry=Retry.never())
@@ -429,5 +439,5 @@ async def test_a_step_has_its_own_timeout_here_too(on_disk: Stage) -> None:
 
     engine = on_disk.engine(patient)
     run = await engine.start(patient())
-    assert (await engine.execute(run.id)).stands is Standing.FINISHED
+    assert (await engine.execute(run.id)).state is ExecutionState.FINISHED
     assert await run.result() == "timed out"

@@ -7,13 +7,13 @@ import asyncio
 from perdure import (
     Context,
     Engine,
+    ExecutionState,
     Fate,
     Limit,
     QueueHandler,
     QueueMessage,
     Reason,
     Singleton,
-    Standing,
     Status,
     activity,
     step,
@@ -50,18 +50,18 @@ async def test_what_is_pushed_passes_its_gates_or_stands_in_line(stage: Stage) -
     executing = [asyncio.ensure_future(engine.execute(run.id)) for run in runs[:2]]
     await eventually(lambda: crowd.inside == 2)
     refused = await engine.execute(runs[2].id)
-    assert (refused.stands, refused.status, refused.reason) == (Standing.WAITING, Status.WAITING, Reason.LIMIT)
+    assert (refused.state, refused.status, refused.reason) == (ExecutionState.WAITING, Status.WAITING, Reason.LIMIT)
     assert refused.worked is False
     assert refused.again_in is not None
     assert 0 < refused.again_in <= 16
     again = await engine.execute(runs[2].id)
     assert (again.reason, again.worked) == (Reason.LIMIT, False)
     crowd.go_on.set()
-    assert {done.stands for done in await asyncio.gather(*executing)} == {Standing.FINISHED}
+    assert {done.state for done in await asyncio.gather(*executing)} == {ExecutionState.FINISHED}
     # There is room now, and what stands in line is found by looking.
     await eventually(lambda: _is_due(engine, runs[2].id))
     for run in runs[2:]:
-        assert (await engine.execute(run.id)).stands is Standing.FINISHED
+        assert (await engine.execute(run.id)).state is ExecutionState.FINISHED
     assert (crowd.most, crowd.done) == (2, 4)
     assert await stage.rows("SELECT * FROM perdure_lines") == []
 
@@ -85,7 +85,7 @@ async def test_a_limit_that_is_set_at_run_time_holds_too(on_disk: Stage) -> None
     assert (await engine.execute(two.id)).reason is Reason.LIMIT
     crowd.go_on.set()
     await first
-    assert (await engine.execute(two.id)).stands is Standing.FINISHED
+    assert (await engine.execute(two.id)).state is ExecutionState.FINISHED
     assert crowd.most == 1
 
 
@@ -111,12 +111,12 @@ async def test_a_singleton_that_waits_for_its_turn_is_not_pushed_past_the_others
 
     engine = stage.engine(single)
     first, second = [await engine.start(single(), singleton=Singleton("one", "queue")) for _ in range(2)]
-    assert (await engine.execute(first.id)).stands is Standing.WAITING
+    assert (await engine.execute(first.id)).state is ExecutionState.WAITING
     waits = await engine.execute(second.id)
-    assert (waits.stands, waits.reason, waits.worked) == (Standing.WAITING, Reason.LIMIT, False)
+    assert (waits.state, waits.reason, waits.worked) == (ExecutionState.WAITING, Reason.LIMIT, False)
     assert await engine.due() == []
     await first.send("go", "now")
-    assert (await engine.execute(first.id)).stands is Standing.FINISHED
+    assert (await engine.execute(first.id)).state is ExecutionState.FINISHED
 
     async def begun() -> bool:
         return (await engine.execute(second.id)).worked
@@ -140,13 +140,13 @@ async def test_a_step_that_waits_for_a_limit_has_its_run_asked_for_again(on_disk
     first = asyncio.ensure_future(engine.execute(one.id))
     await eventually(lambda: crowd.inside == 1)
     waits = await engine.execute(two.id)
-    assert (waits.stands, waits.reason) == (Standing.WAITING, Reason.LIMIT)
+    assert (waits.state, waits.reason) == (ExecutionState.WAITING, Reason.LIMIT)
     assert waits.again_in is not None
     crowd.go_on.set()
     await first
 
     async def done() -> bool:
-        return (await engine.execute(two.id)).stands is Standing.FINISHED
+        return (await engine.execute(two.id)).state is ExecutionState.FINISHED
 
     await eventually(done)
     assert (crowd.most, crowd.done) == (1, 2)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from perdure import Context, Engine, Handle, RunCancelled, RunFinished, Singleton, Status, workflow
-from perdure.core.model.run import Kind
+from perdure.core.model.record import RecordKind
 from tests.engine.stage import Stage
 from tests.helpers import eventually
 from tests.races.arena import Arena, Moment
@@ -40,7 +40,7 @@ async def test_a_message_against_the_timeout_of_its_wait(stage: Stage) -> None:
         order, value = await run.result(LONG)
         assert value == number
         kinds = [record.kind for record in await run.history()]
-        assert kinds == ([Kind.MESSAGE] if order == "in time" else [Kind.TIMER, Kind.MESSAGE])
+        assert kinds == ([RecordKind.MESSAGE] if order == "in time" else [RecordKind.TIMER, RecordKind.MESSAGE])
         moments[seconds].was(early=order == "in time")
         return str(order)
 
@@ -99,12 +99,12 @@ async def test_a_child_that_finishes_against_its_parent_that_parks(stage: Stage)
         assert await run.result(LONG) == ["worked", "worked"]
         first = (await run.history())[0].kind
         # The parent parks when its own step has ended; early is before it was told of its child.
-        moment.was(early=first is Kind.STEP)
+        moment.was(early=first is RecordKind.STEP)
         return str(first)
 
     arena = Arena(stage, parent, working)
     await arena.race(one)
-    assert set(arena.orders) == {Kind.STEP, Kind.CHILD}
+    assert set(arena.orders) == {RecordKind.STEP, RecordKind.CHILD}
 
 
 @workflow("races.parking.v1")
@@ -122,12 +122,12 @@ async def test_a_message_against_a_run_that_parks(stage: Stage) -> None:
         await run.send("word", number)
         assert await run.result(LONG) == number
         first = (await run.history())[0].kind
-        moment.was(early=first is Kind.MESSAGE)
+        moment.was(early=first is RecordKind.MESSAGE)
         return str(first)
 
     arena = Arena(stage, parking)
     await arena.race(one)
-    assert set(arena.orders) == {Kind.STEP, Kind.MESSAGE}
+    assert set(arena.orders) == {RecordKind.STEP, RecordKind.MESSAGE}
 
 
 async def test_a_message_against_the_end_of_its_run(stage: Stage) -> None:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
-from perdure.core.model.run import Kind, Record, Status
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Status
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, OpenOperation, ScopeOperation, StepOperation, TimerOperation
 from perdure.replay.operations_api import RunOrigin
@@ -144,26 +145,28 @@ class Driver:
 
     def stumble(self, location: str, error: BaseException, *, attempts: int = 1, retry_at: int = 0) -> None:
         """An attempt at a step failed, and another will follow."""
-        self._record(Kind.ATTEMPT, location, _failure(error), 0, failed=True, attempts=attempts, retry_at=retry_at)
+        self._record(
+            RecordKind.ATTEMPT, location, _failure(error), 0, failed=True, attempts=attempts, retry_at=retry_at
+        )
 
     def fire(self) -> str:
         """The next timer is due. Gives its location."""
         timer = self.execution.next_timer()
         assert timer is not None, f"no timer is set, only {self.open}"
-        self._record(Kind.TIMER, timer.location, None, (timer.due - self.execution.time) / SECOND)
+        self._record(RecordKind.TIMER, timer.location, None, (timer.due - self.execution.time) / SECOND)
         return timer.location
 
     def wake(self, location: str, at: int) -> None:
         """Somebody changed when a sleep ends."""
-        self._record(Kind.WAKE, location, str(at), 0)
+        self._record(RecordKind.WAKE, location, str(at), 0)
 
     def late(self, location: str) -> None:
         """A child that was given up has ended all the same."""
-        self._record(Kind.CHILD, location, "1", 0)
+        self._record(RecordKind.CHILD, location, "1", 0)
 
     def message(self, name: str, value: Any = None, *, after: float = 0) -> None:
         """A message arrived."""
-        self._record(Kind.MESSAGE, name, codec.encode(value, "message"), after)
+        self._record(RecordKind.MESSAGE, name, codec.encode(value, "message"), after)
 
     def messages(self, *messages: tuple[str, Any], after: float = 0) -> None:
         """Messages arrived together."""
@@ -172,7 +175,7 @@ class Driver:
 
     def cancel(self, reason: str = "asked to") -> None:
         """Somebody cancelled the run."""
-        self._record(Kind.CANCEL, "", codec.encode(reason, "reason"), 0)
+        self._record(RecordKind.CANCEL, "", codec.encode(reason, "reason"), 0)
 
     def feed(self, record: Record | Together) -> None:
         """What that record says happened."""
@@ -187,7 +190,7 @@ class Driver:
         )  # fmt: skip
         self._save()
 
-    def _record(self, kind: Kind, location: str, payload: str | None, after: float, **fields: Any) -> None:
+    def _record(self, kind: RecordKind, location: str, payload: str | None, after: float, **fields: Any) -> None:
         now = self.execution.time + round(after * SECOND)
         self.happened.append(Record(seq=0, kind=kind, location=location, payload=payload, at=now, **fields))
         self.execution.record(kind, location, payload, now, **fields)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable
 from typing import Any, Literal
 
 from perdure import (
-    Asked,
     Branch,
     Break,
     Channel,
@@ -17,8 +16,9 @@ from perdure import (
     FailureKind,
     JoinError,
     RaceError,
+    ReceivedQuestion,
     Rollback,
-)  # fmt: skip
+)
 from perdure.workflow.definition import Call
 from perdure.workflow.outcomes import CAUGHT
 from perdure.workflow.scopes import current_scope
@@ -123,7 +123,7 @@ class Language(Performer):
         return messages
 
     async def _question(self, node: Node) -> None:
-        asked: Asked[int, int] = await self._ctx.receive_question(QUESTION, int, timeout=node.number)
+        asked: ReceivedQuestion[int, int] = await self._ctx.receive_question(QUESTION, int, timeout=node.number)
         self.note(node, asked.value)
         asked.reply(asked.value + node.id)
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import msgspec
 
-from perdure.core.model.run import Kind, Record
+from perdure.core.model.record import Record, RecordKind
 from tests.replay.generation import Author, Tape
 from tests.replay.nodes import Node, given_as_it_is, walk
 from tests.replay.recording import Play, recorded_locations
@@ -37,7 +37,7 @@ class Subject:
         self.nodes = list(walk(program))
         self.begun = set(play.machine.begun)
         self.recorded = {node_id for node_id, places in play.machine.begun.items() if places & locations}
-        completed = {each.location for each in history if each.kind in (Kind.STEP, Kind.CHILD)}
+        completed = {each.location for each in history if each.kind in (RecordKind.STEP, RecordKind.CHILD)}
         self.completed = {node_id for node_id, places in play.machine.begun.items() if places & completed}
         self._begun, self._completed = play.machine.begun, completed
         play.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.model.run import Kind, Record
+from perdure.core.model.record import Record, RecordKind
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.operations import ChildOperation, StepOperation
 from perdure.workflow.channels import question_name
@@ -39,7 +39,7 @@ class Play(Driver):
     @property
     def position(self) -> list[str]:
         """Where it stands, and everything that it has seen in parts that are not over."""
-        marks = {each.location: read_checkpoint(each) for each in self.history if each.kind is Kind.SCOPE}
+        marks = {each.location: read_checkpoint(each) for each in self.history if each.kind is RecordKind.SCOPE}
 
         def is_over(path: str) -> bool:
             parts = path.split("/")
@@ -177,7 +177,7 @@ def _histories(recording: Recording, cut: int) -> Iterator[tuple[Record, ...]]:
 
 def _is_alone(record: Record) -> bool:
     """Whether a transaction wrote it."""
-    return record.kind is Kind.STEP and record.location.rpartition("/")[2].startswith(DEED)
+    return record.kind is RecordKind.STEP and record.location.rpartition("/")[2].startswith(DEED)
 
 
 def _taken_up(play: Play, recording: Recording, cut: int) -> str:
@@ -210,4 +210,4 @@ def _gone_on(play: Play, recording: Recording, cut: int) -> str:
 
 def recorded_locations(history: Sequence[Record]) -> set[str]:
     """Where something was recorded that belongs to an operation."""
-    return {each.location for each in history if each.kind not in (Kind.MESSAGE, Kind.CANCEL)}
+    return {each.location for each in history if each.kind not in (RecordKind.MESSAGE, RecordKind.CANCEL)}

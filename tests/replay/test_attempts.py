@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure import Context, workflow
-from perdure.core.model.reopen import kept
-from perdure.core.model.run import Kind, Record
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.reopen import kept_seed
 from perdure.replay.operations import ChildOperation
 from tests.replay.driver import START, Driver, Function, named
 
@@ -171,7 +171,7 @@ def test_records_go_on_counting() -> None:
     first.fail("a", ValueError("no"))
     second = second_attempt(flow, first.history)
     second.complete("a", "end")
-    assert [(each.seq, each.kind) for each in second.history] == [(0, Kind.STEP), (1, Kind.STEP)]
+    assert [(each.seq, each.kind) for each in second.history] == [(0, RecordKind.STEP), (1, RecordKind.STEP)]
     assert second.history[1].at >= START
 
 
@@ -198,10 +198,10 @@ def test_a_generation_that_was_opened_again_has_the_random_numbers_of_the_one_be
         return [str(ctx.uuid()), ctx.random()]
 
     first = Driver(flow, seed="seed").result
-    assert Driver(flow, seed=kept("seed", 1, 2), generation=2, attempt=2).result == first
-    assert Driver(flow, seed=kept(kept("seed", 1, 2), 2, 3), generation=3, attempt=3).result == first
+    assert Driver(flow, seed=kept_seed("seed", 1, 2), generation=2, attempt=2).result == first
+    assert Driver(flow, seed=kept_seed(kept_seed("seed", 1, 2), 2, 3), generation=3, attempt=3).result == first
     assert Driver(flow, seed="seed", generation=2).result != first
-    assert Driver(flow, seed=kept("seed", 1, 2), generation=3).result != first
+    assert Driver(flow, seed=kept_seed("seed", 1, 2), generation=3).result != first
 
 
 def test_a_child_that_ends_again_changes_nothing_for_a_parent_that_was_told() -> None:
@@ -230,7 +230,7 @@ def test_after_a_fork_random_numbers_are_drawn_anew_and_before_it_they_are_what_
     source = Driver(flow)
     source.complete("a")
     [record] = source.history
-    mark = replace(record, seq=0, kind=Kind.FORK, location="", payload="{}")
+    mark = replace(record, seq=0, kind=RecordKind.FORK, location="", payload="{}")
     copy = Driver(flow, history=[mark, replace(record, seq=1)])
     assert copy.execution.warnings == []
     source.complete("b")

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from perdure import Context, workflow
-from perdure.core.model.run import Kind
+from perdure.core.model.record import RecordKind
 from perdure.errors import BadArguments, StepFailed
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.definition import Call
@@ -146,7 +146,7 @@ def test_a_result_that_came_before_the_next_attempt_asked_for_it_is_handed_over_
         return [parcel.weight, await named(ctx, "last")]
 
     run = Driver(flow, attempt=2)
-    run.execution.record(Kind.CHILD, "test.ship.v1", '{"weight":7}', 0)
+    run.execution.record(RecordKind.CHILD, "test.ship.v1", '{"weight":7}', 0)
     run.complete("first")
     assert run.open == ["last"]
     run.complete("last", "end")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, workflow
-from perdure.core.model.run import Record
+from perdure.core.model.record import Record
 from perdure.errors import Diverged
 from tests.replay.driver import Driver, named
 

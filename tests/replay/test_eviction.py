@@ -18,7 +18,7 @@ import pytest
 
 from perdure import Context
 from perdure.errors import Evicted
-from perdure.workflow import shield
+from perdure.workflow import scopes
 from tests.replay.driver import Driver, named
 
 Flow = Callable[[Context], Any]
@@ -335,7 +335,7 @@ async def test_what_is_shielded_is_closed_if_the_run_is_let_go_of_before_it_has_
         """Never begun."""
 
     wanted = undo()
-    part = shield.shielded(wanted)
+    part = scopes.shielded(wanted)
     part.send(None)
     with pytest.raises(Evicted):
         part.throw(Evicted())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.model.run import Record
+from perdure.core.model.record import Record
 from tests.replay.driver import Driver, named
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import Context
-from perdure.core.model.run import Kind
+from perdure.core.model.record import RecordKind
 from perdure.errors import DecodeError, InvalidName
 from tests.replay.driver import Driver, named
 
@@ -150,7 +150,7 @@ def test_a_message_that_nobody_receives_is_no_divergence() -> None:
     run = Driver(flow)
     run.message("unexpected", 1)
     run.complete("a", "end")
-    assert [record.kind for record in run.history] == [Kind.MESSAGE, Kind.STEP]
+    assert [record.kind for record in run.history] == [RecordKind.MESSAGE, RecordKind.STEP]
     assert run.settled().result == "end"
 
 
@@ -159,7 +159,7 @@ def test_a_message_without_content_is_none() -> None:
         return await ctx.receive("ping")
 
     run = Driver(flow)
-    run.execution.record(Kind.MESSAGE, "ping", None, 0)
+    run.execution.record(RecordKind.MESSAGE, "ping", None, 0)
     assert run.result is None
 
 

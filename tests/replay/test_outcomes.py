@@ -11,7 +11,8 @@ import pytest
 
 from perdure import Context
 from perdure.core.codec.failure import ErrorTypes, Failure
-from perdure.core.model.run import Kind, Status
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Status
 from perdure.errors import BadArguments, EncodeError, Fatal, NeverAwaited, StepFailed
 from perdure.replay.operations import StepOperation
 from tests.replay.driver import Driver, named
@@ -369,7 +370,7 @@ def test_failed_attempts_leave_their_count_and_the_time_of_the_next() -> None:
     operation = run.operation("flaky")
     assert isinstance(operation, StepOperation)
     assert (operation.attempts, operation.retry_at) == (2, 43)
-    assert [record.kind for record in run.history] == [Kind.ATTEMPT, Kind.ATTEMPT]
+    assert [record.kind for record in run.history] == [RecordKind.ATTEMPT, RecordKind.ATTEMPT]
     run.complete("flaky", "at last")
     assert run.settled().result == "at last"
 

@@ -13,7 +13,7 @@ import pytest
 from perdure import Context, Retry, step
 from perdure.errors import DuplicateName, EncodeError, InvalidName
 from perdure.replay.operations import StepOperation
-from perdure.workflow.step import StepOptions
+from perdure.workflow.step import StepSettings
 from tests.replay.driver import Driver, named
 
 
@@ -195,7 +195,7 @@ def test_arguments_that_cannot_be_stored_are_refused_by_the_name_of_their_step_a
     assert where == path
 
 
-def options(run: Driver, location: str) -> StepOptions:
+def options(run: Driver, location: str) -> StepSettings:
     operation = run.operation(location)
     assert isinstance(operation, StepOperation)
     return operation.request.options
@@ -218,9 +218,9 @@ def test_the_nearest_options_win_and_the_rest_is_filled_up() -> None:
         )
 
     run = Driver(flow)
-    assert options(run, "work") == StepOptions(retry=patient, timeout=30.0, ephemeral=True)
-    assert options(run, "work#2") == StepOptions(retry=hasty, timeout=5.0, ephemeral=True)
-    assert options(run, "inner") == StepOptions(name="inner", retry=hasty, timeout=5.0, ephemeral=False)
+    assert options(run, "work") == StepSettings(retry=patient, timeout=30.0, ephemeral=True)
+    assert options(run, "work#2") == StepSettings(retry=hasty, timeout=5.0, ephemeral=True)
+    assert options(run, "inner") == StepSettings(name="inner", retry=hasty, timeout=5.0, ephemeral=False)
     assert options(run, "work#3").timeout == 1.0
     assert run.execution.evict()
 
@@ -231,7 +231,7 @@ def test_options_do_not_change_the_context_they_come_from() -> None:
         await ctx.step(charge, 1)
 
     run = Driver(flow)
-    assert options(run, "charge") == StepOptions()
+    assert options(run, "charge") == StepSettings()
     assert run.execution.evict()
 
 

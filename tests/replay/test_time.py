@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Context
-from perdure.core.model.run import FAR, Kind
+from perdure.core.model.record import RecordKind
+from perdure.core.time.duration import FAR
 from perdure.errors import Diverged, InvalidDuration
 from perdure.replay.operations import TimerOperation
 from tests.replay.driver import BEGINNING, SECOND, START, Driver, named
@@ -30,7 +31,7 @@ def test_asyncio_sleep_is_a_durable_timer() -> None:
     assert run.open == ["sleep"]
     assert due(run, "sleep") == 3 * 86400
     run.fire()
-    assert [record.kind for record in run.history] == [Kind.TIMER]
+    assert [record.kind for record in run.history] == [RecordKind.TIMER]
     assert run.settled().result == "2024-01-04T00:00:00+00:00"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Break, Context, Continue, Diverged, UsageError, workflow
-from perdure.core.model.run import Kind, Record
+from perdure.core.model.record import Record, RecordKind
 from tests.replay.driver import Driver, Function, deed, named
 
 
@@ -31,7 +31,7 @@ def recorded(flow: Function, *locations: str) -> list[Record]:
 
 
 def pins(history: list[Record]) -> list[tuple[str, str | None]]:
-    return [(record.location, record.payload) for record in history if record.kind is Kind.VERSION]
+    return [(record.location, record.payload) for record in history if record.kind is RecordKind.VERSION]
 
 
 async def old(ctx: Context) -> Any:
@@ -71,8 +71,8 @@ def test_a_run_that_comes_to_the_place_later_follows_the_new_code_for_good() -> 
 
 def test_the_pin_leaves_with_the_record_that_led_to_it() -> None:
     run = Driver(new)
-    run.execution.record(Kind.STEP, "a", "1", 0)
-    assert [record.kind for record in run.execution.unsaved] == [Kind.STEP, Kind.VERSION]
+    run.execution.record(RecordKind.STEP, "a", "1", 0)
+    assert [record.kind for record in run.execution.unsaved] == [RecordKind.STEP, RecordKind.VERSION]
     assert [record.seq for record in run.execution.unsaved] == [0, 1]
 
 

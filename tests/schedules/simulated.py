@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from perdure import Call, Engine, Every, PerdureError, Schedule
-from perdure.core.model.run import Event
+from perdure.core.audit import Event
 from perdure.core.time.schedule import run_id_of
 from perdure.store import open_store
 from perdure.testing.invariants import scan_store

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from perdure import Cron
-from perdure.core.time.cron import next_slot, slots
+from perdure.core.time.cron import fire_times, next_fire_time
 from tests.schedules.oracle import DAY, Calendar, has_changes
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
@@ -101,7 +101,7 @@ def check(expression: str, zone: str) -> int:
     for start, end in windows(expression, zone):
         epoch = int(begin.timestamp()) // 60
         found: list[int] = []
-        for slot in slots(timing, (epoch + start) * 60_000_000 - 1):
+        for slot in fire_times(timing, (epoch + start) * 60_000_000 - 1):
             minute, rest = divmod(slot, 60_000_000)
             assert rest == 0
             if minute - epoch >= end:
@@ -139,7 +139,7 @@ def test_the_next_slot_is_the_same_wherever_one_begins_to_look(expression: str, 
             after = expected >> minute + 1
             wanted = minute + (after & -after).bit_length() if after else years().minutes
             # Not on the minute: the slot of that very minute is over.
-            found = next_slot(timing, (epoch + minute) * 60_000_000 + 17) // 60_000_000 - epoch
+            found = next_fire_time(timing, (epoch + minute) * 60_000_000 + 17) // 60_000_000 - epoch
             assert min(found, years().minutes) == wanted
 
 

@@ -26,7 +26,7 @@ from perdure import (
     UnknownWorkflow,
     UsageError,
     activity,
-    slot_of,
+    fire_time_of,
     workflow,
 )
 from perdure.testing import Environment
@@ -58,7 +58,7 @@ def schedules(env: Environment) -> Schedules:
 async def slots(env: Environment, *statuses: Status) -> list[str]:
     """When the runs were due that schedules have started, the oldest first."""
     page = await env.engine.list(status=list(statuses) or None, limit=1000)
-    return sorted(f"{slot:%d %H:%M}" for run in page.runs if (slot := slot_of(run.id)) is not None)
+    return sorted(f"{slot:%d %H:%M}" for run in page.runs if (slot := fire_time_of(run.id)) is not None)
 
 
 async def passed(env: Environment, id: str) -> list[str]:

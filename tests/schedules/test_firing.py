@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perdure import Every, InvalidSchedule, Misfire, Overlap, Schedule
-from perdure.core.model.run import FAR
-from perdure.core.time.cron import Cron, moment_of, next_slot, slots, to_stored
-from perdure.core.time.firing import BATCH, Plan, plan, when_due
-from perdure.core.time.schedule import LONGEST_QUEUE, run_id_of, slot_of
+from perdure.core.time.cron import Cron, fire_times, next_fire_time, to_stored
+from perdure.core.time.duration import FAR, moment_of
+from perdure.core.time.firing import BATCH, FiringPlan, plan_firing, when_due
+from perdure.core.time.schedule import LONGEST_QUEUE, fire_time_of, run_id_of
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -32,12 +32,12 @@ def hours(*numbers: int) -> tuple[int, ...]:
     return tuple(START + number * HOUR for number in numbers)
 
 
-def passed(planned: Plan) -> list[tuple[int, int, str]]:
+def passed(planned: FiringPlan) -> list[tuple[int, int, str]]:
     return [((one.first - START) // HOUR, (one.last - START) // HOUR, one.why) for one in planned.passed]
 
 
 def test_what_is_due_is_started_and_the_next_one_is_waited_for() -> None:
-    planned = plan(every(), START + SECOND, busy=False)
+    planned = plan_firing(every(), START + SECOND, busy=False)
     assert (planned.start, passed(planned)) == (hours(0), [])
     assert planned.schedule.next_slot == planned.schedule.due_at == START + HOUR
     assert planned.schedule.last_slot == START
@@ -53,7 +53,7 @@ def test_what_is_due_is_started_and_the_next_one_is_waited_for() -> None:
     ],
 )
 def test_slots_that_nobody_was_there_for(policy: Any, started: tuple[int, ...], left: list[Any]) -> None:
-    planned = plan(every(misfire=Misfire.of(policy)), START + 4 * HOUR + 30 * MINUTE, busy=False)
+    planned = plan_firing(every(misfire=Misfire.of(policy)), START + 4 * HOUR + 30 * MINUTE, busy=False)
     assert (planned.start, passed(planned)) == (hours(*started), left)
     assert planned.schedule.next_slot == START + 5 * HOUR
 
@@ -61,14 +61,14 @@ def test_slots_that_nobody_was_there_for(policy: Any, started: tuple[int, ...], 
 @pytest.mark.parametrize("policy", ["skip", "once", "all", 3])
 def test_a_slot_within_its_grace_is_not_missed(policy: Any) -> None:
     schedule = every(misfire=Misfire.of(policy, grace="10m"), next_slot=START + HOUR)
-    assert plan(schedule, START + HOUR + 10 * MINUTE, busy=False).start == hours(1)
-    late = plan(schedule, START + HOUR + 10 * MINUTE + 1, busy=False)
+    assert plan_firing(schedule, START + HOUR + 10 * MINUTE, busy=False).start == hours(1)
+    late = plan_firing(schedule, START + HOUR + 10 * MINUTE + 1, busy=False)
     assert late.start == (() if policy == "skip" else hours(1))
 
 
 def test_what_is_too_old_is_not_made_up_for() -> None:
     schedule = every(misfire=Misfire.of("all", within="150m"))
-    planned = plan(schedule, START + 4 * HOUR + 30 * MINUTE, busy=False)
+    planned = plan_firing(schedule, START + 4 * HOUR + 30 * MINUTE, busy=False)
     assert (planned.start, passed(planned)) == (hours(2, 3, 4), [(0, 1, "missed")])
 
 
@@ -77,7 +77,7 @@ def test_a_long_backlog_is_worked_off_in_parts() -> None:
     now = START + 1000 * SECOND
     started: list[int] = []
     while schedule.next_slot <= now:
-        planned = plan(schedule, now, busy=False)
+        planned = plan_firing(schedule, now, busy=False)
         assert len(planned.start) <= BATCH
         started += planned.start
         schedule = planned.schedule
@@ -86,43 +86,43 @@ def test_a_long_backlog_is_worked_off_in_parts() -> None:
 
 def test_years_of_missed_slots_are_not_counted_one_by_one() -> None:
     schedule = every("100ms", misfire=Misfire.of("once"))
-    assert plan(schedule, START + 10 * 365 * 24 * HOUR, busy=False).passed[0].first == START
+    assert plan_firing(schedule, START + 10 * 365 * 24 * HOUR, busy=False).passed[0].first == START
     nightly = replace(schedule, spec=to_stored(Cron("* * * * * *")), misfire=Misfire.of(3, grace=0))
-    assert len(plan(nightly, START + 10 * 365 * 24 * HOUR, busy=False).start) == 4
+    assert len(plan_firing(nightly, START + 10 * 365 * 24 * HOUR, busy=False).start) == 4
 
 
 def test_while_a_run_goes_on_its_next_slot_is_skipped() -> None:
-    planned = plan(every(overlap=Overlap.SKIP), START, busy=True)
+    planned = plan_firing(every(overlap=Overlap.SKIP), START, busy=True)
     assert (planned.start, passed(planned)) == ((), [(0, 0, "overlap")])
-    assert plan(every(overlap=Overlap.SKIP), START, busy=False).start == hours(0)
-    assert plan(every(overlap=Overlap.ALLOW), START, busy=True).start == hours(0)
+    assert plan_firing(every(overlap=Overlap.SKIP), START, busy=False).start == hours(0)
+    assert plan_firing(every(overlap=Overlap.ALLOW), START, busy=True).start == hours(0)
 
 
 def test_while_a_run_goes_on_the_slots_behind_it_wait_in_line() -> None:
     schedule = every(overlap=Overlap.QUEUE, misfire=Misfire.of("all"))
-    waiting = plan(schedule, START + 2 * HOUR, busy=True)
+    waiting = plan_firing(schedule, START + 2 * HOUR, busy=True)
     assert (waiting.start, waiting.schedule.waiting) == ((), hours(0, 1, 2))
     assert waiting.schedule.due_at == START + 2 * HOUR + 10 * SECOND
-    first = plan(waiting.schedule, START + 2 * HOUR + SECOND, busy=False)
+    first = plan_firing(waiting.schedule, START + 2 * HOUR + SECOND, busy=False)
     assert (first.start, first.schedule.waiting) == (hours(0), hours(1, 2))
-    assert plan(first.schedule, START + 2 * HOUR + 2 * SECOND, busy=True).start == ()
+    assert plan_firing(first.schedule, START + 2 * HOUR + 2 * SECOND, busy=True).start == ()
 
 
 def test_the_line_has_an_end() -> None:
     schedule = every(overlap=Overlap.QUEUE, misfire=Misfire.of("all"), waiting=hours(*range(-LONGEST_QUEUE, 0)))
-    planned = plan(schedule, START, busy=True)
+    planned = plan_firing(schedule, START, busy=True)
     assert len(planned.schedule.waiting) == LONGEST_QUEUE
     assert passed(planned) == [(0, 0, "queue full")]
 
 
 def test_a_run_that_goes_on_is_cancelled_for_the_last_slot_alone() -> None:
     schedule = every(overlap=Overlap.CANCEL, misfire=Misfire.of("all"))
-    planned = plan(schedule, START + 2 * HOUR, busy=True)
+    planned = plan_firing(schedule, START + 2 * HOUR, busy=True)
     assert (planned.start, planned.cancel_for, planned.schedule.waiting) == ((), START + 2 * HOUR, hours(2))
     assert passed(planned) == [(0, 0, "replaced"), (1, 1, "replaced")]
-    assert plan(planned.schedule, START + 2 * HOUR + SECOND, busy=True).cancel_for is None
-    assert plan(planned.schedule, START + 2 * HOUR + SECOND, busy=False).start == hours(2)
-    assert plan(schedule, START + 2 * HOUR, busy=False).start == hours(2)
+    assert plan_firing(planned.schedule, START + 2 * HOUR + SECOND, busy=True).cancel_for is None
+    assert plan_firing(planned.schedule, START + 2 * HOUR + SECOND, busy=False).start == hours(2)
+    assert plan_firing(schedule, START + 2 * HOUR, busy=False).start == hours(2)
 
 
 def test_a_paused_schedule_is_never_due() -> None:
@@ -137,15 +137,15 @@ def test_jitter_is_the_same_for_the_same_slot_and_spread_over_all() -> None:
     assert min(late) < MINUTE
     assert max(late) > 9 * MINUTE
     due = schedule.due(START)
-    assert plan(schedule, due - 1, busy=False).start == ()
-    assert plan(schedule, due, busy=False).start == hours(0)
+    assert plan_firing(schedule, due - 1, busy=False).start == ()
+    assert plan_firing(schedule, due, busy=False).start == hours(0)
 
 
 def test_a_run_knows_its_slot() -> None:
     for slot in (START, START + 1):
-        assert slot_of(run_id_of("a@b", slot)) == moment_of(slot)
+        assert fire_time_of(run_id_of("a@b", slot)) == moment_of(slot)
     for run_id in ("nightly", "nightly@now-1a2b", "nightly@2024-01-01", "me@example.org"):
-        assert slot_of(run_id) is None
+        assert fire_time_of(run_id) is None
 
 
 @pytest.mark.parametrize("policy", ["sometimes", -1, True, 10_001, 1.5])
@@ -168,7 +168,7 @@ def test_every_slot_is_dealt_with_once_whenever_one_looks(
 ) -> None:
     schedule = every(
         spec=to_stored(timing),
-        next_slot=next_slot(timing, START),
+        next_slot=next_fire_time(timing, START),
         overlap=overlap,
         misfire=Misfire(policy, grace),
         jitter=jitter * SECOND,
@@ -178,7 +178,7 @@ def test_every_slot_is_dealt_with_once_whenever_one_looks(
     left: set[int] = set()
     for passing, busy in looks:
         now += passing * SECOND
-        planned = plan(schedule, now, busy=busy and bool(started))
+        planned = plan_firing(schedule, now, busy=busy and bool(started))
         started += planned.start
         for one in planned.passed:
             left |= {slot for slot in slots_between(timing, one.first, one.last)}
@@ -191,7 +191,7 @@ def test_every_slot_is_dealt_with_once_whenever_one_looks(
 
 def slots_between(timing: Any, first: int, last: int) -> list[int]:
     found = []
-    for slot in slots(timing, first - 1):
+    for slot in fire_times(timing, first - 1):
         if slot > last:
             break
         found.append(slot)

@@ -7,7 +7,10 @@ from collections import Counter
 from contextlib import AsyncExitStack
 
 from perdure import Context, Cron, Engine, workflow
-from perdure.core.model.run import FAR, ClaimRequest, Finish, Status, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
+from perdure.core.time.duration import FAR
 from perdure.host import Host
 from perdure.store import Store, open_store
 from perdure.store.server.store import ServerStore
@@ -63,8 +66,8 @@ async def claimed_by_many(url: str, most: int, races: Counter[str] | None = None
             # Another claimer that has just found out that a run is not ready any more may still have its row.
             while turns:
                 verdicts = await mine.commit(turns, name)
-                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
-                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
+                assert set(verdicts) <= {TurnOutcome.APPLIED, TurnOutcome.BUSY}
+                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is TurnOutcome.BUSY]
             if not got.runs and got.next_wake == FAR:
                 break
         await mine.close()

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model.run import Finish, Lease, NewMessage, Park, Turn, Verdict
+from perdure.core.model.record import NewMessage
+from perdure.core.model.turn import Finish, Lease, Park, Turn, TurnOutcome
 from perdure.replay.execution import Execution
 from perdure.replay.operations import StepOperation
 from perdure.store.retrying import Retrying
@@ -139,7 +140,7 @@ def split_check(patch: Patch) -> None:
     async def check(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Standing]:
         return [await checked(tx, turn) for turn in turns]
 
-    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         standings = await self._read("check", lambda tx: check(tx, turns))
         await asyncio.sleep(0.05)
         live = [turn for turn, standing in zip(turns, standings, strict=True) if standing is Standing.LIVE]
@@ -147,9 +148,9 @@ def split_check(patch: Patch) -> None:
         return [
             next(written)
             if standing is Standing.LIVE
-            else Verdict.LOST
+            else TurnOutcome.LOST
             if standing is Standing.LOST
-            else Verdict.APPLIED
+            else TurnOutcome.APPLIED
             for standing in standings
         ]
 
@@ -168,7 +169,7 @@ def split_outcome(patch: Patch) -> None:
         for word in told:
             await deliver(tx, word)
 
-    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         words.clear()
         verdicts = await self._write("commit", actor, lambda tx: commit.commit(tx, turns))
         told = [*words]
@@ -184,7 +185,7 @@ def split_outcome(patch: Patch) -> None:
 def split_inbox(patch: Patch) -> None:
     """What came in is recorded in one transaction, and marked as read in another."""
 
-    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         unread = [msgspec.structs.replace(turn, read=0) for turn in turns]
         verdicts = await self._write("commit", actor, lambda tx: commit.commit(tx, unread))
         await self._write("commit", actor, lambda tx: read(tx, turns))
@@ -283,8 +284,8 @@ def dead_may_beat(patch: Patch) -> None:
 def transaction_repeated_unasked(patch: Patch) -> None:
     """A transaction whose answer was lost is taken for one that never was."""
 
-    async def busy(tx: Any, turn: Turn) -> Verdict:
-        return Verdict.BUSY
+    async def busy(tx: Any, turn: Turn) -> TurnOutcome:
+        return TurnOutcome.BUSY
 
     patch.setattr(store, "recorded", busy)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from perdure.core.limits.breaker import BreakerState, Circuit, Report
+from perdure.core.limits.breaker import BreakerReport, BreakerState, Circuit
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits import admit_runs, admit_steps, gates
 from perdure.store.sql.limits.gate_state import GateState
@@ -57,7 +57,7 @@ def probes_counted_before_the_lock(patch: Patch) -> None:
 def reports_counted_again(patch: Patch) -> None:
     """A report that is repeated because its answer was lost counts a second time."""
 
-    def hear(self: BreakerState, worker: str, report: Report, now: int) -> bool:
+    def hear(self: BreakerState, worker: str, report: BreakerReport, now: int) -> bool:
         self.heard = {}
         return original(self, worker, report, now)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model.run import Claimed
+from perdure.core.model.claim import ClaimResult
 from perdure.store.server.clock import ServerClock
 from perdure.worker.claiming.claimer import Claimer
 
@@ -18,7 +18,7 @@ def claims_judged_again(patch: Patch) -> None:
     """A worker judges a claim again, at its own and later time, and drops what was taken if a timer has become due since."""
     ask = Claimer._claim
 
-    async def judged(self: Claimer, room: int, *, alone: bool) -> Claimed:
+    async def judged(self: Claimer, room: int, *, alone: bool) -> ClaimResult:
         claimed = await ask(self, room, alone=alone)
         return replace(claimed, runs=()) if claimed.next_wake <= self._store.clock() else claimed
 

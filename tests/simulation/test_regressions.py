@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from perdure import Breaker, Context, Engine, Limit, StoreUnavailable, workflow
-from perdure.core.limits.admission import AdmitRequest, Admitted, StepVerdict
-from perdure.core.model.run import Loaded, Turn, Verdict
+from perdure.core.limits.admission import AdmissionRequest, AdmissionResult, StepAdmission
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.testing.clock import VirtualClock
@@ -47,29 +48,29 @@ class LateAnswers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
-        verdicts: list[Verdict] = await self._store.commit(turns, actor)
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
+        verdicts: list[TurnOutcome] = await self._store.commit(turns, actor)
         self.commits += 1
         for _ in range(3):
             await asyncio.sleep(0)  # lets the others go on
         await self.gate.wait()
         return verdicts
 
-    async def transact(self, deed: Any) -> Verdict:
-        verdict: Verdict = await self._store.transact(deed)
+    async def transact(self, deed: Any) -> TurnOutcome:
+        verdict: TurnOutcome = await self._store.transact(deed)
         await self.gate.wait()
         return verdict
 
-    async def admit(self, request: AdmitRequest) -> Admitted:
-        admitted: Admitted = await self._store.admit(request)
+    async def admit(self, request: AdmissionRequest) -> AdmissionResult:
+        admitted: AdmissionResult = await self._store.admit(request)
         self.admissions += 1
         self.barred += sum(step.barred_until > 0 for step in admitted.steps)
         await self.admitting.wait()
         return admitted
 
-    async def load(self, run_ids: Sequence[str]) -> list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> list[LoadedRun]:
         self.loads += 1
-        loaded: list[Loaded] = await self._store.load(run_ids)
+        loaded: list[LoadedRun] = await self._store.load(run_ids)
         await self.loading.wait()
         return loaded
 
@@ -190,7 +191,7 @@ async def test_a_step_whose_answer_was_for_an_earlier_lease_asks_again() -> None
         held = worker._held["r"]
         assert isinstance(held, WorkflowRun)
         assert held._step_limits is not None
-        held._step_limits.answered(StepVerdict("r", "call"), held.lease.token - 1, host.now())
+        held._step_limits.answered(StepAdmission("r", "call"), held.lease.token - 1, host.now())
         store.admitting.set()
         assert await run.result(timeout=5) == "called"
 
@@ -205,11 +206,11 @@ class Interrupting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def transact(self, deed: Any) -> Verdict:
+    async def transact(self, deed: Any) -> TurnOutcome:
         if not self._interrupted:
             self._interrupted = True
             raise StoreUnavailable("gone")
-        verdict: Verdict = await self._store.transact(deed)
+        verdict: TurnOutcome = await self._store.transact(deed)
         return verdict
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perdure.core.model.dead_letter import DeadFilter
-from perdure.core.model.run import FAR
+from perdure.core.model.dead_letter import DeadLetterFilter
+from perdure.core.time.duration import FAR
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.runs import dead_letters, pruning
@@ -19,7 +19,7 @@ DELETED = {"first": 0, "third": "", "before": FAR, "limit": 100}
 
 
 def _page() -> tuple[str, dict[str, Any]]:
-    where, params = dead_letters._where(DeadFilter(type="suite.%"), None)
+    where, params = dead_letters._where(DeadLetterFilter(type="suite.%"), None)
     return dead_letters._PAGE.replace("{where}", where), {**params, "limit": 50}
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from perdure.core.limits.limit import Bounds
+from perdure.core.limits.limit import LimitBounds
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.gates import lock_gates
@@ -24,7 +24,7 @@ async def locked(store: SqlStore, gate: str) -> AsyncIterator[None]:
     held, over = asyncio.Event(), asyncio.Event()
 
     async def hold(tx: Transaction) -> None:
-        await lock_gates(tx, {gate: Bounds()})
+        await lock_gates(tx, {gate: LimitBounds()})
         held.set()
         await over.wait()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from perdure.core.model.run import Created, NewRun
+from perdure.core.model.run import CreatedRun, NewRun
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.sql.dialect import Transaction
@@ -28,7 +28,7 @@ async def test_a_fork_that_is_overtaken_by_its_repetition_forks_once(
         await slow.open()
         await quick.open()
 
-        async def overtaken(tx: Transaction, runs: Sequence[NewRun]) -> list[Created]:
+        async def overtaken(tx: Transaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
             monkeypatch.setattr(reopen, "create", create)
             assert (await quick.fork(a_fork(), ACTOR)).created
             return await create(tx, runs)

@@ -12,7 +12,7 @@ import psycopg
 import pymysql
 import pytest
 
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 from perdure.host import Host
 from perdure.store import migration_script, open_store
 from perdure.store.url import MysqlUrl, PostgresUrl, parse

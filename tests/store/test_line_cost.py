@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 from perdure.store import SqlStore
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits import gates, waitlist

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from perdure.core.model.run import Finish, Kind, Reason, SendOutcome, Status, Turn, Verdict
+from perdure.core.model.record import RecordKind, SendOutcome
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import Retrying, SqlStore, Store, open_store
 from perdure.testing.conformance.harness import (
@@ -46,11 +48,11 @@ async def server(url: str) -> AsyncIterator[SqlStore]:
     await store.close()
 
 
-async def settle(store: Store, turn: Turn) -> Verdict:
+async def settle(store: Store, turn: Turn) -> TurnOutcome:
     """Commit a turn for as long as its rows are busy."""
     while True:
         [verdict] = await store.commit([turn], ACTOR)
-        if verdict is not Verdict.BUSY:
+        if verdict is not TurnOutcome.BUSY:
             return verdict
 
 
@@ -102,7 +104,7 @@ async def test_children_that_finish_while_the_parent_parks_never_leave_it_asleep
                 for lease in leases.values()
             ),
         ]
-        stop = a_message(name, kind=Kind.CANCEL, payload="null", key="stop")
+        stop = a_message(name, kind=RecordKind.CANCEL, payload="null", key="stop")
         dice.shuffle(turns)
         writes = [settle(other, turn) for other, turn in zip(others, turns, strict=True)]
         await asyncio.gather(*writes, server.send([stop], ACTOR))
@@ -134,8 +136,8 @@ async def test_commits_that_write_to_each_other_s_runs_all_get_through(server: S
             ]
             while turns:
                 verdicts = await writer.commit(turns, ACTOR)
-                assert set(verdicts) <= {Verdict.APPLIED, Verdict.BUSY}
-                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.BUSY]
+                assert set(verdicts) <= {TurnOutcome.APPLIED, TurnOutcome.BUSY}
+                turns = [turn for turn, verdict in zip(turns, verdicts, strict=True) if verdict is TurnOutcome.BUSY]
 
     first, second = names[:4], names[4:]
     await asyncio.gather(

@@ -10,7 +10,10 @@ import sqlite3
 import struct
 from pathlib import Path
 
-from perdure.core.model.run import FAR, Again, Finish, Kind, Lease, Park, Reason, Release, Status, Turn
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Lease, Park, Release, RetryLater, Turn
+from perdure.core.time.duration import FAR
 from perdure.store import SqlStore, open_store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -48,7 +51,8 @@ async def a_day_of_work(store: SqlStore, system: ManualSystem) -> None:
         ]
         await store.commit(turns, "w1")
         words = [
-            a_record(1 + n, f"call-{day}-{name}", kind=Kind.CHILD, inbox_seq=1 + n) for n, name in enumerate(("a", "b"))
+            a_record(1 + n, f"call-{day}-{name}", kind=RecordKind.CHILD, inbox_seq=1 + n)
+            for n, name in enumerate(("a", "b"))
         ]
         await store.commit([Turn(lease=parent, records=tuple(words), read=2, next=done)], "w1")
         await store.heartbeat("w1")
@@ -64,10 +68,10 @@ async def work_off(store: SqlStore, leases: dict[str, Lease], day: int) -> None:
     plain, retried, stopped = (leases[f"{day}-{name}"] for name in ("plain", "retried", "stopped"))
     await store.commit([Turn(lease=lease, records=(a_record(0),)) for lease in (plain, retried, stopped)], "w1")
     await store.send([a_message(plain.run_id, "m")], ACTOR)
-    read = a_record(1, "news", kind=Kind.MESSAGE, inbox_seq=1)
+    read = a_record(1, "news", kind=RecordKind.MESSAGE, inbox_seq=1)
     await store.commit([Turn(lease=plain, records=(read,), read=1, next=Park(FAR, Reason.MESSAGE, 1))], "w1")
     await store.send([a_message(plain.run_id, "n")], ACTOR)
-    await store.commit([Turn(lease=retried, next=Again(START + 3 * SECOND, '{"type": "x"}'))], "w1")
+    await store.commit([Turn(lease=retried, next=RetryLater(START + 3 * SECOND, '{"type": "x"}'))], "w1")
     await store.cancel(stopped.run_id, "enough", "stop", ACTOR)
     await store.commit([Turn(lease=stopped, next=Release())], "w1")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.model.run import Turn, Verdict
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.host import Host
 from perdure.store import open_store
@@ -48,7 +48,7 @@ async def test_a_file_that_an_older_copy_replaces_takes_no_writes_until_it_is_ba
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM perdure_history").fetchone() == (0,)
     _move(kept, file)
-    assert await commit(store, lease, a_record(1)) is Verdict.APPLIED
+    assert await commit(store, lease, a_record(1)) is TurnOutcome.APPLIED
     await store.close()
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 import pytest
 
-from perdure.core.model.listing import RunFilter
-from perdure.core.model.run import Finish, Lease, Status, Turn, Verdict
+from perdure.core.model.run import RunFilter, Status
+from perdure.core.model.turn import Finish, Lease, Turn, TurnOutcome
 from perdure.store import migration_script, open_store
 from perdure.store.sql import reads, schedules, workers
 from perdure.store.sql.dialect import DEFAULT_PREFIX
@@ -40,7 +40,7 @@ async def many_held(store: SqliteStore, count: int) -> list[Lease]:
 async def statements_of(store: SqliteStore, turns: list[Turn]) -> list[str]:
     seen: list[str] = []
     await store.trace(lambda sql: seen.append(sql.split()[0]))
-    assert set(await store.commit(turns, ACTOR)) == {Verdict.APPLIED}
+    assert set(await store.commit(turns, ACTOR)) == {TurnOutcome.APPLIED}
     await store.trace(None)
     return seen
 
@@ -69,7 +69,7 @@ async def test_of_many_records_together_only_those_whose_lease_is_gone_are_left_
     gone = [msgspec.structs.replace(lease, nonce="another") for lease in leases[::2]]
     turns = [Turn(lease=lease, records=(a_record(0),)) for lease in [*gone, *leases[1::2], *leases[::2]]]
     verdicts = await store.commit(turns, ACTOR)
-    assert verdicts == [Verdict.LOST] * len(gone) + [Verdict.APPLIED] * CROWD
+    assert verdicts == [TurnOutcome.LOST] * len(gone) + [TurnOutcome.APPLIED] * CROWD
     assert await store.query("SELECT COUNT(*), COUNT(DISTINCT run_id) FROM perdure_history") == [(CROWD, CROWD)]
 
 

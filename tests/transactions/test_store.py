@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model.run import Kind, Lease, Release, Turn, Verdict
+from perdure.core.model.record import RecordKind
+from perdure.core.model.turn import Lease, Release, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.store import SqlStore
 from perdure.store.postgres.store import PostgresStore
@@ -41,9 +42,9 @@ def a_deed(stage: Stage, turn: Turn, error: Exception | None = None) -> Deed:
 async def test_both_are_there(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
-    assert await store.recorded(turn, ACTOR) is Verdict.BUSY
-    assert await store.transact(a_deed(stage, turn)) is Verdict.APPLIED
-    assert await store.recorded(turn, ACTOR) is Verdict.APPLIED
+    assert await store.recorded(turn, ACTOR) is TurnOutcome.BUSY
+    assert await store.transact(a_deed(stage, turn)) is TurnOutcome.APPLIED
+    assert await store.recorded(turn, ACTOR) is TurnOutcome.APPLIED
     assert await written(stage) == [1]
     assert await store.history("r1") == list(turn.records)
 
@@ -52,8 +53,8 @@ async def test_neither_is_there_without_the_lease(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
     await commit(store, lease, next=Release())
-    assert await store.transact(a_deed(stage, turn)) is Verdict.LOST
-    assert await store.recorded(turn, ACTOR) is Verdict.LOST
+    assert await store.transact(a_deed(stage, turn)) is TurnOutcome.LOST
+    assert await store.recorded(turn, ACTOR) is TurnOutcome.LOST
     assert await written(stage) == []
     assert await store.history("r1") == []
 
@@ -61,7 +62,7 @@ async def test_neither_is_there_without_the_lease(stage: Stage) -> None:
 async def test_a_lease_of_the_same_token_is_not_enough(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=Lease(lease.run_id, lease.token, "another"), records=(a_record(0),))
-    assert await store.transact(a_deed(stage, turn)) is Verdict.LOST
+    assert await store.transact(a_deed(stage, turn)) is TurnOutcome.LOST
     assert await written(stage) == []
 
 
@@ -71,7 +72,7 @@ async def test_neither_is_there_if_the_function_raises(stage: Stage) -> None:
     with pytest.raises(KeyError, match="no"):
         await store.transact(a_deed(stage, turn, KeyError("no")))
     assert await written(stage) == []
-    assert await store.recorded(turn, ACTOR) is Verdict.BUSY
+    assert await store.recorded(turn, ACTOR) is TurnOutcome.BUSY
 
 
 async def test_a_server_ends_the_transaction_of_a_function_that_stands_still(stage: Stage) -> None:
@@ -98,11 +99,11 @@ async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:
     turn = Turn(lease=lease, records=(a_record(0),))
     await store.transact(a_deed(stage, turn))
     await commit(store, lease, next=Release())
-    assert await store.recorded(turn, ACTOR) is Verdict.APPLIED
+    assert await store.recorded(turn, ACTOR) is TurnOutcome.APPLIED
 
 
 @pytest.mark.parametrize(
-    "other", [{"location": "other"}, {"payload": "2"}, {"kind": Kind.TIMER}], ids=lambda other: next(iter(other))
+    "other", [{"location": "other"}, {"payload": "2"}, {"kind": RecordKind.TIMER}], ids=lambda other: next(iter(other))
 )
 async def test_another_record_of_its_number_is_not_taken_for_it(stage: Stage, other: dict[str, Any]) -> None:
     store, lease = await taken(stage)
@@ -111,4 +112,4 @@ async def test_another_record_of_its_number_is_not_taken_for_it(stage: Stage, ot
     with pytest.raises(StoreCorrupt, match="another record"):
         await store.recorded(mine, ACTOR)
     await commit(store, lease, next=Release())
-    assert await store.recorded(mine, ACTOR) is Verdict.LOST
+    assert await store.recorded(mine, ACTOR) is TurnOutcome.LOST

@@ -26,11 +26,11 @@ from perdure import (
     FailureKind,
     Handle,
     Operation,
-    Page,
     Question,
     Record,
     Retry,
     Run,
+    RunPage,
     Saga,
     StateMachine,
     Status,
@@ -254,7 +254,7 @@ async def engine(order: Order) -> None:
     assert_type(await engine.start_many([ship(order), ship(order)]), list[Handle[datetime.date]])
     assert_type(await engine.get("o-42"), Handle[Any])
     assert_type(await engine.get("o-42", checkout), Handle[str])
-    assert_type(await engine.list(status=Status.WAITING), Page)
+    assert_type(await engine.list(status=Status.WAITING), RunPage)
     assert_type(await engine.start(Call.named("types.checkout.v1", order)), Handle[Any])
 
     await run.send(approval, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Context, Engine, workflow
-from perdure.core.model.run import Claimed, ClaimRequest
+from perdure.core.model.claim import ClaimRequest, ClaimResult
 from perdure.host import Host
 from perdure.store import Store, open_store
 from tests.helpers import eventually
@@ -23,7 +23,7 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         self.claims += 1
         return await self._store.claim(request)
 

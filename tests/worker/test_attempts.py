@@ -18,7 +18,7 @@ from perdure.worker.callbacks import ClockReading, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.threads import StepThreads
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.step import StepOptions, spec_of
+from perdure.workflow.step import StepSettings, spec_of
 
 NOW = ClockReading(1_700_000_000_000_000, may_start=True)
 
@@ -77,7 +77,7 @@ class Nowhere:
 
 
 def begin(function: Callable[..., Any], system: Host, run: Run, timeout: float | None = None) -> Attempt:
-    options = StepOptions() if timeout is None else StepOptions(timeout=timeout)
+    options = StepSettings() if timeout is None else StepSettings(timeout=timeout)
     loop = RunLoop("run-1", NoTimers())
     future = new_operation_future(loop, loop.root, "step", None)
     operation = StepOperation("step", future, StepRequest("step", spec_of(function), (), {}, options), "")

@@ -4,15 +4,16 @@ from typing import Any
 
 from perdure import Context
 from perdure.core.codec.codec import Codec
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import Kind, Lease, Message, Park, Reason
+from perdure.core.model.record import Message, RecordKind
+from perdure.core.model.run import Reason
+from perdure.core.model.turn import ContinueAsNew, Lease, Park
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.run.workflow_run import take_in
 from perdure.workflow.definition import Call
 from tests.replay.driver import Driver, named
 
 
-def entry(seq: int, kind: Kind, name: str = "") -> Message:
+def entry(seq: int, kind: RecordKind, name: str = "") -> Message:
     return Message(run_id="run-1", seq=seq, kind=kind, name=name, payload="1", failed=False, key=f"k{seq}", sent_at=0)
 
 
@@ -22,8 +23,8 @@ def test_an_order_that_comes_after_the_end_of_an_attempt_does_not_pass_for_the_m
         raise ValueError("this attempt failed, another may follow")
 
     run, draft = Driver(flow), TurnDraft(Codec())
-    assert take_in(run.execution, draft, [entry(1, Kind.MESSAGE, "go")], 0, 0) == 1
-    assert take_in(run.execution, draft, [entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)], 1, 0) == 1
+    assert take_in(run.execution, draft, [entry(1, RecordKind.MESSAGE, "go")], 0, 0) == 1
+    assert take_in(run.execution, draft, [entry(2, RecordKind.MESSAGE, "late"), entry(3, RecordKind.RESUME)], 1, 0) == 1
     assert (draft.read, draft._unrecorded) == (1, 0)
 
 
@@ -33,7 +34,7 @@ def test_messages_that_are_taken_in_together_are_recorded_though_the_first_of_th
         raise ValueError("this attempt failed, another may follow")
 
     run, draft = Driver(flow), TurnDraft(Codec())
-    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late"), entry(3, Kind.RESUME)]
+    entries = [entry(1, RecordKind.MESSAGE, "go"), entry(2, RecordKind.MESSAGE, "late"), entry(3, RecordKind.RESUME)]
     assert take_in(run.execution, draft, entries, 0, 0) == 3
     assert [each.location for each in run.execution.unsaved] == ["go", "late"]
     assert (draft.read, draft._unrecorded) == (2, 3)
@@ -47,7 +48,7 @@ def test_an_order_leaves_no_record_and_is_read() -> None:
         return await named(ctx, "work")
 
     run, draft = Driver(flow), TurnDraft(Codec())
-    assert take_in(run.execution, draft, [entry(1, Kind.PAUSE)], 0, 0) == 1
+    assert take_in(run.execution, draft, [entry(1, RecordKind.PAUSE)], 0, 0) == 1
     assert (draft._unrecorded, run.execution.unsaved) == (1, [])
 
 
@@ -57,9 +58,11 @@ def test_what_comes_after_the_decision_to_begin_anew_stays_unread_unless_the_run
         ctx.continue_as_new(Call.named("next.v1"))
 
     run, draft, lease = Driver(flow), TurnDraft(Codec()), Lease("run-1", 1, "")
-    assert take_in(run.execution, draft, [entry(1, Kind.MESSAGE, "go")], 0, 0) == 1
-    assert take_in(run.execution, draft, [entry(2, Kind.MESSAGE, "late"), entry(3, Kind.EVICT)], 1, 0) == 3
-    assert [draft.turn(lease, (), next).read for next in (Park(0, Reason.PAUSED, 3), Renew("next.v1", "{}", 3))] == [
+    assert take_in(run.execution, draft, [entry(1, RecordKind.MESSAGE, "go")], 0, 0) == 1
+    assert take_in(run.execution, draft, [entry(2, RecordKind.MESSAGE, "late"), entry(3, RecordKind.EVICT)], 1, 0) == 3
+    assert [
+        draft.turn(lease, (), next).read for next in (Park(0, Reason.PAUSED, 3), ContinueAsNew("next.v1", "{}", 3))
+    ] == [
         1,
         3,
     ]
@@ -71,6 +74,6 @@ def test_what_came_with_the_message_that_led_to_beginning_anew_is_carried_over()
         ctx.continue_as_new(Call.named("next.v1"))
 
     run, draft = Driver(flow), TurnDraft(Codec())
-    entries = [entry(1, Kind.MESSAGE, "go"), entry(2, Kind.MESSAGE, "late")]
+    entries = [entry(1, RecordKind.MESSAGE, "go"), entry(2, RecordKind.MESSAGE, "late")]
     assert take_in(run.execution, draft, entries, 0, 0) == 2
     assert [name for name, _, _ in run.execution.unreceived()] == ["late"]

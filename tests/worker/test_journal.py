@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure import Context, Engine, StoreUnavailable, workflow
-from perdure.core.model.run import Turn, Verdict
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.host import Host
 from perdure.store import open_store
@@ -28,7 +28,7 @@ class Troubled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         if self._gone:
             self._gone = False
             raise StoreUnavailable("gone")
@@ -36,7 +36,7 @@ class Troubled:
             self._gone = True
             self.refused += 1
             raise StoreCorrupt("nonsense")
-        verdicts: list[Verdict] = await self._store.commit(turns, actor)
+        verdicts: list[TurnOutcome] = await self._store.commit(turns, actor)
         return verdicts
 
 

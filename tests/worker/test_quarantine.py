@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.core.model.run import FAR, ClaimedRun, Run, Status
+from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.run import Run, Status
+from perdure.core.time.duration import FAR
 from perdure.testing.conformance.harness import ManualSystem
 from perdure.worker.claiming.quarantine import LONGEST_STAND_BACK, SHORTEST_STAND_BACK, Quarantine
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure import Context, Engine, workflow
-from perdure.core.model.run import Finish, Turn, Verdict
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from tests.helpers import eventually
@@ -22,11 +22,11 @@ class SlowToEnd:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         if any(isinstance(turn.next, Finish) for turn in turns):
             self.kept += 1
             await self.gate.wait()
-        verdicts: list[Verdict] = await self._store.commit(turns, actor)
+        verdicts: list[TurnOutcome] = await self._store.commit(turns, actor)
         return verdicts
 
 

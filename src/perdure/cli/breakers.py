@@ -14,7 +14,7 @@ from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
 from perdure.client.engine import Engine
-from perdure.core.limits.breaker import BreakerView, Circuit
+from perdure.core.limits.breaker import BreakerInfo, Circuit
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def reset(target: str, name: str, output: Output) -> None:
     _done(output, name, Circuit.CLOSED, f"{name} is closed, and opens by itself when too much fails.")
 
 
-def _describe(one: BreakerView) -> str:
+def _describe(one: BreakerInfo) -> str:
     if one.problem:
         return f"set aside, {one.problem}"
     by_hand = " by hand" if one.by_hand else ""

@@ -9,7 +9,7 @@ import click
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import find_engine, is_url
-from perdure.core.model.deploy_report import Finding, Report
+from perdure.core.model.deploy_report import DeployFinding, DeployReport
 
 FAILED = 1
 
@@ -35,7 +35,7 @@ def command(target: str, types: tuple[str, ...], own: bool, limit: int | None, o
     return 0 if report.ok else FAILED
 
 
-async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | None) -> Report:
+async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | None) -> DeployReport:
     engine = find_engine(target)
     try:
         wanted = [*types, *(engine.workflows if own else ())]
@@ -44,7 +44,7 @@ async def _check(target: str, types: tuple[str, ...], own: bool, limit: int | No
         await engine.close()
 
 
-def _document(report: Report) -> dict[str, object]:
+def _document(report: DeployReport) -> dict[str, object]:
     return {
         "ok": report.ok,
         "checked": report.checked,
@@ -53,7 +53,7 @@ def _document(report: Report) -> dict[str, object]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, object]:
+def _finding(finding: DeployFinding) -> dict[str, object]:
     return {
         "id": finding.run_id,
         "type": finding.type,
@@ -65,7 +65,7 @@ def _finding(finding: Finding) -> dict[str, object]:
     }
 
 
-def _show(output: Output, report: Report) -> None:
+def _show(output: Output, report: DeployReport) -> None:
     for finding in report.findings:
         style = "yellow" if finding.is_warning else "red"
         output.line(f"{finding.run_id} ({finding.type}): {finding.problem.value}", style)

@@ -17,7 +17,7 @@ from perdure.cli.params import Json, Moment, chosen_or_one, with_output, with_ta
 from perdure.cli.target import engine_at
 from perdure.client.dead_letters import DeadOptions, Decided, Deleted, RequeueOptions
 from perdure.core.codec.failure import Failure
-from perdure.core.model.dead_letter import DeadLetter, DeadPage, DeadReason, Fault
+from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault
 from perdure.core.policy.retry import Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +27,7 @@ _FILTERS = ("type", "queue", "error", "reason", "dead_after", "dead_before")
 
 def with_filters(function: F) -> F:
     """Give a command the ways to choose dead letters."""
-    reasons = click.Choice([reason.value for reason in DeadReason])
+    reasons = click.Choice([reason.value for reason in DeadLetterReason])
     for option in (
         click.option("--until", "dead_before", type=Moment(), help="Dead before this time, or for longer than this."),
         click.option("--since", "dead_after", type=Moment(), help="Dead after this time, or for less long than this."),
@@ -79,7 +79,7 @@ def list_dead(target: str, output: Output, limit: int, cursor: str | None, disca
         output.hint(f"There are more: --cursor {page.cursor}")
 
 
-async def _list(target: str, limit: int, cursor: str | None, which: DeadOptions) -> DeadPage:
+async def _list(target: str, limit: int, cursor: str | None, which: DeadOptions) -> DeadLetterPage:
     async with engine_at(target) as engine:
         return await engine.dead_letters(limit=limit, cursor=cursor, **which)
 

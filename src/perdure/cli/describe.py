@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 
 from perdure.cli.document import Document, failure, moment
-from perdure.core.model.run import Message, Record, Run, Status
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import Run, Status
 
 _STYLES = {
     Status.RUNNING: "cyan",

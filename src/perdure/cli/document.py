@@ -11,9 +11,12 @@ from typing import Any
 
 import msgspec
 
+from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.run import FAR, Event, Message, Record, Run
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import Run
+from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import Schedule
 from perdure.errors import DecodeError
 

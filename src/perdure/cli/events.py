@@ -13,7 +13,7 @@ from perdure.cli.document import event_document
 from perdure.cli.output import Output
 from perdure.cli.params import Moment, with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.model.run import Event
+from perdure.core.audit import Event
 from perdure.core.time.duration import microseconds
 
 _COLUMNS = ("id", "time", "event", "run", "by", "data")

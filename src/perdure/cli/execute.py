@@ -10,7 +10,7 @@ import msgspec
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at, is_url
-from perdure.core.model.claim_by_id import Executed
+from perdure.core.model.claim import ExecutionResult
 
 
 @click.command("execute")
@@ -31,9 +31,9 @@ def command(target: str, run: str, timeout: str | None, output: Output) -> None:
         return
     why = f" for a {done.reason}" if done.reason else ""
     again = "" if done.again_in is None else f"; try again in {done.again_in:.1f} s"
-    output.line(f"{run} is {done.stands}{why}{again}.")
+    output.line(f"{run} is {done.state}{why}{again}.")
 
 
-async def _execute(target: str, run_id: str, timeout: str | None) -> Executed:
+async def _execute(target: str, run_id: str, timeout: str | None) -> ExecutionResult:
     async with engine_at(target) as engine:
         return await engine.execute(run_id, timeout=timeout)

@@ -12,7 +12,7 @@ from perdure.cli.document import Document, moment
 from perdure.cli.output import Output
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.limits.limit import Gate, make_bounds
+from perdure.core.limits.limit import LimitInfo, make_bounds
 
 
 @click.group("limits")
@@ -81,7 +81,7 @@ def clear(target: str, name: str, output: Output) -> None:
         output.line(f"{name}: what the code says holds again.")
 
 
-def _document(gate: Gate) -> Document:
+def _document(gate: LimitInfo) -> Document:
     return {
         "name": gate.name,
         "bounds": msgspec.to_builtins(gate.bounds),
@@ -93,7 +93,7 @@ def _document(gate: Gate) -> Document:
     }
 
 
-async def _list(target: str, limit: int, after: str) -> list[Gate]:
+async def _list(target: str, limit: int, after: str) -> list[LimitInfo]:
     async with engine_at(target) as engine:
         return await engine.limits.list(limit=limit, after=after)
 

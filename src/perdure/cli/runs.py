@@ -13,8 +13,7 @@ from perdure.cli.document import run_document
 from perdure.cli.output import Output
 from perdure.cli.params import Moment, with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.model.listing import Page
-from perdure.core.model.run import Status
+from perdure.core.model.run import RunPage, Status
 
 
 @click.command("runs")
@@ -42,7 +41,7 @@ def command(target: str, output: Output, **filters: Any) -> None:
         _show(output, page, unserved)
 
 
-async def _list(target: str, filters: dict[str, Any]) -> tuple[Page, set[str]]:
+async def _list(target: str, filters: dict[str, Any]) -> tuple[RunPage, set[str]]:
     async with engine_at(target) as engine:
         page = await engine.list(**filters)
         return page, await engine.unserved(page.runs)
@@ -52,7 +51,7 @@ def _in_the_past(value: datetime.datetime | datetime.timedelta | None) -> dateti
     return datetime.datetime.now(datetime.UTC) - value if isinstance(value, datetime.timedelta) else value
 
 
-def _show(output: Output, page: Page, unserved: set[str]) -> None:
+def _show(output: Output, page: RunPage, unserved: set[str]) -> None:
     if not page.runs:
         output.hint("No runs.")
         return

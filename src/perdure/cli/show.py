@@ -21,10 +21,11 @@ from perdure.cli.document import (
 from perdure.cli.output import Output, harmless_lines
 from perdure.cli.params import with_output, with_target
 from perdure.cli.target import engine_at
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.listing import Page
-from perdure.core.model.run import Event, Message, Record, Run
-from perdure.core.model.run_report import originals
+from perdure.core.audit import Event
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import Run, RunPage
+from perdure.core.model.run_report import original_records
 
 #: Children shown; `perdure runs --parent` lists them all.
 _CHILDREN = 100
@@ -39,7 +40,7 @@ class Everything(Struct, frozen=True, kw_only=True):
     interruptions: tuple[Interruption, ...]
     inbox: list[Message]
     events: list[Event]
-    children: Page
+    children: RunPage
 
 
 @click.command("show")
@@ -139,7 +140,7 @@ def _show_history(output: Output, known: Everything) -> None:
     begun = min(record.started_at or record.at for record in known.history)
     if known.run.started_at:
         begun = min(begun, known.run.started_at)
-    kept = originals(known.history)
+    kept = original_records(known.history)
     rows = [
         (
             str(record.seq),

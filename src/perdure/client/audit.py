@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypedDict, Unpack
 
-from perdure.core.audit import Audit, EventFilter, EventPage
+from perdure.core.audit import Audit, Event, EventFilter, EventPage
 from perdure.core.ids import check_id
-from perdure.core.model.run import Event
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.errors import UsageError

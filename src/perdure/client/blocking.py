@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from perdure.client.outputs import StreamItem
     from perdure.client.reopen import ForkOptions
     from perdure.client.start import Moment, StartOptions
-    from perdure.core.audit import EventPage
-    from perdure.core.model.dead_letter import DeadLetter, DeadPage
-    from perdure.core.model.deploy_report import Report
-    from perdure.core.model.interruption import Interruption
-    from perdure.core.model.listing import Page
+    from perdure.core.audit import Event, EventPage
+    from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage
+    from perdure.core.model.deploy_report import DeployReport
     from perdure.core.model.orders import Pause
-    from perdure.core.model.run import Event, Record, Run, Status
+    from perdure.core.model.outputs import Interruption
+    from perdure.core.model.record import Record
+    from perdure.core.model.run import Run, RunPage, Status
     from perdure.core.model.run_report import RunReport
     from perdure.core.routing import TypeInfo
     from perdure.core.time.duration import Duration
@@ -126,7 +126,7 @@ class Blocking(BlockingFlow, BlockingPushing, ForkAware):
         """See `Engine.prune_events`."""
         return self._wait(self._engine.prune_events(older_than))
 
-    def list(self, **filters: Any) -> Page:
+    def list(self, **filters: Any) -> RunPage:
         """See `Engine.list`."""
         return self._wait(self._engine.list(**filters))
 
@@ -190,7 +190,9 @@ class Blocking(BlockingFlow, BlockingPushing, ForkAware):
         """See `Engine.schedules`."""
         return BlockingSchedules(self)
 
-    def dead_letters(self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]) -> DeadPage:
+    def dead_letters(
+        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]
+    ) -> DeadLetterPage:
         """See `Engine.dead_letters`."""
         return self._wait(self._engine.dead_letters(limit=limit, cursor=cursor, **which))
 
@@ -222,7 +224,7 @@ class Blocking(BlockingFlow, BlockingPushing, ForkAware):
         """See `Engine.prune`."""
         return self._wait(self._engine.prune(older_than, **which))
 
-    def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
+    def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
         """See `Engine.check`."""
         return self._wait(self._engine.check(types=types, limit=limit))
 

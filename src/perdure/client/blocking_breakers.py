@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from perdure.core.limits.breaker import BreakerView
+from perdure.core.limits.breaker import BreakerInfo
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
@@ -30,6 +30,6 @@ class BlockingBreakers:
         """See `Breakers.reset`."""
         self._wait(self._breakers.reset(name))
 
-    def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerView]:
+    def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerInfo]:
         """See `Breakers.list`."""
         return self._wait(self._breakers.list(limit=limit, after=after))

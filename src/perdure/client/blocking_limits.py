@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking
-    from perdure.core.limits.limit import Gate
+    from perdure.core.limits.limit import LimitInfo
 
 
 class BlockingLimits:
@@ -27,6 +27,6 @@ class BlockingLimits:
         """See `Limits.clear`."""
         self._wait(self._limits.clear(name))
 
-    def list(self, *, limit: int = 100, after: str = "") -> builtins.list[Gate]:
+    def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LimitInfo]:
         """See `Limits.list`."""
         return self._wait(self._limits.list(limit=limit, after=after))

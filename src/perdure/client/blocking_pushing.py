@@ -11,7 +11,7 @@ from perdure.core.model.run import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
-    from perdure.core.model.claim_by_id import Executed
+    from perdure.core.model.claim import ExecutionResult
     from perdure.core.time.duration import Duration
 
 R = TypeVar("R")
@@ -28,7 +28,7 @@ class BlockingPushing(ABC):
 
     def execute(
         self, run_id: str, *, timeout: Duration | None = None, credentials: Mapping[str, Any] | None = None
-    ) -> Executed:
+    ) -> ExecutionResult:
         """See `Engine.execute`."""
         return self._wait(self._engine.execute(run_id, timeout=timeout, credentials=credentials))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 if TYPE_CHECKING:
     from perdure.client.blocking import Blocking, BlockingHandle
     from perdure.client.schedules import ScheduleOptions
-    from perdure.core.model.run import Event
+    from perdure.core.audit import Event
     from perdure.core.time.cron import Timing
     from perdure.core.time.schedule import Schedule
     from perdure.workflow.definition import Call

@@ -6,7 +6,7 @@ import builtins
 from typing import TYPE_CHECKING
 
 from perdure.core.ids import check_name
-from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit
+from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Breakers:
         """Close it and forget what was counted; from then on it opens and closes by itself."""
         await self._set(name, None)
 
-    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerView]:
+    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[BreakerInfo]:
         """Breakers that something had to pass or that somebody opened or closed, in the order of their names, past one."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")

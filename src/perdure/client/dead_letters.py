@@ -13,16 +13,24 @@ from msgspec.structs import replace
 from perdure.client.start import Moment
 from perdure.client.steering import Control
 from perdure.core.ids import check_id, check_name
-from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, DeadReason, Deletion, Requeue, Requeued
-from perdure.core.model.run import FAR, FINISHED, Run, Status
-from perdure.core.policy.retention import Prune
+from perdure.core.model.dead_letter import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeadLetterReason,
+    DeleteOutcome,
+    Requeue,
+    RequeueOutcome,
+)
+from perdure.core.model.run import FINISHED, Run, Status
+from perdure.core.policy.retention import PruneRequest
 from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
-from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.core.time.duration import FAR, Duration, instant, microseconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.workflow.activity import Activity
-from perdure.workflow.activity_options import NO_SETTINGS, Settings, make_settings, place
 from perdure.workflow.definition import Call, Definition, Workflow
+from perdure.workflow.run_settings import NO_SETTINGS, RunSettings, make_settings, place
 
 #: How many dead letters are read, and runs looked at for deleting, in one transaction.
 CHUNK = 100
@@ -90,7 +98,7 @@ class Afterlife(Control):
 
     async def dead_letters(
         self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[DeadOptions]
-    ) -> DeadPage:
+    ) -> DeadLetterPage:
         """Runs that failed for good, or were set aside as poison or undecodable, each with all its errors; the latest run first."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
@@ -138,7 +146,7 @@ class Afterlife(Control):
         store = await self._opened()
         async for run_id in self._chosen(run_ids, where):
             answer = await store.delete(run_id, reason, self._actor, discard=True)
-            if answer in (Deletion.DONE, Deletion.ALREADY):
+            if answer in (DeleteOutcome.DONE, DeleteOutcome.ALREADY):
                 done.append(run_id)
             else:
                 refused[run_id] = f"there is no dead letter {run_id!r}"
@@ -152,15 +160,15 @@ class Afterlife(Control):
         runs, spared, cursor = 0, 0, None
         while True:
             page = await store.dead(replace(filter, dead_before=before), CHUNK, cursor)
-            failed = tuple(letter.run_id for letter in page.letters if letter.reason is DeadReason.FAILED)
-            aside = [letter for letter in page.letters if letter.reason is not DeadReason.FAILED]
+            failed = tuple(letter.run_id for letter in page.letters if letter.reason is DeadLetterReason.FAILED)
+            aside = [letter for letter in page.letters if letter.reason is not DeadLetterReason.FAILED]
             for letter in aside:
                 if not letter.deleted_at:
                     await store.delete(letter.run_id, f"dead for longer than {older_than}", self._actor, discard=True)
             # Somebody may have requeued one since it was listed, and it may have ended again: that is another end than the one meant.
             for what in (
-                Prune(before=FAR, statuses=(Status.CANCELLED,), ids=tuple(letter.run_id for letter in aside)),
-                Prune(before=before, statuses=(Status.FAILED,), ids=failed),
+                PruneRequest(before=FAR, statuses=(Status.CANCELLED,), ids=tuple(letter.run_id for letter in aside)),
+                PruneRequest(before=before, statuses=(Status.FAILED,), ids=failed),
             ):
                 gone = await self._prune(what)
                 runs, spared = runs + gone.runs, spared + gone.spared
@@ -175,22 +183,22 @@ class Afterlife(Control):
         """
         self._codec.encode(reason, "the reason of a deletion")
         match await (await self._opened()).delete(check_id(run_id), reason, self._actor):
-            case Deletion.UNKNOWN:
+            case DeleteOutcome.UNKNOWN:
                 raise RunNotFound(f"there is no run {run_id!r} to delete")
-            case Deletion.REFUSED:
+            case DeleteOutcome.REFUSED:
                 run = await self._run(run_id)
                 raise UsageError(
                     f"run {run_id!r} is {_stands(run)}; cancel it, and delete it when it has ended; a dead letter is discarded"
                 )
             case answer:
-                return answer is Deletion.DONE
+                return answer is DeleteOutcome.DONE
 
     async def undelete(self, run_id: str) -> bool:
         """Bring a deleted run back; False if it was not deleted. Raises `RunNotFound`."""
         answer = await (await self._opened()).undelete(check_id(run_id), self._actor)
-        if answer is Deletion.UNKNOWN:
+        if answer is DeleteOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to bring back")
-        return answer is Deletion.DONE
+        return answer is DeleteOutcome.DONE
 
     async def prune(
         self,
@@ -207,12 +215,12 @@ class Afterlife(Control):
         """
         statuses = None if status is None else _statuses((status,) if isinstance(status, str) else status)
         now = (await self._opened()).clock()
-        what = Prune(
+        what = PruneRequest(
             before=now - microseconds(older_than), statuses=statuses, types=check_patterns(types), deleted=deleted
         )
         return await self._prune(what)
 
-    async def _prune(self, what: Prune) -> Deleted:
+    async def _prune(self, what: PruneRequest) -> Deleted:
         store, cursor = await self._opened(), None
         runs = spared = 0
         while True:
@@ -247,21 +255,21 @@ class Afterlife(Control):
         store = await self._opened()
         order = self._order_for(run, changes, store.clock())
         match await store.requeue(order, self._actor):
-            case Requeued.OPEN:
+            case RequeueOutcome.OPEN:
                 return run.generation + run.status.finished
-            case Requeued.UNKNOWN:
+            case RequeueOutcome.UNKNOWN:
                 raise RunNotFound(f"there is no run {run_id!r} to requeue")
-            case Requeued.ALIVE:
+            case RequeueOutcome.ALIVE:
                 raise UsageError(f"run {run_id!r} is no dead letter, it is {_stands(run)}. {await self.why(run_id)}")
-            case Requeued.OTHERWISE:
+            case RequeueOutcome.OTHERWISE:
                 raise UsageError(f"run {run_id!r} was requeued by somebody else at the same time, and differently")
-            case Requeued.DELETED:
+            case RequeueOutcome.DELETED:
                 raise UsageError(f"run {run_id!r} was deleted; bring it back before you requeue it: undelete()")
-            case Requeued.EXPIRED:
+            case RequeueOutcome.EXPIRED:
                 raise UsageError(
                     f"the deadline of run {run_id!r} has passed; requeue it with another one: requeue(deadline=...)"
                 )
-            case Requeued.BEGUN:
+            case RequeueOutcome.BEGUN:
                 raise UsageError(
                     f"run {run_id!r} has a history, which another input would not fit; fork it with the other input instead: "
                     f"fork(input=...)"
@@ -276,7 +284,7 @@ class Afterlife(Control):
         if given is not NO_SETTINGS and isinstance(definition, Workflow):
             raise UsageError(f"run {run.id!r} is a workflow ({run.type}); its policy is in its code")
         deadline, queue, priority = changes.get("deadline"), changes.get("queue"), changes.get("priority")
-        make_settings(priority=priority)
+        make_settings({}, priority=priority)
         due = FAR if deadline is None else instant(deadline, now)
         placed = place(given, NO_SETTINGS if definition is None else definition.settings, now, None, None, due)
         return Requeue(
@@ -284,7 +292,7 @@ class Afterlife(Control):
             token=run.token,
             is_activity=None if definition is None else isinstance(definition, Activity),
             input=self._input_for(run, changes.get("input")),
-            options=None if given is NO_SETTINGS else given.over(Settings.from_json(run.options)).to_json(),
+            options=None if given is NO_SETTINGS else given.over(RunSettings.from_json(run.options)).to_json(),
             max_attempts=None if given.retry is None else given.retry.attempts or 0,
             deadline=None if placed.deadline == FAR else placed.deadline,
             close_by=placed.close_by,
@@ -301,15 +309,15 @@ class Afterlife(Control):
         return self._known(call).encode(self._codec)
 
 
-def _settings(changes: RequeueOptions) -> Settings:
+def _settings(changes: RequeueOptions) -> RunSettings:
     names = ("retry", "schedule_to_start", "start_to_close", "schedule_to_close", "heartbeat")
-    given: dict[str, Any] = {name: changes.get(name) for name in names}
+    given: Any = {name: changes.get(name) for name in names}
     if all(value is None for value in given.values()):
         return NO_SETTINGS
-    return make_settings(**given)
+    return make_settings(given)
 
 
-def _filter(which: DeadOptions) -> DeadFilter:
+def _filter(which: DeadOptions) -> DeadLetterFilter:
     if unknown := which.keys() - DeadOptions.__annotations__.keys():
         known = ", ".join(DeadOptions.__annotations__)
         raise UsageError(f"dead letters are not chosen by {min(unknown)!r}; choose by {known}")
@@ -317,7 +325,7 @@ def _filter(which: DeadOptions) -> DeadFilter:
     after, before = which.get("dead_after"), which.get("dead_before")
     if type is not None:
         check_patterns(type)
-    return DeadFilter(
+    return DeadLetterFilter(
         type=type,
         queue=which.get("queue"),
         error=which.get("error"),
@@ -328,11 +336,11 @@ def _filter(which: DeadOptions) -> DeadFilter:
     )
 
 
-def _reasons(names: Sequence[str]) -> tuple[DeadReason, ...]:
+def _reasons(names: Sequence[str]) -> tuple[DeadLetterReason, ...]:
     try:
-        return tuple(DeadReason(name) for name in names)
+        return tuple(DeadLetterReason(name) for name in names)
     except ValueError as error:
-        raise UsageError(f"{error}; the reasons are {', '.join(DeadReason)}") from None
+        raise UsageError(f"{error}; the reasons are {', '.join(DeadLetterReason)}") from None
 
 
 def _statuses(names: Sequence[str]) -> tuple[Status, ...]:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from perdure.client.inspect import is_unserved, served_elsewhere
 from perdure.client.steering import Control
 from perdure.core.codec.failure import ErrorTypes
-from perdure.core.model.deploy_report import Finding, Problem, Report
-from perdure.core.model.listing import RunFilter
-from perdure.core.model.run import FINISHED, Kind, Loaded, Reason, Run, Status
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.deploy_report import DeployFinding, DeployProblem, DeployReport
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import FINISHED, Reason, Run, RunFilter, Status
 from perdure.errors import UsageError
 from perdure.store import open_store
 from perdure.store.contract import Store
@@ -44,7 +45,7 @@ class Checking(Control):
         elsewhere = served_elsewhere(await store.types())
         return {run.id for run in runs if is_unserved(run, workers, elsewhere, now)}
 
-    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> Report:
+    async def check(self, *, types: Sequence[str] | None = None, limit: int | None = None) -> DeployReport:
         """Replay the history of every unfinished run, or of those of some types, against this code. Nothing is written.
 
         The gate before a deploy: says which runs would diverge, where, and what to do about it. `limit` bounds how many runs are
@@ -54,7 +55,7 @@ class Checking(Control):
             raise UsageError(f"limit must be at least 1, not {limit}")
         if isinstance(types, str):
             raise UsageError(f"types is a list of workflow types: [{types!r}]")
-        findings: list[Finding] = []
+        findings: list[DeployFinding] = []
         checked, more = 0, False
         async with self._looking() as store:
             async for runs in _pages(store, types):
@@ -66,9 +67,9 @@ class Checking(Control):
                         findings += await self._check(store, loaded)
                 if more or (limit is not None and checked >= limit):
                     break
-        return Report(checked=checked, more=more, findings=tuple(findings))
+        return DeployReport(checked=checked, more=more, findings=tuple(findings))
 
-    async def _check(self, store: Store, loaded: Loaded) -> list[Finding]:
+    async def _check(self, store: Store, loaded: LoadedRun) -> list[DeployFinding]:
         run = loaded.run
         workflow = self.workflows.get(run.type)
         if workflow is None:
@@ -104,14 +105,14 @@ async def _pages(store: Store, types: Sequence[str] | None) -> AsyncIterator[tup
                 break
 
 
-async def _unheard_children(store: Store, loaded: Loaded) -> list[str]:
+async def _unheard_children(store: Store, loaded: LoadedRun) -> list[str]:
     """The places of children whose end the run's history does not have yet."""
     run = loaded.run
-    waits = run.reason is Reason.CHILD or any(message.kind is Kind.CHILD for message in loaded.inbox)
+    waits = run.reason is Reason.CHILD or any(message.kind is RecordKind.CHILD for message in loaded.inbox)
     # A run that began anew, or is tried anew, has children of the time before.
     if not waits or run.generation > 1 or run.attempt > 1:
         return []
-    heard = {record.location for record in loaded.records if record.kind is Kind.CHILD}
+    heard = {record.location for record in loaded.records if record.kind is RecordKind.CHILD}
     places: dict[str, None] = {}
     cursor: str | None = None
     while True:
@@ -122,11 +123,11 @@ async def _unheard_children(store: Store, loaded: Loaded) -> list[str]:
             return list(places)
 
 
-def _unserved(run: Run, workflows: dict[str, Definition[Any, Any]]) -> Finding:
-    return Finding(
+def _unserved(run: Run, workflows: dict[str, Definition[Any, Any]]) -> DeployFinding:
+    return DeployFinding(
         run_id=run.id,
         type=run.type,
-        problem=Problem.UNSERVED,
+        problem=DeployProblem.UNSERVED,
         expected=f"a workflow of the type {run.type!r}",
         found=f"only {', '.join(sorted(workflows)) or 'nothing'}",
         fix="keep it among the engine's workflows until its runs are done; or check only the types of this engine",

@@ -28,10 +28,11 @@ from perdure.client.results import Overdue, Watch
 from perdure.client.schedules import Schedules
 from perdure.client.start import Moment, Sameness, StartOptions, create_all, create_on, new_run
 from perdure.client.watermarks import Backpressure, OnConnection, Watermarks
+from perdure.core.audit import Event
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
-from perdure.core.model.run import Event, NewRun, Run, Status
+from perdure.core.model.run import NewRun, Run, Status
 from perdure.core.option_checks import check_flag, check_time, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
@@ -54,7 +55,7 @@ from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
 from perdure.worker import HookCaller, Worker, WorkerOptions
 from perdure.workflow.definition import Call, Definition
-from perdure.workflow.machine.state_machine import Definable, definition_of
+from perdure.workflow.discover import Definable, definition_of
 
 R = TypeVar("R")
 

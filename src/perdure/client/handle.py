@@ -10,9 +10,11 @@ from perdure.client import outputs, reopen
 from perdure.client.inspect import report
 from perdure.client.messages import ask
 from perdure.client.outputs import StreamItem
+from perdure.core.audit import Event
 from perdure.core.codec.snapshot import snapshot
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.run import Event, Message, Record, Run, Status
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import Run, Status
 from perdure.core.model.run_report import RunReport
 from perdure.store.sql.reads import interruptions
 from perdure.workflow.channels import Channel, Question

@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id
-from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit
-from perdure.core.limits.limit import Position
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.listing import Page, RunFilter
+from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit
+from perdure.core.limits.limit import WaitlistPosition
 from perdure.core.model.orders import Pause, PauseKind
-from perdure.core.model.outputs import Output, OutputKind
-from perdure.core.model.run import FAR, Event, Kind, Message, Reason, Record, Run, Status
-from perdure.core.model.run_report import Mishap, RunReport, StepReport, originals
+from perdure.core.model.outputs import Interruption, Output, OutputKind
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Reason, Run, RunFilter, RunPage, Status
+from perdure.core.model.run_report import FailedAttempt, RunReport, StepReport, original_records
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
-from perdure.core.policy.singleton import single_of
+from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.routing import PYTHON, TypeInfo
-from perdure.core.time.duration import instant
+from perdure.core.time.duration import FAR, instant
 from perdure.errors import RunNotFound, UsageError
 from perdure.store.contract import Store
 from perdure.store.sql.runs.orders import pausing_of
@@ -51,7 +51,7 @@ class Looking(ABC):
         deleted: bool | None = False,
         limit: int = 100,
         cursor: str | None = None,
-    ) -> Page:
+    ) -> RunPage:
         """Runs, newest first, a page at a time. With `deleted`, those that were deleted, or with None those too."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
@@ -123,7 +123,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     #: The last sign of life of an activity.
     beat: Output | None = None
     #: Where it stands in line.
-    standing: Position | None = None
+    standing: WaitlistPosition | None = None
 
 
 async def explain(store: Store, run: Run) -> str:
@@ -213,14 +213,14 @@ def _pending(run: Run, facts: Facts) -> str:
 
 
 def _paused(inbox: Sequence[Message], now: int) -> str:
-    last = next((entry for entry in reversed(inbox) if entry.kind is Kind.PAUSE), None)
+    last = next((entry for entry in reversed(inbox) if entry.kind is RecordKind.PAUSE), None)
     if last is None:
         return "It is paused."
     reason = pausing_of(last.payload).reason
     return f"It was paused {_ago(last.sent_at, now)}{f': {reason}' if reason else ''}; it goes on when it is resumed."
 
 
-def _limited(standing: Position, now: int) -> str:
+def _limited(standing: WaitlistPosition, now: int) -> str:
     gate = standing.gate
     if gate.problem:
         kind = "breaker" if gate.name.startswith(PREFIX) else "limit"
@@ -237,7 +237,7 @@ def _limited(standing: Position, now: int) -> str:
     )
 
 
-def _broken(breaker: BreakerView, standing: Position, now: int) -> str:
+def _broken(breaker: BreakerInfo, standing: WaitlistPosition, now: int) -> str:
     waited = f"It has waited for {_span(now - standing.since)}: the breaker {breaker.name!r}"
     since = _ago(breaker.since, now)
     if breaker.circuit is Circuit.OPEN and breaker.by_hand:
@@ -265,14 +265,14 @@ def _waiting(run: Run, facts: Facts) -> str:
             return _limited(facts.standing, now)
         case Reason.CHILD:
             return "It waits for a child run to finish."
-        case Reason.LIMIT if (single := single_of(run.options)) is not None:
+        case Reason.LIMIT if (single := stored_singleton_of(run.options)) is not None:
             return f"It waits for its turn: another run of the singleton {single.name!r} is not over yet."
         case Reason.RETRY:
             last = next((record for record in reversed(history) if record.failed and record.payload), None)
             payload = run.error if last is None else last.payload
             cause = "" if payload is None else f" The last attempt failed: {_summary(payload)}."
             return f"It waits to try again{until}{_count(run)}.{cause}"
-        case _ if run.started_at == 0 and (single := single_of(run.options)) is not None and single.delay:
+        case _ if run.started_at == 0 and (single := stored_singleton_of(run.options)) is not None and single.delay:
             return f"It is put off{until}, and longer if it is started again."
         case _ if run.started_at == 0:
             return f"It is scheduled and waits{until}."
@@ -343,7 +343,7 @@ def _moment(moment: int) -> str:
     return (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=moment)).isoformat()
 
 
-_OPERATIONS = (Kind.STEP, Kind.ATTEMPT, Kind.CHILD, Kind.TIMER)
+_OPERATIONS = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.CHILD, RecordKind.TIMER)
 #: Ends that are errors.
 _FAILURES = ("retried", "failed", "cancelled", "expired", "blocked")
 
@@ -373,7 +373,7 @@ def _steps(records: Sequence[Record], interruptions: Sequence[Interruption]) -> 
     for record in records:
         if record.kind in _OPERATIONS:
             by_place.setdefault(record.location, []).append(record)
-    kept = originals(records)
+    kept = original_records(records)
     return [_step(location, found, kept, interruptions) for location, found in by_place.items()]
 
 
@@ -381,11 +381,11 @@ def _step(
     location: str, records: Sequence[Record], kept: Mapping[int, Record], interruptions: Sequence[Interruption]
 ) -> StepReport:
     last = kept.get(records[-1].seq, records[-1])
-    kind = Kind.STEP if last.kind is Kind.ATTEMPT else last.kind
+    kind = RecordKind.STEP if last.kind is RecordKind.ATTEMPT else last.kind
     return StepReport(
         location=location,
         kind=kind.value,
-        status="retrying" if last.kind is Kind.ATTEMPT else "failed" if last.failed else "completed",
+        status="retrying" if last.kind is RecordKind.ATTEMPT else "failed" if last.failed else "completed",
         attempts=last.attempts,
         started_at=last.started_at,
         finished_at=last.at,
@@ -398,9 +398,11 @@ def _interruptions_of(
     last: Record, records: Sequence[Record], interruptions: Sequence[Interruption]
 ) -> tuple[Interruption, ...]:
     """What interrupted the attempts that are counted in the record of a step and did not fail."""
-    if last.kind is not Kind.STEP:
+    if last.kind is not RecordKind.STEP:
         return ()
-    failures = [one.attempts for one in records if one.kind is Kind.ATTEMPT and one.run_attempt == last.run_attempt]
+    failures = [
+        one.attempts for one in records if one.kind is RecordKind.ATTEMPT and one.run_attempt == last.run_attempt
+    ]
     number = last.attempts - 1 - (failures[-1] if failures else 0)
     possible = [
         one
@@ -412,16 +414,16 @@ def _interruptions_of(
     return tuple(possible[-number:]) if number > 0 else ()
 
 
-def _mishap(record: Record) -> Mishap:
+def _mishap(record: Record) -> FailedAttempt:
     failure = Failure.from_json(record.payload or "{}")
-    return Mishap(
+    return FailedAttempt(
         at=record.at, location=record.location, attempt=record.attempts, error=failure.type, message=failure.message,
         retry_at=record.retry_at,
     )  # fmt: skip
 
 
-def _of_run(run: Run, events: Sequence[Event]) -> list[Mishap]:
-    errors: list[Mishap] = []
+def _of_run(run: Run, events: Sequence[Event]) -> list[FailedAttempt]:
+    errors: list[FailedAttempt] = []
     attempt = 1
     for event in events:
         if event.kind not in _FAILURES:
@@ -431,7 +433,7 @@ def _of_run(run: Run, events: Sequence[Event]) -> list[Mishap]:
         attempt = data.get("attempt", attempt + 1) - 1 if retried else attempt
         if "error" in data:
             errors.append(
-                Mishap(
+                FailedAttempt(
                     at=event.at, location="", attempt=attempt, error=data["error"], message=data.get("message", ""),
                     retry_at=data.get("at", 0) if retried else 0,
                 )
@@ -440,5 +442,7 @@ def _of_run(run: Run, events: Sequence[Event]) -> list[Mishap]:
     if not errors and run.error is not None and run.status in (Status.FAILED, Status.CANCELLED, Status.BLOCKED):
         failure = Failure.from_json(run.error)
         at = run.finished_at
-        errors.append(Mishap(at=at, location="", attempt=run.attempt, error=failure.type, message=failure.message))
+        errors.append(
+            FailedAttempt(at=at, location="", attempt=run.attempt, error=failure.type, message=failure.message)
+        )
     return errors

@@ -6,7 +6,7 @@ import builtins
 from typing import TYPE_CHECKING
 
 from perdure.core.ids import check_id
-from perdure.core.limits.limit import KEYED, Bounds, Gate, check_gate, make_bounds
+from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, check_gate, make_bounds
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Limits:
         """What the code says holds again; of a type or queue of which it says nothing, nothing does."""
         await self._write(name, None)
 
-    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[Gate]:
+    async def list(self, *, limit: int = 100, after: str = "") -> builtins.list[LimitInfo]:
         """Limits that runs have met or that were set, in the order of their names, past one."""
         if not 1 <= limit <= 1000:
             raise UsageError(f"limit must be between 1 and 1000, not {limit}")
         store = await self._engine._opened()
-        found: builtins.list[Gate] = []
+        found: builtins.list[LimitInfo] = []
         while len(found) < limit:
             page = await store.gates(after, limit)
             found += [gate for gate in page if gate.breaker is None]
@@ -47,7 +47,7 @@ class Limits:
             after = page[-1].name
         return found[:limit]
 
-    async def _write(self, name: str, bounds: Bounds | None) -> None:
+    async def _write(self, name: str, bounds: LimitBounds | None) -> None:
         base, keyed, _ = name.partition(KEYED)
         check_gate(base)
         if keyed:

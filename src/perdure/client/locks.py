@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
 from perdure.client.results import within
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.ids import check_key
 from perdure.core.model.lock import LockInfo
-from perdure.core.time.cron import moment_of
-from perdure.core.time.duration import Duration, microseconds, seconds
+from perdure.core.time.duration import Duration, microseconds, moment_of, seconds
 from perdure.errors import EngineClosed, Locked, LockLost, StoreError, UsageError
 from perdure.store.contract import Change
 
@@ -246,7 +245,7 @@ class Holding:
 async def renew(lock: Lock, on_lost: Callable[[], object]) -> None:
     """Extend a lock again and again until it is lost, and say so; at once if the database was replaced and may have lost it."""
     system, loop = lock._engine._system, asyncio.get_running_loop()
-    guard = Guard(f"renewal of the lock {lock.name!r}", system, Health(), logger)
+    guard = LoopGuard(f"renewal of the lock {lock.name!r}", system, LoopHealth(), logger)
     alarm = asyncio.Event()
 
     def on_change(change: Change) -> None:

@@ -13,12 +13,13 @@ from perdure.core.codec.failure import Failure
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import ID_BYTES, check_id, check_name
 from perdure.core.model.outputs import Output, OutputKind
-from perdure.core.model.run import NewMessage, SendOutcome, Status
+from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.core.model.run import Status
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunFinished, RunNotFound, UsageError
 from perdure.store.contract import Store
-from perdure.workflow.channels import Channel, Question, envelop, expected, question_name, topic
+from perdure.workflow.channels import Channel, Question, expected_message, question_name, question_payload, topic
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
@@ -76,7 +77,7 @@ class Telling(ABC):
     async def _send(
         self, run_id: str, name: Channel[Any] | str, value: object, key: str | None, connection: object
     ) -> None:
-        wanted = expected(name)
+        wanted = expected_message(name)
         name = wanted.name
         message = NewMessage(
             run_id=check_id(run_id),
@@ -110,7 +111,7 @@ class Telling(ABC):
         return self._broadcast(name, snapshot(value), correlation, key)
 
     async def _broadcast(self, name: Channel[Any] | str, value: object, correlation: str, key: str | None) -> int:
-        wanted = expected(name)
+        wanted = expected_message(name)
         name = wanted.name
         payload = self._codec.encode(value, f"broadcast {name!r}", wanted.type)
         key = self._system.entropy(16).hex() if key is None else check_id(key, "key of a broadcast")
@@ -149,7 +150,7 @@ async def ask(
     message = NewMessage(
         run_id=check_id(run_id),
         name=question_name(name),
-        payload=envelop(key, value, engine._codec, f"question {name!r} to run {run_id!r}", declared),
+        payload=question_payload(key, value, engine._codec, f"question {name!r} to run {run_id!r}", declared),
         key=key,
     )
     store = await engine._opened()

@@ -16,7 +16,7 @@ from typing import Any
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.codec.failure import Failure
 from perdure.core.ids import check_id, check_name
-from perdure.core.model.claim_by_id import Executed
+from perdure.core.model.claim import ExecutionResult
 from perdure.core.model.run import DEFAULT_QUEUE, Run
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
@@ -68,7 +68,7 @@ class Pushing(ABC):
 
     async def execute(
         self, run_id: str, *, timeout: Duration | None = None, credentials: Mapping[str, Any] | None = None
-    ) -> Executed:
+    ) -> ExecutionResult:
         """Work on one run, here and now, until it waits or ends, or the time is up; then give it back.
 
         For queues and serverless functions. A run that is finished, waits or is held by another worker is left alone, and the answer
@@ -150,7 +150,7 @@ class Pusher(ForkAware):
 
     async def execute(
         self, run_id: str, *, timeout: Duration | None = None, credentials: Mapping[str, Any] | None = None
-    ) -> Executed:
+    ) -> ExecutionResult:
         """See `Engine.execute`."""
         limit = None if timeout is None else seconds(timeout)
         worker = await self._started()

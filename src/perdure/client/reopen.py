@@ -14,22 +14,23 @@ from msgspec.structs import replace
 
 from perdure.client.deploy import aside
 from perdure.client.start import Moment, StartOptions, new_run
-from perdure.core.model.reopen import Fork, Reopened, kept
-from perdure.core.model.run import Kind, NewRun, Record, Run, Status
-from perdure.core.policy.singleton import with_single
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.reopen import Fork, ReopenOutcome, kept_seed
+from perdure.core.model.run import NewRun, Run, Status
+from perdure.core.policy.singleton import with_stored_singleton
 from perdure.core.time.duration import instant
 from perdure.errors import Diverged, RunExists, RunFinished, RunNotFound, UsageError
 from perdure.worker import ReplayCheck
-from perdure.workflow.activity_options import Settings
 from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from perdure.client.engine import Engine
 
 #: What a history takes from the inbox, what has a place that a fork can begin at, and what of that has a result.
-_RECEIVED = (Kind.MESSAGE, Kind.CHILD, Kind.CANCEL)
-_PLACES = (Kind.STEP, Kind.ATTEMPT, Kind.TIMER, Kind.CHILD)
-_RESULTS = (Kind.STEP, Kind.CHILD)
+_RECEIVED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
+_PLACES = (RecordKind.STEP, RecordKind.ATTEMPT, RecordKind.TIMER, RecordKind.CHILD)
+_RESULTS = (RecordKind.STEP, RecordKind.CHILD)
 
 
 class ForkOptions(TypedDict, total=False):
@@ -53,23 +54,23 @@ async def retry(engine: Engine, run_id: str, deadline: Moment | None) -> int:
     store = await engine._opened()
     due = None if deadline is None else instant(deadline, store.clock())
     match await store.reopen(run_id, run.generation, due, engine._actor):
-        case Reopened.OPEN:
+        case ReopenOutcome.OPEN:
             return run.generation + 1
-        case Reopened.COMPLETED:
+        case ReopenOutcome.COMPLETED:
             raise RunFinished(
                 f"run {run_id!r} completed, so there is nothing to retry; to do it again, fork it or start another"
             )
-        case Reopened.EXPIRED:
+        case ReopenOutcome.EXPIRED:
             raise UsageError(
                 f"the deadline of run {run_id!r} has passed; retry it with another one: retry(deadline=...)"
             )
-        case Reopened.DELETED:
+        case ReopenOutcome.DELETED:
             raise UsageError(f"run {run_id!r} was deleted; bring it back before you retry it: undelete()")
-        case Reopened.UNFINISHED:
+        case ReopenOutcome.UNFINISHED:
             raise UsageError(
                 f"run {run_id!r} has not failed, it is {run.status}; wait for its end, or cancel it, before you retry it"
             )
-        case Reopened.UNKNOWN:
+        case ReopenOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to retry")
 
 
@@ -92,10 +93,10 @@ async def fork(engine: Engine, run_id: str, **wanted: Unpack[ForkOptions]) -> st
     options: StartOptions = {"id": wanted.get("id"), "queue": source.queue, "priority": source.priority}
     options["deadline"] = wanted.get("deadline")
     encoded = _input(engine, source, wanted.get("input"))
-    call: Call[Any] = Call(source.type, (), engine.workflows.get(source.type), Settings.from_json(source.options))
+    call: Call[Any] = Call(source.type, (), engine.workflows.get(source.type), RunSettings.from_json(source.options))
     new = new_run(call, encoded, options, engine._system, store.clock())
     # A fork goes on beside what it was forked from.
-    new = replace(new, options=with_single(new.options, None))
+    new = replace(new, options=with_stored_singleton(new.options, None))
     fork = _fork(source, past, from_step, new, engine._system.entropy(8).hex())
     await _try_out(engine, source, fork)
     answer = await store.fork(fork, engine._actor)
@@ -163,7 +164,9 @@ def _edited(engine: Engine, source: Run, past: Sequence[Record], results: Mappin
         if record.location in results and record.kind in _RESULTS:
             what = f"the result of {record.location!r} for the fork of run {source.id!r}"
             payload = engine._codec.encode(results[record.location], what)
-            workflow = engine.workflows.get(record.location.partition("#")[0]) if record.kind is Kind.CHILD else None
+            workflow = (
+                engine.workflows.get(record.location.partition("#")[0]) if record.kind is RecordKind.CHILD else None
+            )
             if workflow is not None:
                 engine._codec.decode(payload, workflow.signature.returns, what)
             record = replace(record, payload=payload, failed=False)
@@ -177,7 +180,9 @@ def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRu
         return Fork(run=new, source=source.id, step=step, records=(), started_at=0, seed="")
     said = msgspec.json.encode({"run": source.id, "step": step, "salt": salt}).decode()
     # Before the last one, which leads to the step: what that is called with is drawn anew.
-    mark = Record(seq=0, kind=Kind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at)
+    mark = Record(
+        seq=0, kind=RecordKind.FORK, location="", payload=said, at=past[-1].at if len(past) == 1 else past[-2].at
+    )
     entries = count(1)
     records = tuple(
         replace(
@@ -189,5 +194,5 @@ def _fork(source: Run, past: Sequence[Record], from_step: str | None, new: NewRu
         for seq, record in enumerate((*past[:-1], mark, past[-1]))
     )
     began = source.started_at if past[0].run_attempt == source.attempt else past[0].at
-    seed = kept(source.seed, source.generation, 1)
+    seed = kept_seed(source.seed, source.generation, 1)
     return Fork(run=new, source=source.id, step=step, records=records, started_at=began, seed=seed)

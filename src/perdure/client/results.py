@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.model.run import Reason, Run, Status
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
@@ -32,7 +32,7 @@ class Watch:
         self._store = store
         self._system = system
         self._loop = asyncio.get_running_loop()
-        self._guard = Guard("waiting for results", system, Health(), logger)
+        self._guard = LoopGuard("waiting for results", system, LoopHealth(), logger)
         self._waiters: dict[str, set[asyncio.Future[Run]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._rung: asyncio.Future[bool] | None = None

@@ -17,13 +17,13 @@ from msgspec import structs
 
 from perdure.client.handle import Handle
 from perdure.client.start import StartOptions, new_run
+from perdure.core.audit import Event
 from perdure.core.ids import check_name
-from perdure.core.model.run import FAR, Event
 from perdure.core.option_checks import check_time
-from perdure.core.time.cron import At, Cron, Every, Timing, moment_of, next_slot, slots, to_stored
-from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.core.time.cron import At, Cron, Every, Timing, fire_times, next_fire_time, to_stored
+from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.core.time.firing import when_due
-from perdure.core.time.schedule import Misfire, Overlap, Saved, Schedule, trail_of
+from perdure.core.time.schedule import Misfire, Overlap, SaveOutcome, Schedule, trail_of
 from perdure.errors import InvalidSchedule, ScheduleExists, ScheduleNotFound, SingletonBusy, UsageError
 from perdure.workflow.definition import Call
 
@@ -79,7 +79,7 @@ class Schedules:
             write_id = self._engine._system.entropy(16).hex()
             saved = await store.save_schedule(wanted, 0, write_id, "schedule_created", self._engine._actor)
             there = await store.schedule(id)
-            if saved is Saved.DONE:
+            if saved is SaveOutcome.DONE:
                 return there or wanted
             # Whoever deleted it after it was in the way has made room for this one.
             if there is None:
@@ -131,7 +131,7 @@ class Schedules:
         def resumed(one: Schedule) -> Schedule | None:
             if not one.paused:
                 return None
-            following = one.next_slot if catch_up or one.next_slot > now else next_slot(one.timing, now)
+            following = one.next_slot if catch_up or one.next_slot > now else next_fire_time(one.timing, now)
             return _due(structs.replace(one, paused=False, reason="", next_slot=following), now)
 
         return await self._change(id, "schedule_resumed", resumed)
@@ -160,7 +160,7 @@ class Schedules:
             raise UsageError(
                 f"a backfill goes from an earlier time to a later one, and not beyond now: {start} to {end}"
             )
-        found = takewhile(lambda slot: slot < last, slots(schedule.timing, first - 1))
+        found = takewhile(lambda slot: slot < last, fire_times(schedule.timing, first - 1))
         wanted = [*islice(found, BACKFILL + 1)]
         if len(wanted) > BACKFILL:
             raise UsageError(f"from {start} to {end} there are more than {BACKFILL} slots; backfill a part at a time")
@@ -216,7 +216,7 @@ class Schedules:
                 return False
             write_id = self._engine._system.entropy(16).hex()
             saved = await store.save_schedule(changed, there.version, write_id, event, self._engine._actor)
-            if saved is Saved.DONE:
+            if saved is SaveOutcome.DONE:
                 return True
 
     def _called(self, one: Schedule, call: Call[Any], options: ScheduleOptions) -> Schedule:
@@ -255,7 +255,9 @@ class Schedules:
             changed = structs.replace(changed, queue=new.queue, priority=new.priority)
         if timing is not None:
             anchored = _anchored(timing, now)
-            changed = structs.replace(changed, spec=to_stored(anchored), next_slot=next_slot(anchored, now), error="")
+            changed = structs.replace(
+                changed, spec=to_stored(anchored), next_slot=next_fire_time(anchored, now), error=""
+            )
         return _due(changed, now)
 
 

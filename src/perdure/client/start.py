@@ -13,19 +13,20 @@ from typing import Any, TypedDict
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
+from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.reopen import life
-from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Created, NewMessage, NewRun, Run, SendOutcome
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run
 from perdure.core.option_checks import check_priority
 from perdure.core.policy.singleton import Debounce, Singleton
 from perdure.core.system import System
-from perdure.core.time.duration import Duration, instant
+from perdure.core.time.duration import FAR, Duration, instant
 from perdure.errors import BadArguments, DecodeError, RunExists, StoreUnavailable, UsageError
 from perdure.store.contract import Store
 from perdure.store.sql.runs.create import create, is_single
 from perdure.store.sql.runs.inbox import send
 from perdure.store.user_connections.errors import is_duplicate
-from perdure.workflow.activity_options import Settings
 from perdure.workflow.definition import Call, Definition
+from perdure.workflow.run_settings import RunSettings
 
 #: A moment: a datetime with a time zone, or a duration from now.
 Moment = datetime.datetime | Duration
@@ -61,7 +62,7 @@ def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
             )
         if not isinstance(debounce, Debounce):
             raise UsageError(f"debounce={debounce!r}: give a Debounce, such as Debounce('5s')")
-        return replace(call, settings=Settings(single=debounce.resolved(call.type)).over(call.settings))
+        return replace(call, settings=RunSettings(single=debounce.resolved(call.type)).over(call.settings))
     return call if singleton is None else call.options(singleton=singleton)
 
 
@@ -120,7 +121,9 @@ class Sameness:
         if there.input != wanted.input and not self.is_same_input(there.input, wanted.input, call):
             raise RunExists(f"{which} of type {there.type!r} exists with another input; choose another id")
 
-    def check_created(self, created: Iterable[Created], wanted: Sequence[NewRun], calls: Sequence[Call[Any]]) -> None:
+    def check_created(
+        self, created: Iterable[CreatedRun], wanted: Sequence[NewRun], calls: Sequence[Call[Any]]
+    ) -> None:
         """Raise `RunExists` if one that was not created is another run than the one wanted."""
         for answer, new, call in zip(created, wanted, calls, strict=True):
             if not answer.created and not answer.attached:
@@ -174,7 +177,7 @@ async def create_on(
     runs: Sequence[NewRun],
     calls: Sequence[Call[Any]],
     same: Sameness,
-) -> list[Created]:
+) -> list[CreatedRun]:
     """Create runs; none of them if one is there and not the same."""
     for tries in range(1, _TRIES + 1):
         try:

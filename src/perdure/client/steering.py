@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from perdure.client.start import Moment
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name
-from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
-from perdure.core.model.run import Kind, Reason, Run, SendOutcome
+from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
+from perdure.core.model.record import RecordKind, SendOutcome
+from perdure.core.model.run import Reason, Run
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.duration import instant
@@ -62,7 +63,7 @@ class Control(ABC):
         """
         self._codec.encode(reason, "the reason of a pause")
         if run_id is not None and type is None and queue is None:
-            return await self._order(Kind.PAUSE, run_id, reason) is Obeyed.DONE
+            return await self._order(RecordKind.PAUSE, run_id, reason) is OrderOutcome.DONE
         kind, name = _chosen(run_id, type, queue)
         store = await self._opened()
         if any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
@@ -73,7 +74,7 @@ class Control(ABC):
     async def resume(self, run_id: str | None = None, *, type: str | None = None, queue: str | None = None) -> bool:
         """Let what was paused go on; False if it was not paused."""
         if run_id is not None and type is None and queue is None:
-            return await self._order(Kind.RESUME, run_id) is Obeyed.DONE
+            return await self._order(RecordKind.RESUME, run_id) is OrderOutcome.DONE
         kind, name = _chosen(run_id, type, queue)
         store = await self._opened()
         if not any((one.kind, one.name) == (kind, name) for one in await store.pauses()):
@@ -97,7 +98,7 @@ class Control(ABC):
 
         Steps that are under way may end first, for as long as that worker's grace lasts.
         """
-        return await self._order(Kind.EVICT, run_id) is Obeyed.DONE
+        return await self._order(RecordKind.EVICT, run_id) is OrderOutcome.DONE
 
     async def wake(self, run_id: str, at: Moment | None = None) -> None:
         """Let the sleep that a run is in end at another time, now if none is given; or begin a run that was to begin later.
@@ -105,19 +106,19 @@ class Control(ABC):
         Raises `RunNotFound`, `RunFinished`, and `UsageError` if it is not asleep.
         """
         now = (await self._opened()).clock()
-        obeyed = await self._order(Kind.WAKE, run_id, at=now if at is None else instant(at, now))
-        if obeyed is Obeyed.FINISHED:
+        obeyed = await self._order(RecordKind.WAKE, run_id, at=now if at is None else instant(at, now))
+        if obeyed is OrderOutcome.FINISHED:
             raise RunFinished(f"run {run_id!r} has finished and does not sleep")
-        if obeyed is Obeyed.REFUSED:
+        if obeyed is OrderOutcome.REFUSED:
             raise UsageError(
                 f"run {run_id!r} is not asleep, so there is nothing to wake it from. {await self.why(run_id)}"
             )
 
-    async def _order(self, kind: Kind, run_id: str, reason: str = "", at: int = 0) -> Obeyed:
+    async def _order(self, kind: RecordKind, run_id: str, reason: str = "", at: int = 0) -> OrderOutcome:
         key = self._system.entropy(16).hex()
-        order = Order(run_id=check_id(run_id), kind=kind, key=key, reason=reason, at=at)
+        order = RunOrder(run_id=check_id(run_id), kind=kind, key=key, reason=reason, at=at)
         obeyed = await (await self._opened()).control(order, self._actor)
-        if obeyed is Obeyed.UNKNOWN:
+        if obeyed is OrderOutcome.UNKNOWN:
             raise RunNotFound(f"there is no run {run_id!r} to {kind}")
         return obeyed
 

@@ -10,7 +10,6 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.model.run import Event
 from perdure.errors import UsageError
 
 #: What repeats for one run without changing what a person would ask about.
@@ -43,6 +42,19 @@ class Audit(StrEnum):
 
 # A member of an enum is slow to find by its class; these are looked at for every event.
 _FULL, _LIFECYCLE = Audit.FULL, Audit.LIFECYCLE
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """A line of the audit trail, for people; never read by replay."""
+
+    id: int
+    run_id: str
+    at: int
+    kind: str
+    #: The worker or client that caused it.
+    actor: str
+    #: JSON object.
+    data: str
 
 
 class EventFilter(Struct, frozen=True, kw_only=True):

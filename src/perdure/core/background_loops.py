@@ -1,6 +1,6 @@
 """Background loops that survive their errors.
 
-Every long-lived task or thread runs under a `Guard`. An error is logged with its traceback at once, counted, and followed by a pause that
+Every long-lived task or thread runs under a `LoopGuard`. An error is logged with its traceback at once, counted, and followed by a pause that
 grows while errors repeat; then the loop goes on. Only a cancellation ends it.
 """
 
@@ -24,7 +24,7 @@ LONGEST_PAUSE = 5.0
 CALM = 60.0
 
 
-class Health:
+class LoopHealth:
     """Errors of background loops: how many of each loop, the latest, and what is wrong for good."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Health:
         self.latest = f"{loop}: {type(error).__name__}: {error}"
 
 
-class Guard:
+class LoopGuard:
     """Keeps one background loop alive."""
 
-    def __init__(self, loop: str, system: System, health: Health, logger: logging.Logger) -> None:
+    def __init__(self, loop: str, system: System, health: LoopHealth, logger: logging.Logger) -> None:
         self.loop = loop
         self.health = health
         self._system = system

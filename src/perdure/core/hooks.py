@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.core.model.run import Event, Run
+from perdure.core.audit import Event
+from perdure.core.model.run import Run
 from perdure.errors import UsageError
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import InvalidDuration, UsageError
+from perdure.errors import BadArguments, InvalidDuration, UsageError
+
+
+def check_known(options: Mapping[str, object], declared: type, what: str) -> None:
+    """Raise `BadArguments` for an option that is no key of the `TypedDict` that declares the options of `what`."""
+    if unknown := options.keys() - declared.__annotations__.keys():
+        raise BadArguments(f"{what} has no option {min(unknown)!r}; it has {', '.join(declared.__annotations__)}")
 
 
 def check_retry(retry: object, name: str = "retry") -> Retry | None:

@@ -19,7 +19,7 @@ from perdure.client.push import Pusher
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
-from perdure.core.model.claim_by_id import Executed, Standing
+from perdure.core.model.claim import ExecutionResult, ExecutionState
 from perdure.core.model.run import DEFAULT_QUEUE, Run, Status
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Duration, seconds
@@ -184,26 +184,26 @@ class QueueHandler:
             return await self._count(message, Fate.FAILED, "whoever sent it had tried often enough")
         credentials = None if self._hook is None else await self._hook(message)
         done = await self._pusher.execute(run.id, timeout=self._timeout, credentials=credentials)
-        if done.stands is Standing.FINISHED and done.parent_id is not None and self._enqueue is not None:
+        if done.state is ExecutionState.FINISHED and done.parent_id is not None and self._enqueue is not None:
             await self._put(self._enqueue, self.message(done.parent_id), 0.0)
         return await self._follow(message, done)
 
-    async def _follow(self, message: QueueMessage, done: Executed) -> Answer:
+    async def _follow(self, message: QueueMessage, done: ExecutionResult) -> Answer:
         """What comes of where a run stands."""
-        match done.stands:
-            case Standing.HELD:
+        match done.state:
+            case ExecutionState.HELD:
                 delay = self._contention * (0.5 + self._system.random())
                 return self._again(message, Fate.HELD, delay, status=done.status)
-            case Standing.READY if not done.progressed:
+            case ExecutionState.READY if not done.progressed:
                 return await self._count(message, Fate.INTERRUPTED, "the time was up before anything was recorded")
-            case Standing.READY:
+            case ExecutionState.READY:
                 return self._again(self._later(message, 0.0), Fate.INTERRUPTED, 0.0, status=done.status)
-            case Standing.WAITING if done.again_in is not None:
+            case ExecutionState.WAITING if done.again_in is not None:
                 return await self._wait(message, done, min(done.again_in, self._longest))
             case _:
-                return Answer(ack=True, fate=Fate(done.stands.value), run_id=done.run_id, status=done.status)
+                return Answer(ack=True, fate=Fate(done.state.value), run_id=done.run_id, status=done.status)
 
-    async def _wait(self, message: QueueMessage, done: Executed, delay: float) -> Answer:
+    async def _wait(self, message: QueueMessage, done: ExecutionResult, delay: float) -> Answer:
         """See to it that the run is thought of when it is due. One message in, one out."""
         later = self._later(message, delay)
         if self._enqueue is None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any, Protocol
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import UsageError
 from perdure.push.handler import QueueHandler
@@ -158,7 +158,7 @@ class _Consumer:
         self._handler = handler
         self._concurrency = concurrency
         self._system = handler.engine._system
-        self._guard = Guard("queue consumer", self._system, Health(), logger)
+        self._guard = LoopGuard("queue consumer", self._system, LoopHealth(), logger)
         # Anew each time: what an earlier life left is found by its idleness.
         self._name = self._system.entropy(8).hex()
         self._under_way: dict[str, asyncio.Task[Any]] = {}

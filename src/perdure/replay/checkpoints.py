@@ -1,6 +1,6 @@
 """Scopes as the history has them: which records lie inside, how far each has got, and what may be forgotten.
 
-A record of a scope (`Kind.SCOPE`) says that the scope goes on from there. What lies inside and before may be trimmed then; what was
+A record of a scope (`RecordKind.SCOPE`) says that the scope goes on from there. What lies inside and before may be trimmed then; what was
 kept all the same, for people to read, is passed over by replay. Records that are not inside stay, whenever they were made.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.run import Kind, Record
-from perdure.workflow.runtime import Mark
+from perdure.core.model.record import Record, RecordKind
+from perdure.workflow.runtime import Checkpoint
 
 
 class Checkpoints:
@@ -21,11 +21,11 @@ class Checkpoints:
 
     def __init__(self, earlier: Sequence[Record], history: Sequence[Record]) -> None:
         #: By location, those of earlier attempts at the run among them.
-        self._marks: dict[str, tuple[int, Mark]] = {
+        self._marks: dict[str, tuple[int, Checkpoint]] = {
             one.location: (one.seq, read_checkpoint(one))
             for records in (earlier, history)
             for one in records
-            if one.kind is Kind.SCOPE
+            if one.kind is RecordKind.SCOPE
         }
         #: Numbers of the records inside each scope, by its path.
         self._inside: dict[str, list[int]] = {}
@@ -36,7 +36,7 @@ class Checkpoints:
         #: Whether anything was forgotten since the last turn, though it may have been recorded nowhere yet.
         self.let_go = False
 
-    def mark(self, location: str) -> Mark | None:
+    def mark(self, location: str) -> Checkpoint | None:
         """How far the scope there has got."""
         known = self._marks.get(location)
         return None if known is None else known[1]
@@ -60,7 +60,7 @@ class Checkpoints:
             seq, mark = self._marks.get("/".join(scopes[:depth]), (-1, None))
             if (
                 mark is not None
-                and (record.seq < seq or record.kind is Kind.CHILD)
+                and (record.seq < seq or record.kind is RecordKind.CHILD)
                 and is_part_over(scopes[depth], mark)
             ):
                 return True
@@ -98,7 +98,7 @@ class Checkpoints:
         return _ranges(trimmed)
 
 
-def is_part_over(part: str, mark: Mark) -> bool:
+def is_part_over(part: str, mark: Checkpoint) -> bool:
     """Whether a part of a scope is over: an iteration before the mark, or a branch that lost."""
     if part.startswith("~"):
         return int(part[1:]) < mark.upto
@@ -166,13 +166,13 @@ class _StoredCheckpoint(msgspec.Struct):
 _stored = decoder_for(_StoredCheckpoint)
 
 
-def checkpoint_payload(mark: Mark) -> str:
+def checkpoint_payload(mark: Checkpoint) -> str:
     """A mark as it is recorded."""
     errors = f',"errors":{msgspec.json.encode(mark.errors).decode()}' if mark.errors else ""
     return f'{{"upto":{mark.upto},"ended":{"true" if mark.ended else "false"},"value":{mark.value}{errors}}}'
 
 
-def read_checkpoint(record: Record) -> Mark:
+def read_checkpoint(record: Record) -> Checkpoint:
     """The mark that a record is of."""
     stored = _stored.decode(record.payload or "")
-    return Mark(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors)
+    return Checkpoint(bytes(stored.value).decode(), stored.upto, stored.ended, stored.errors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from perdure.core.model.run import Kind, Record
+from perdure.core.model.record import Record, RecordKind
 from perdure.errors import Diverged
 from perdure.replay.operations import OpenOperation
 from perdure.replay.outcome import RunOutcome
@@ -53,10 +53,10 @@ class RecordedArguments:
 
     def __init__(self, run_id: str, history: Sequence[Record]) -> None:
         self._run_id = run_id
-        self._locations: dict[tuple[Kind, str, str], set[str]] = {}
+        self._locations: dict[tuple[RecordKind, str, str], set[str]] = {}
         self._changed: list[Record] = []
         for record in history:
-            if record.digest and record.kind is not Kind.ATTEMPT:
+            if record.digest and record.kind is not RecordKind.ATTEMPT:
                 key = (record.kind, _name(record), record.digest)
                 self._locations.setdefault(key, set()).add(record.location)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import Kind, Record
+from perdure.core.model.record import Record, RecordKind
 from perdure.replay.operations import OpenOperation, StepOperation
 from perdure.workflow.saga import UNDO
 
@@ -22,7 +22,7 @@ class EarlierAttempts:
         self.messages = tuple(
             record
             for record in earlier
-            if record.kind is Kind.MESSAGE and (record.inbox_seq or record.run_attempt == 1)
+            if record.kind is RecordKind.MESSAGE and (record.inbox_seq or record.run_attempt == 1)
         )
         self._records: dict[str, Record] = {}
         for record in earlier:
@@ -30,7 +30,9 @@ class EarlierAttempts:
                 self._records.pop(record.location.removesuffix(UNDO), None)
             elif _is_kept(record):
                 self._records[record.location] = record
-        self._failed_children = [record.location for record in earlier if record.kind is Kind.CHILD and record.failed]
+        self._failed_children = [
+            record.location for record in earlier if record.kind is RecordKind.CHILD and record.failed
+        ]
 
     def recall(self, operation: OpenOperation) -> Record | None:
         """The result that an earlier attempt has of this operation."""
@@ -55,5 +57,5 @@ def _is_kept(record: Record) -> bool:
     if record.failed:
         return False
     # A timer that cut something short is not kept: the next attempt has its full time.
-    slept = record.kind is Kind.TIMER and record.location.rpartition("/")[2].partition("#")[0] == "sleep"
-    return slept or record.kind in (Kind.STEP, Kind.CHILD)
+    slept = record.kind is RecordKind.TIMER and record.location.rpartition("/")[2].partition("#")[0] == "sleep"
+    return slept or record.kind in (RecordKind.STEP, RecordKind.CHILD)

@@ -17,10 +17,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
-from perdure.core.codec.failure import ErrorTypes, Failure
-from perdure.core.model.on_close import OnClose
-from perdure.core.model.run import Kind, Message, NewMessage, NewRun, Record, Status
-from perdure.core.model.step_attempts import Trial, remember
+from perdure.core.codec.failure import AttemptSummary, ErrorTypes, Failure, attach_attempts
+from perdure.core.model.record import Message, NewMessage, Record, RecordKind
+from perdure.core.model.run import NewRun, OnClose, Status
 from perdure.errors import Diverged, LoopStuck, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, checkpoint_payload, places_below
 from perdure.replay.divergence import RecordedArguments, diverged, position
@@ -55,9 +54,9 @@ class RecordIndex:
 
     def __init__(self, history: Sequence[Record]) -> None:
         self._history = history
-        self._index: dict[tuple[Kind, str], Record] | None = None
+        self._index: dict[tuple[RecordKind, str], Record] | None = None
 
-    def find(self, kind: Kind, location: str) -> Record | None:
+    def find(self, kind: RecordKind, location: str) -> Record | None:
         """The record of that kind there."""
         if self._index is None:
             self._index = {(record.kind, record.location): record for record in self._history}
@@ -69,7 +68,7 @@ NOTHING_RECORDED = RecordIndex(())
 
 # A member of an enum is slow to find by its class; these are looked at for every record.
 _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
-    Kind.ATTEMPT, Kind.CANCEL, Kind.CHILD, Kind.FORK, Kind.MESSAGE, Kind.SCOPE, Kind.STEP, Kind.WAKE,
+    RecordKind.ATTEMPT, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK, RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
 )  # fmt: skip
 
 
@@ -198,7 +197,7 @@ class Execution(OperationsApi):
             self.effects = [effect for effect in self.effects if not isinstance(effect, NewMessage | NewRun)]
 
     def record(
-        self, kind: Kind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
+        self, kind: RecordKind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
         digest: str = "", attempts: int = 0, retry_at: int = 0, inbox_seq: int = 0,
     ) -> None:  # fmt: skip
         """Something happened: write it down and let the workflow see it."""
@@ -280,7 +279,7 @@ class Execution(OperationsApi):
     def reached(self, operation: ScopeOperation, now: int) -> None:
         """A scope has got so far: record that, and forget what lies before."""
         self.unsaved = self.checkpoints.trim(operation.location, operation.mark.upto, operation.drop, self.unsaved)
-        self.record(Kind.SCOPE, operation.location, checkpoint_payload(operation.mark), now)
+        self.record(RecordKind.SCOPE, operation.location, checkpoint_payload(operation.mark), now)
         self._closed_children -= places_below(self._closed_children, operation.drop)
 
     def carry(self, message: Message) -> None:
@@ -426,7 +425,7 @@ class Execution(OperationsApi):
             failure = Failure.from_json(record.payload or "{}")
             error = self._errors.restore(failure)
             if record.attempts:
-                remember(error, Trial(record.attempts, failure.given_up))
+                attach_attempts(error, AttemptSummary(record.attempts, failure.given_up))
             future.set_exception(error)
             future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
         elif record.payload is None:
@@ -455,7 +454,7 @@ class Execution(OperationsApi):
         self._check_inside()
         location = self._version_place(name)
         self._versions[location] = latest
-        pinned = self.recorded.find(Kind.VERSION, location)
+        pinned = self.recorded.find(RecordKind.VERSION, location)
         if pinned is not None:
             return int(pinned.payload or 0)
         if self.silent:
@@ -463,18 +462,18 @@ class Execution(OperationsApi):
         self._pin(location, latest)
         return latest
 
-    def removed(self, name: str, kind: Kind) -> asyncio.Future[None]:
+    def removed(self, name: str, kind: RecordKind) -> asyncio.Future[None]:
         """See `Runtime`."""
         self._check_inside()
-        if kind is Kind.VERSION:
+        if kind is RecordKind.VERSION:
             self._versions.setdefault(self._version_place(name), _ANY)
         scope = current_scope.get(self._root)
-        location = "" if kind is Kind.VERSION else scope.next(name)
+        location = "" if kind is RecordKind.VERSION else scope.next(name)
         future = new_operation_future(self.loop, scope, location, None)
         if self.loop.closed:
             return future
         self._removed.add(location)
-        if kind is Kind.CHILD:
+        if kind is RecordKind.CHILD:
             self._closed_children.add(location)
         early = self._early_children.pop(location, None)
         if not location or early is not None or self.recorded.find(kind, location) is None:
@@ -500,7 +499,7 @@ class Execution(OperationsApi):
     def _pin(self, location: str, version: int) -> None:
         self.unsaved.append(
             Record(
-                seq=self.next_seq, kind=Kind.VERSION, location=location, payload=str(version), at=self.time,
+                seq=self.next_seq, kind=RecordKind.VERSION, location=location, payload=str(version), at=self.time,
                 run_attempt=self._origin.attempt,
             )
         )  # fmt: skip
@@ -510,10 +509,10 @@ class Execution(OperationsApi):
 
     def _needs_no_operation(self, record: Record, operation: OpenOperation | None) -> bool:
         """Whether a record that no operation waits for is as it should be. Raises `Diverged`."""
-        if record.kind is Kind.FORK:
+        if record.kind is RecordKind.FORK:
             self._salt = f":{record.payload}"
             return True
-        if record.kind is Kind.VERSION:
+        if record.kind is RecordKind.VERSION:
             self._check_version(record)
             return True
         if isinstance(operation, RemovedOperation) and operation.was is record.kind:

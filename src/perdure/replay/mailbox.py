@@ -14,7 +14,7 @@ from msgspec import Struct
 from perdure.core.codec.codec import Codec
 from perdure.errors import DecodeError
 from perdure.replay.futures import OperationFuture
-from perdure.workflow.runtime import Expected, Received
+from perdure.workflow.runtime import ExpectedMessage, ReceivedMessage
 from perdure.workflow.scopes import Scope
 
 #: Number of its record, payload.
@@ -27,7 +27,7 @@ class Receiver:
     __slots__ = ("future", "named", "scope", "types")
 
     def __init__(
-        self, expected: Sequence[Expected], future: OperationFuture[Any], scope: Scope, *, named: bool
+        self, expected: Sequence[ExpectedMessage], future: OperationFuture[Any], scope: Scope, *, named: bool
     ) -> None:
         self.types = {one.name: one.type for one in expected}
         self.future = future
@@ -69,7 +69,9 @@ class Mailbox(Struct):
         self._hand_over(name, self._pop(name), receiver)
         return True
 
-    def receive(self, expected: Sequence[Expected], future: OperationFuture[Any], scope: Scope, *, named: bool) -> None:
+    def receive(
+        self, expected: Sequence[ExpectedMessage], future: OperationFuture[Any], scope: Scope, *, named: bool
+    ) -> None:
         """Resolve `future` with the first message of those names, now or when it arrives."""
         receiver = Receiver(expected, future, scope, named=named)
         # In the middle of a batch, those that have waited for longer come first.
@@ -138,7 +140,7 @@ class Mailbox(Struct):
         except DecodeError as error:
             receiver.future.set_exception(error)
         else:
-            receiver.future.set_result(Received(name, value) if receiver.named else value)
+            receiver.future.set_result(ReceivedMessage(name, value) if receiver.named else value)
 
 
 def bound(receiving: OperationFuture[Any], expired: OperationFuture[Any], names: Sequence[str]) -> None:

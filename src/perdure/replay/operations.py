@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from perdure.core.model.on_close import OnClose
-from perdure.core.model.run import FAR, Kind
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import OnClose
+from perdure.core.time.duration import FAR
 from perdure.replay.futures import OperationFuture
 from perdure.replay.run_loop import RunTimerHandle
 
 if TYPE_CHECKING:
     from perdure.replay.run_loop import RunTimerHandle
     from perdure.workflow.definition import Call
-    from perdure.workflow.runtime import ChildOptions, Mark, StepRequest
+    from perdure.workflow.runtime import Checkpoint, ChildOptions, StepRequest
 
 
 class OpenOperation:
     """Something asked for at a location, and the future that the workflow has of it."""
 
     __slots__ = ("digest", "future", "location", "open")
-    kind: Kind
+    kind: RecordKind
 
     def __init__(self, location: str, future: OperationFuture[Any] | None, digest: str = "") -> None:
         self.location = location
@@ -38,7 +39,7 @@ class StepOperation(OpenOperation):
     """A step, with what its failed attempts left behind."""
 
     __slots__ = ("attempts", "ephemeral", "request", "retry_at")
-    kind = Kind.STEP
+    kind = RecordKind.STEP
     future: OperationFuture[Any]
 
     def __init__(self, location: str, future: OperationFuture[Any], request: StepRequest, digest: str) -> None:
@@ -60,7 +61,7 @@ class TimerOperation(OpenOperation):
     """A timer: of `ctx.sleep` (its future), of `receive` or of asyncio (its handle)."""
 
     __slots__ = ("asked_at", "due", "handle", "order")
-    kind = Kind.TIMER
+    kind = RecordKind.TIMER
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class ChildOperation(OpenOperation):
     """A child run whose result is awaited."""
 
     __slots__ = ("asked_at", "bound", "call", "child_id", "options", "siblings")
-    kind = Kind.CHILD
+    kind = RecordKind.CHILD
     future: OperationFuture[Any]
 
     def __init__(
@@ -121,9 +122,11 @@ class ScopeOperation(OpenOperation):
     """A scope that has got so far; done as soon as it is recorded."""
 
     __slots__ = ("drop", "mark", "type")
-    kind = Kind.SCOPE
+    kind = RecordKind.SCOPE
 
-    def __init__(self, location: str, future: OperationFuture[Any], mark: Mark, type: Any, drop: Sequence[str]) -> None:
+    def __init__(
+        self, location: str, future: OperationFuture[Any], mark: Checkpoint, type: Any, drop: Sequence[str]
+    ) -> None:
         super().__init__(location, future)
         self.mark = mark
         #: What the mark's value is decoded to.
@@ -137,10 +140,10 @@ class RemovedOperation(OpenOperation):
 
     __slots__ = ("was",)
     #: Nothing is completed by a record of this kind, so that it is not mistaken for what it stands in for.
-    kind = Kind.ATTEMPT
+    kind = RecordKind.ATTEMPT
     future: OperationFuture[Any]
 
-    def __init__(self, location: str, future: OperationFuture[Any], was: Kind) -> None:
+    def __init__(self, location: str, future: OperationFuture[Any], was: RecordKind) -> None:
         super().__init__(location, future)
         self.was = was
 

@@ -16,8 +16,10 @@ from msgspec import Struct
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
+from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.reopen import life, randomness
-from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Kind, Message, NewRun, Record
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun
+from perdure.core.time.duration import FAR
 from perdure.errors import DuplicateName, WorkflowError
 from perdure.replay.checkpoints import Checkpoints, is_location_over
 from perdure.replay.earlier_attempts import EarlierAttempts
@@ -34,15 +36,15 @@ from perdure.replay.operations import (
 from perdure.replay.run_loop import RunLoop, RunTimerHandle
 from perdure.workflow.definition import Call
 from perdure.workflow.runtime import (
+    Checkpoint,
     ChildOptions,
     Effect,
-    Expected,
-    Listening,
-    Mark,
-    Spawned,
+    ExpectedMessage,
+    SpawnedChild,
     StepRequest,
+    Subscription,
 )
-from perdure.workflow.saga import Undos
+from perdure.workflow.saga import UndoLog
 from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
 
 
@@ -73,7 +75,7 @@ class OperationsApi(ABC):
     """Implements what a `Runtime` does with what it is asked for."""
 
     # What most runs never change is theirs by the class: each of very many runs would take the time to set it.
-    undos: Undos | None = None
+    undos: UndoLog | None = None
     replaying = True
     #: Of the broadcasts that it listens to.
     topics: frozenset[str] = frozenset()
@@ -143,7 +145,7 @@ class OperationsApi(ABC):
 
     def is_of_the_past(self, message: Message) -> bool:
         """Whether it is the end of a child that the run had before it began anew; one of now may be at the same place."""
-        if self._origin.life == 1 or message.kind is not Kind.CHILD or not message.key.startswith("child:"):
+        if self._origin.life == 1 or message.kind is not RecordKind.CHILD or not message.key.startswith("child:"):
             return False
         called = self._open.get(message.name)
         places = (message.name, self._earlier.child_location(message.name))
@@ -209,7 +211,7 @@ class OperationsApi(ABC):
             self.hasty = True
         return self._opened(operation, future)
 
-    def place(self, request: StepRequest) -> str:
+    def reserve_location(self, request: StepRequest) -> str:
         """See `Runtime`."""
         self._check_inside()
         scope = current_scope.get(self._root)
@@ -229,7 +231,7 @@ class OperationsApi(ABC):
         location, future = self._place("sleep")
         return self._opened(self.timers.set(location, self.time, due, future), future)
 
-    def receive(self, expected: Sequence[Expected], due: int | None, *, named: bool) -> asyncio.Future[Any]:
+    def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
         """See `Runtime`."""
         self._check_inside()
         names = [one.name for one in expected]
@@ -251,14 +253,14 @@ class OperationsApi(ABC):
         self._begin_child(call, options, location, future)
         return future
 
-    def spawn(self, call: Call[Any], options: ChildOptions) -> Spawned:
+    def spawn(self, call: Call[Any], options: ChildOptions) -> SpawnedChild:
         """See `Runtime`."""
         self._check_inside()
         scope = current_scope.get(self._root)
         location = scope.next(call.type)
         # Nobody has to wait for it, so it is not among those that were forgotten.
         future = new_operation_future(self.loop, scope, location, None)
-        return Spawned(self._begin_child(call, options, location, future).child_id, location, future)
+        return SpawnedChild(self._begin_child(call, options, location, future).child_id, location, future)
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
         """See `Runtime`."""
@@ -311,12 +313,12 @@ class OperationsApi(ABC):
         if not self.loop.closed:
             self.effects.append(effect)
 
-    def listen(self, listening: Listening) -> None:
+    def subscribe(self, subscription: Subscription) -> None:
         """See `Runtime`."""
         self._check_inside()
-        if listening.topic not in self.topics:
-            self.topics |= {listening.topic}
-            self.effect("listen", lambda _: listening)
+        if subscription.topic not in self.topics:
+            self.topics |= {subscription.topic}
+            self.effect("listen", lambda _: subscription)
 
     def has_arrived(self, name: str) -> bool:
         """See `Runtime`."""
@@ -327,28 +329,30 @@ class OperationsApi(ABC):
         self._check_inside()
         return Scope(current_scope.get(self._root).next(name) + "/")
 
-    def mark(self, scope: Scope) -> Mark | None:
+    def checkpoint(self, scope: Scope) -> Checkpoint | None:
         """See `Runtime`."""
         return self.checkpoints.mark(scope.location)
 
-    def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
+    def save_checkpoint(
+        self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]
+    ) -> asyncio.Future[Any]:
         """See `Runtime`."""
         self._check_inside()
         for operation in list(self._open.values()):
             if isinstance(operation, ChildOperation) and is_location_over(
-                operation.location, scope.path, mark.upto, drop
+                operation.location, scope.path, checkpoint.upto, drop
             ):
-                self._leave_behind(operation, stop=operation.bound and not mark.upto)
+                self._leave_behind(operation, stop=operation.bound and not checkpoint.upto)
         open_here = [(each.location, f"{each.kind} {each.location!r}") for each in self._open.values()]
         for location, what in open_here + self._mailbox.waiting_inside(scope.path):
-            if is_location_over(location, scope.path, mark.upto, drop):
+            if is_location_over(location, scope.path, checkpoint.upto, drop):
                 raise WorkflowError(
                     f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; await it "
                     "inside of that part"
                 )
-        self.loop.forsake_generators(lambda path: is_location_over(path, scope.path, mark.upto, drop))
+        self.loop.forsake_generators(lambda path: is_location_over(path, scope.path, checkpoint.upto, drop))
         future = self._watch(current_scope.get(self._root), scope.location)
-        return self._opened(ScopeOperation(scope.location, future, mark, type, drop), future)
+        return self._opened(ScopeOperation(scope.location, future, checkpoint, type, drop), future)
 
     def _leave_behind(self, operation: ChildOperation, *, stop: bool) -> None:
         """The part of the workflow that started a child is over: that of a lost branch is stopped, one that lives on does."""

@@ -11,8 +11,8 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
 from perdure.core.model.run import Status
 from perdure.errors import BadArguments, DecodeError, NeverAwaited, PerdureError, RunCancelled
-from perdure.workflow.continue_as_new import ContinuedAsNew
 from perdure.workflow.definition import Call
+from perdure.workflow.runtime import ContinueAsNewSignal
 
 
 class RunOutcome(Struct, frozen=True):
@@ -46,7 +46,7 @@ def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[
             return failed(asyncio.CancelledError(*reason), ending.codec)
         return cancelled(ending.run_id, ending.type, str(reason[0]) if reason and reason[0] else "", ending.codec)
     raised = main.exception()
-    if isinstance(raised, ContinuedAsNew):
+    if isinstance(raised, ContinueAsNewSignal):
         return _renewed(raised.call, ending)
     if raised is not None:
         return failed(raised, ending.codec)

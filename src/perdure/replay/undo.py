@@ -13,7 +13,7 @@ from perdure.core.codec.failure import Failure
 from perdure.replay.futures import RunTask
 from perdure.replay.outcome import RunOutcome
 from perdure.replay.run_loop import RunLoop
-from perdure.workflow.saga import Undos
+from perdure.workflow.saga import UndoLog
 
 #: How many failed undos an outcome lists; the history has all.
 _LISTED = 16
@@ -22,7 +22,7 @@ _LISTED = 16
 class UndoPhase:
     """Undoes what a run did. Its tasks are over or cancelled by then, so that no cancellation can interrupt it."""
 
-    def __init__(self, outcome: RunOutcome, undos: Undos, loop: RunLoop) -> None:
+    def __init__(self, outcome: RunOutcome, undos: UndoLog, loop: RunLoop) -> None:
         self._outcome = outcome
         self._undos = undos
         self._loop = loop

@@ -16,38 +16,31 @@ from contextlib import AbstractAsyncContextManager
 from enum import IntFlag
 from typing import TYPE_CHECKING, Protocol
 
-from perdure.core.audit import Audit, EventFilter
-from perdure.core.limits.admission import AdmitRequest, Admitted, Look
+from perdure.core.audit import Audit, Event, EventFilter
+from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import Bounds, Gate, Position
-from perdure.core.model.claim_by_id import Take, Taken
-from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
-from perdure.core.model.listing import Page, RunFilter
-from perdure.core.model.lock import Grant, LockInfo
-from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
-from perdure.core.model.outputs import Broadcasted, Output, OutputKind
-from perdure.core.model.reopen import Fork, Reopened
-from perdure.core.model.run import (
-    Claimed,
-    ClaimRequest,
-    Created,
-    Event,
-    Lease,
-    Loaded,
-    Message,
-    NewMessage,
-    NewRun,
-    Record,
-    Run,
-    SendOutcome,
-    Turn,
-    Verdict,
+from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
+from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.dead_letter import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeleteOutcome,
+    Requeue,
+    RequeueOutcome,
 )
-from perdure.core.model.worker_info import Swept, WorkerInfo
-from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.model.lock import LockGrant, LockInfo
+from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
+from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
+from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
+from perdure.core.model.reopen import Fork, ReopenOutcome
+from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.turn import Lease, Turn, TurnOutcome
+from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
-from perdure.core.time.schedule import Fired, Saved, Schedule
+from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 
 if TYPE_CHECKING:
     from perdure.store.sql.dialect import Transaction
@@ -177,7 +170,9 @@ class Store(Protocol):
 
     # runs
 
-    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+    async def create(
+        self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
+    ) -> builtins.list[CreatedRun]:
         """Create runs, in one transaction; one whose id or idempotency key is taken yields the run that is there.
 
         With `all_or_none`, none is created where one is taken, and only those that are taken are answered for.
@@ -189,7 +184,7 @@ class Store(Protocol):
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """Those of the runs that exist, in no particular order."""
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """Runs, newest first. Raises `InvalidCursor`."""
 
     async def history(self, run_id: str) -> builtins.list[Record]:
@@ -218,7 +213,7 @@ class Store(Protocol):
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
-    ) -> Broadcasted:
+    ) -> BroadcastResult:
         """Send a message, named as the topic, to the next so many runs past a run id that listen to it; one transaction.
 
         None of them gets it twice under one key, so that the whole of it may be repeated.
@@ -227,7 +222,7 @@ class Store(Protocol):
     async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
         """Ask a run to stop. One that never started, or is blocked, is cancelled at once; others find it in their inbox."""
 
-    async def control(self, order: Order, actor: str) -> Obeyed:
+    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Tell a run to pause, to go on, to move to another worker, or when to wake up."""
 
     async def pause(self, pause: Pause, actor: str) -> None:
@@ -244,7 +239,7 @@ class Store(Protocol):
     ) -> int:
         """Make blocked runs pending again: the named ones, or all of these types; only those blocked for these reasons."""
 
-    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
         """Let a run whose `generation` failed or was cancelled go on as the next one, by another deadline if one is given."""
 
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
@@ -253,7 +248,7 @@ class Store(Protocol):
     async def forget_events(self, upto: int, before: int, actor: str) -> None:
         """Delete the events up to a number that are older than a time."""
 
-    async def fork(self, fork: Fork, actor: str) -> Created:
+    async def fork(self, fork: Fork, actor: str) -> CreatedRun:
         """Create a run that has a past, unless one of its id is there."""
 
     # schedules
@@ -264,7 +259,9 @@ class Store(Protocol):
     async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
         """Schedules in the order of their ids, past one."""
 
-    async def save_schedule(self, schedule: Schedule, version: int, write_id: str, event: str, actor: str) -> Saved:
+    async def save_schedule(
+        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
+    ) -> SaveOutcome:
         """Create a schedule (version 0), or change one that still is of the version at which it was looked at."""
 
     async def delete_schedule(self, schedule_id: str, actor: str) -> None:
@@ -273,21 +270,21 @@ class Store(Protocol):
     async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
         """Start runs of some slots, or, of none, one under a key; their ids. None if there is no such schedule."""
 
-    async def fire(self, limit: int, actor: str) -> Fired:
+    async def fire(self, limit: int, actor: str) -> FiringResult:
         """Let the slots that are due of so many schedules become runs, each of them once."""
 
     # gates
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
         """Runs of these queues and types that are ready and have yet to pass gates, and when somebody in a line may pass.
 
         Of each queue and type `limit`: the first, or the `newest`.
         """
 
-    async def admit(self, request: AdmitRequest) -> Admitted:
+    async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """Let runs pass gates, and claim those that do; the others stand in line."""
 
-    async def standing(self, run_id: str) -> Position | None:
+    async def standing(self, run_id: str) -> WaitlistPosition | None:
         """Where a run stands in line; None if it does not."""
 
     async def lined(self, types: Sequence[str]) -> set[str]:
@@ -299,18 +296,18 @@ class Store(Protocol):
     async def forget_gates(self, limit: int, actor: str) -> int:
         """Forget gates of keys that nobody uses any more, so many at the most; how many."""
 
-    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
         """Override what the code says about a gate, at once and for everybody; or, with None, no longer."""
 
     async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
         """Open or close a breaker until somebody says otherwise; or, with None, leave it to its rule, nothing counted."""
 
-    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+    async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, past one."""
 
     # named locks
 
-    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> Grant:
+    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
         """Take a lock that nobody holds, for so many microseconds; it proves itself by the nonce."""
 
     async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
@@ -348,22 +345,22 @@ class Store(Protocol):
 
     # the dead, and what is old
 
-    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
         """Dead letters, the latest run first. Raises `InvalidCursor`."""
 
     async def letter(self, run_id: str) -> DeadLetter | None:
         """One dead letter; None if there is no such run, or it is none."""
 
-    async def requeue(self, order: Requeue, actor: str) -> Requeued:
+    async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
         """Let a dead run, or one that was cancelled, go on; a finished one in its next generation."""
 
-    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Deletion:
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
         """Hide a finished run from listings. With `discard`, only a dead letter; one that is blocked is cancelled by that."""
 
-    async def undelete(self, run_id: str, actor: str) -> Deletion:
+    async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
         """Bring a deleted run back."""
 
-    async def prune(self, what: Prune, limit: int, cursor: str | None, actor: str) -> Pruned:
+    async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
         """Delete finished runs for good, with all that belongs to them: one batch, which looks at `limit` runs.
 
         Asked again after its answer was lost, it finds less to do.
@@ -383,7 +380,7 @@ class Store(Protocol):
     async def retire(self, worker_id: str) -> None:
         """End a life in order, giving back whatever it still held."""
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         """Declare overdue workers dead, give back their runs (raising the tokens) and fail what is past its deadline."""
 
     async def workers(self) -> builtins.list[WorkerInfo]:
@@ -397,16 +394,16 @@ class Store(Protocol):
 
     # the hot path
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake what is due, then take ready runs. Counts itself on each; sets aside what is poison."""
 
-    async def take(self, request: Take) -> Taken:
+    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """Take one run by its id, if it is ready and nobody has it. Counts itself, and sets aside what is poison, as a claim does."""
 
     async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
         """So many runs that could be worked on now, those that have waited longest first; nothing that is paused."""
 
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes, in one read."""
 
     async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
@@ -415,15 +412,15 @@ class Store(Protocol):
     async def marked(self, worker_id: str) -> builtins.list[Message]:
         """Unread inbox entries of the runs that this worker is running and that were written to from outside."""
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable in one transaction, each accepted or rejected by itself; one verdict a turn, in order."""
 
-    async def transact(self, deed: Deed) -> Verdict:
+    async def transact(self, deed: Deed) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction: APPLIED or LOST.
 
         What the function raises is raised. Raises `Interrupted` if the database failed and nothing is there, and `Doubtful` if
         that is unknown; then ask `recorded` before trying again.
         """
 
-    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """What became of the one record of a turn: APPLIED, LOST, or BUSY if it is not there and may be tried again."""

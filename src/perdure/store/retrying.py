@@ -12,39 +12,32 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from perdure.core.audit import Audit, EventFilter
-from perdure.core.limits.admission import AdmitRequest, Admitted, Look
+from perdure.core.audit import Audit, Event, EventFilter
+from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import Bounds, Gate, Position
-from perdure.core.model.claim_by_id import Take, Taken
-from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
-from perdure.core.model.listing import Page, RunFilter
-from perdure.core.model.lock import Grant, LockInfo
-from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
-from perdure.core.model.outputs import Broadcasted, Output, OutputKind
-from perdure.core.model.reopen import Fork, Reopened
-from perdure.core.model.run import (
-    Claimed,
-    ClaimRequest,
-    Created,
-    Event,
-    Lease,
-    Loaded,
-    Message,
-    NewMessage,
-    NewRun,
-    Record,
-    Run,
-    SendOutcome,
-    Turn,
-    Verdict,
+from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
+from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.dead_letter import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeleteOutcome,
+    Requeue,
+    RequeueOutcome,
 )
-from perdure.core.model.worker_info import Swept, WorkerInfo
-from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.model.lock import LockGrant, LockInfo
+from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
+from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
+from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
+from perdure.core.model.reopen import Fork, ReopenOutcome
+from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.turn import Lease, Turn, TurnOutcome
+from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.core.time.schedule import Fired, Saved, Schedule
+from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Eavesdropper, Listener, Store
 from perdure.store.sql.dialect import Transaction
@@ -112,7 +105,9 @@ class Retrying:
         """As the store."""
         return self._store.clock()
 
-    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+    async def create(
+        self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
+    ) -> builtins.list[CreatedRun]:
         """As the store."""
         return await self._again(lambda: self._store.create(runs, actor, all_or_none=all_or_none))
 
@@ -124,7 +119,7 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.get_many(run_ids))
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """As the store."""
         return await self._again(lambda: self._store.list(filter, limit, cursor))
 
@@ -158,7 +153,7 @@ class Retrying:
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
-    ) -> Broadcasted:
+    ) -> BroadcastResult:
         """As the store."""
         return await self._again(lambda: self._store.broadcast(topic, payload, key, after, limit, actor))
 
@@ -172,7 +167,7 @@ class Retrying:
         """As the store: a transaction of somebody else's is theirs to repeat."""
         return self._store.borrowed(connection, actor, locking=locking)
 
-    async def control(self, order: Order, actor: str) -> Obeyed:
+    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """As the store."""
         return await self._again(lambda: self._store.control(order, actor))
 
@@ -194,7 +189,7 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.unblock(run_ids, types, reasons, actor))
 
-    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
         """As the store."""
         return await self._again(lambda: self._store.reopen(run_id, generation, deadline, actor))
 
@@ -206,7 +201,7 @@ class Retrying:
         """As the store."""
         await self._again(lambda: self._store.forget_events(upto, before, actor))
 
-    async def fork(self, fork: Fork, actor: str) -> Created:
+    async def fork(self, fork: Fork, actor: str) -> CreatedRun:
         """As the store."""
         return await self._again(lambda: self._store.fork(fork, actor))
 
@@ -218,7 +213,9 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.schedules(after, limit))
 
-    async def save_schedule(self, schedule: Schedule, version: int, write_id: str, event: str, actor: str) -> Saved:
+    async def save_schedule(
+        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
+    ) -> SaveOutcome:
         """As the store."""
         return await self._again(lambda: self._store.save_schedule(schedule, version, write_id, event, actor))
 
@@ -230,19 +227,19 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.trigger(schedule_id, slots, key, actor))
 
-    async def fire(self, limit: int, actor: str) -> Fired:
+    async def fire(self, limit: int, actor: str) -> FiringResult:
         """As the store."""
         return await self._again(lambda: self._store.fire(limit, actor))
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
         """As the store."""
         return await self._again(lambda: self._store.look(pairs, limit, newest=newest))
 
-    async def admit(self, request: AdmitRequest) -> Admitted:
+    async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """As the store."""
         return await self._again(lambda: self._store.admit(request))
 
-    async def standing(self, run_id: str) -> Position | None:
+    async def standing(self, run_id: str) -> WaitlistPosition | None:
         """As the store."""
         return await self._again(lambda: self._store.standing(run_id))
 
@@ -258,7 +255,7 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.forget_gates(limit, actor))
 
-    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
         """As the store."""
         await self._again(lambda: self._store.set_bounds(gate, bounds, actor))
 
@@ -266,11 +263,11 @@ class Retrying:
         """As the store."""
         await self._again(lambda: self._store.set_breaker(gate, circuit, actor))
 
-    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+    async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """As the store."""
         return await self._again(lambda: self._store.gates(after, limit))
 
-    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> Grant:
+    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
         """As the store."""
         return await self._again(lambda: self._store.acquire_lock(name, owner, nonce, ttl, actor))
 
@@ -306,7 +303,7 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.depth(kind, name, limit))
 
-    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
         """As the store."""
         return await self._again(lambda: self._store.dead(filter, limit, cursor))
 
@@ -314,19 +311,19 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.letter(run_id))
 
-    async def requeue(self, order: Requeue, actor: str) -> Requeued:
+    async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
         """As the store."""
         return await self._again(lambda: self._store.requeue(order, actor))
 
-    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Deletion:
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
         """As the store."""
         return await self._again(lambda: self._store.delete(run_id, reason, actor, discard=discard))
 
-    async def undelete(self, run_id: str, actor: str) -> Deletion:
+    async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
         """As the store."""
         return await self._again(lambda: self._store.undelete(run_id, actor))
 
-    async def prune(self, what: Prune, limit: int, cursor: str | None, actor: str) -> Pruned:
+    async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
         """As the store."""
         return await self._again(lambda: self._store.prune(what, limit, cursor, actor))
 
@@ -346,7 +343,7 @@ class Retrying:
         """As the store."""
         await self._again(lambda: self._store.retire(worker_id))
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         """As the store."""
         return await self._again(lambda: self._store.sweep(limit))
 
@@ -362,11 +359,11 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.holdings(worker_id))
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """As the store."""
         return await self._again(lambda: self._store.claim(request))
 
-    async def take(self, request: Take) -> Taken:
+    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """As the store."""
         return await self._again(lambda: self._store.take(request))
 
@@ -374,7 +371,7 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.due(types, queues, limit))
 
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """As the store."""
         return await self._again(lambda: self._store.load(run_ids))
 
@@ -386,15 +383,15 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.marked(worker_id))
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """As the store."""
         return await self._again(lambda: self._store.commit(turns, actor))
 
-    async def transact(self, deed: Deed) -> Verdict:
+    async def transact(self, deed: Deed) -> TurnOutcome:
         """As the store, once: it may run in a thread, and its function is the user's."""
         return await self._store.transact(deed)
 
-    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """As the store."""
         return await self._again(lambda: self._store.recorded(turn, actor))
 

@@ -32,7 +32,7 @@ from perdure.testing.clock import VirtualClock
 from perdure.worker import Worker, WorkerOptions
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.workflow.definition import Call
-from perdure.workflow.machine.state_machine import Definable
+from perdure.workflow.discover import Definable
 
 R = TypeVar("R")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 
 FINISHED = ("completed", "failed", "cancelled")
 _FINISHED = str(FINISHED)

@@ -13,8 +13,9 @@ from typing import Any
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
-from perdure.core.model.deploy_report import Finding, Problem
-from perdure.core.model.run import Kind, Record, Run
+from perdure.core.model.deploy_report import DeployFinding, DeployProblem
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run
 from perdure.errors import DecodeError, Diverged
 from perdure.replay.execution import Execution
 from perdure.worker.run.workflow_run import execution_of
@@ -36,15 +37,15 @@ class ReplayCheck:
 
     def findings(
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str] = ()
-    ) -> list[Finding]:
+    ) -> list[DeployFinding]:
         """What is wrong between a run and the code; `children` are the places of those that it is still to hear of."""
         try:
             return list(self._replay(run, workflow, records, children))
         except Diverged as error:
-            return [_finding(run, Problem.DIVERGED, error.expected, error.found, _fix(error, records))]
+            return [_finding(run, DeployProblem.DIVERGED, error.expected, error.found, _fix(error, records))]
         except DecodeError as error:
             fix = f"let the code read what is stored: a default for what is new, a union for what changed; {_BESIDE}"
-            return [_finding(run, Problem.UNDECODABLE, "the data that the run has", str(error), fix)]
+            return [_finding(run, DeployProblem.UNDECODABLE, "the data that the run has", str(error), fix)]
 
     def replay(self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record]) -> None:
         """Raise `Diverged` or `DecodeError` if the run cannot be replayed."""
@@ -53,7 +54,7 @@ class ReplayCheck:
 
     def _replay(
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[DeployFinding]:
         execution = execution_of(run, workflow, tuple(records), self._codec, self._errors, _SILENT)
         if not run.started_at:
             return
@@ -62,28 +63,28 @@ class ReplayCheck:
             execution.replay(lambda: True)
             for warning in execution.warnings:
                 fix = "none, if the recorded result is still right; else guard the change with ctx.patched"
-                yield _finding(run, Problem.ARGUMENTS, warning, "other arguments or times", fix)
+                yield _finding(run, DeployProblem.ARGUMENTS, warning, "other arguments or times", fix)
             yield from _unknown_children(run, execution, children)
         finally:
             execution.evict()
 
 
-def _unknown_children(run: Run, execution: Execution, children: Iterable[str]) -> Iterator[Finding]:
+def _unknown_children(run: Run, execution: Execution, children: Iterable[str]) -> Iterator[DeployFinding]:
     for location in children:
         if not execution.knows_child(location):
             name = _name(location)
             fix = f'if the child is needed no more: await ctx.removed("{name}", "child"); else guard the change: if ctx.patched("..."): ...; {_BESIDE}'
             yield _finding(
                 run,
-                Problem.DIVERGED,
+                DeployProblem.DIVERGED,
                 f"a child at {location!r}, started and not yet heard of",
                 execution.position(location),
                 fix,
             )
 
 
-def _finding(run: Run, problem: Problem, expected: str, found: str, fix: str) -> Finding:
-    return Finding(run_id=run.id, type=run.type, problem=problem, expected=expected, found=found, fix=fix)
+def _finding(run: Run, problem: DeployProblem, expected: str, found: str, fix: str) -> DeployFinding:
+    return DeployFinding(run_id=run.id, type=run.type, problem=problem, expected=expected, found=found, fix=fix)
 
 
 def _fix(error: Diverged, records: Sequence[Record]) -> str:
@@ -93,7 +94,7 @@ def _fix(error: Diverged, records: Sequence[Record]) -> str:
         return _BESIDE
     kind, location = what[1], what[2]
     name = _name(location)
-    if kind == Kind.VERSION:
+    if kind == RecordKind.VERSION:
         return f'if nothing depends on the version any more: await ctx.removed("{name}", "version")'
     if "with the arguments of another" in error.found or "with the same arguments" in error.found:
         return f'make the calls in the recorded order (iterate over something sorted), or guard the change: if ctx.patched("..."): ...; {_BESIDE}'

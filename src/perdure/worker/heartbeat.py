@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.system import Background, System
 from perdure.errors import StoreError
 from perdure.store.contract import Store
@@ -37,7 +37,7 @@ class Heartbeat:
         *,
         lease: float,
         stall_limit: float,
-        health: Health,
+        health: LoopHealth,
         on_dead: Callable[[], None],
     ) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class Heartbeat:
         self._worker_id = worker_id
         self._lease = lease
         self._health = health
-        self._guard = Guard("heartbeat", system, health, logger)
+        self._guard = LoopGuard("heartbeat", system, health, logger)
         #: What was last written of the health, so that a healthy worker writes nothing.
         self._reported = (0, "")
         # The main loop is asked once a beat, so with a long lease it cannot have answered within a short limit.

@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.core.background_loops import Guard, Health
-from perdure.core.model.run import FAR
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.system import System
+from perdure.core.time.duration import FAR
 from perdure.store.contract import Store
 from perdure.worker.alarm import Alarm
 
@@ -29,9 +29,9 @@ _SHORTEST = 0.001
 class Scheduler:
     """Sleeps until a schedule is due."""
 
-    def __init__(self, store: Store, system: System, actor: Callable[[], str], health: Health) -> None:
+    def __init__(self, store: Store, system: System, actor: Callable[[], str], health: LoopHealth) -> None:
         self._store = store
-        self._guard = Guard("scheduler", system, health, logger)
+        self._guard = LoopGuard("scheduler", system, health, logger)
         self._system = system
         self._actor = actor
         self._alarm = Alarm(system)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
-from perdure.core.model.run import Next, Park
+from perdure.core.model.turn import NextState, Park
 from perdure.core.system import System
 from perdure.store.contract import Store
 from perdure.worker.callbacks import ClockReading, StepResults
@@ -37,7 +37,7 @@ class RunOwner(Protocol):
     def ending(self, held: HeldRun) -> None:
         """The run has its outcome, which is about to be written."""
 
-    def ended(self, held: HeldRun, after: Next | None) -> None:
+    def ended(self, held: HeldRun, after: NextState | None) -> None:
         """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
 
     def singletons_started(self, names: Sequence[str]) -> None:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from perdure.core.audit import EventFilter
-from perdure.core.background_loops import Guard, Health
-from perdure.core.model.run import Finish, Next, Run
-from perdure.core.policy.retention import Prune, Retention
-from perdure.core.policy.singleton import single_of
+from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.model.run import Run
+from perdure.core.model.turn import Finish, NextState
+from perdure.core.policy.retention import PruneRequest, Retention
+from perdure.core.policy.singleton import stored_singleton_of
 from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.store.contract import Store
@@ -32,12 +33,12 @@ class Sweeper:
         system: System,
         lease: float,
         beside: Callable[[], object],
-        health: Health,
+        health: LoopHealth,
         retention: Retention | None = None,
     ) -> None:
-        self._guard = Guard("sweeper", system, health, logger)
-        self._guard_pruner = Guard("retention", system, health, logger)
-        self._guard_succession = Guard("succession", system, health, logger)
+        self._guard = LoopGuard("sweeper", system, health, logger)
+        self._guard_pruner = LoopGuard("retention", system, health, logger)
+        self._guard_succession = LoopGuard("succession", system, health, logger)
         self._store = store
         self._system = system
         self._lease = lease
@@ -156,7 +157,7 @@ class RetentionPruner:
             await forget_events(self._store, oldest, "retention")
         return runs
 
-    async def _prune(self, number: int, rule: Prune) -> int:
+    async def _prune(self, number: int, rule: PruneRequest) -> int:
         runs = 0
         while True:
             batch = await self._store.prune(rule, RUNS, self._places.get(number), "retention")
@@ -182,11 +183,11 @@ async def forget_events(store: Store, before: int, actor: str) -> int:
     return deleted
 
 
-def singleton_freed_by(run: Run, after: Next | None) -> str | None:
+def singleton_freed_by(run: Run, after: NextState | None) -> str | None:
     """The singleton whose next run may begin, now that this one has been left so."""
     if run.options == "{}" or not isinstance(after, Finish):
         return None
-    single = single_of(run.options)
+    single = stored_singleton_of(run.options)
     return None if single is None else single.name
 
 

@@ -14,11 +14,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes
 from perdure.core.ids import uuid7
-from perdure.core.model.run import Again, ClaimedRun, Message, Next, Park, Reason, Record
+from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import Reason
+from perdure.core.model.turn import NextState, Park, RetryLater
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
@@ -56,7 +59,7 @@ logger = logging.getLogger("perdure.worker")
 LONGEST_AWAY = 600.0
 
 #: What ends with a time at which the run is due again. Made once: to make it is slower than to look at it.
-_COMES_BACK = (Again, Park)
+_COMES_BACK = (RetryLater, Park)
 
 
 class Worker:
@@ -79,8 +82,8 @@ class Worker:
         self.stopping = False
         self._stopped = False
         #: Errors of its background loops.
-        self.health = Health()
-        self._guard_tasks = Guard("task", system, self.health, logger)
+        self.health = LoopHealth()
+        self._guard_tasks = LoopGuard("task", system, self.health, logger)
         self._draining: asyncio.Task[None] | None = None
         #: How long to stay away after draining, in seconds; grows while it does not help.
         self._stay_away = options.lease
@@ -214,7 +217,7 @@ class Worker:
         self.gatekeeper.forget()
         if self._heartbeat is not None:
             await self._heartbeat.stop()
-        former, guard = self.id, Guard("new life", self._system, self.health, logger)
+        former, guard = self.id, LoopGuard("new life", self._system, self.health, logger)
         if self._replaced:
             # There it still has a lease, which would keep its runs from others.
             await guard.keep_going(lambda: self._store.retire(former))
@@ -251,7 +254,7 @@ class Worker:
         self.stopping = True
         self.health.problem = f"draining: no claim has succeeded for {seconds:.0f} s; {self.health.latest}"
         logger.critical("worker %s is %s", self.id, self.health.problem)
-        guard = Guard("draining", self._system, self.health, logger)
+        guard = LoopGuard("draining", self._system, self.health, logger)
         await self._claimer.stop()
         await guard.keep_going(self._report_health)
         await self._let_finish(self.options.grace)
@@ -454,7 +457,7 @@ class Worker:
         self._ending.add(held)
         self._claimer.slot_freed()
 
-    def ended(self, held: HeldRun, after: Next | None) -> None:
+    def ended(self, held: HeldRun, after: NextState | None) -> None:
         """See `RunOwner`."""
         self.gatekeeper.ended(held.run.id, after)
         self._let_go(held)

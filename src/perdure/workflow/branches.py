@@ -18,8 +18,8 @@ from perdure.core.codec.snapshot import snapshot
 from perdure.core.ids import check_name
 from perdure.core.option_checks import check_whole
 from perdure.errors import BadArguments, JoinError, RaceError, WorkflowError
-from perdure.workflow.runtime import Mark, Runtime
-from perdure.workflow.saga import recall_errors, undo_losers
+from perdure.workflow.runtime import Checkpoint, Runtime
+from perdure.workflow.saga import restore_undo_errors, undo_losers
 from perdure.workflow.scopes import Scope, begin_in, current_scope
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ R = TypeVar("R")
 Branch = Awaitable[T] | Callable[["Context"], Awaitable[T]]
 
 
-class Won(Struct, Generic[T_co], frozen=True):
+class RaceResult(Struct, Generic[T_co], frozen=True):
     """Who won a race, and with what."""
 
     winner: str
@@ -61,7 +61,9 @@ async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]
     return results
 
 
-def race(context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str) -> asyncio.Task[Won[T]]:
+def race(
+    context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str
+) -> asyncio.Task[RaceResult[T]]:
     """Run branches until the first of them succeeds."""
     if not branches:
         raise BadArguments(f"{name}: there are no branches, and nothing to win; give at least one")
@@ -70,12 +72,12 @@ def race(context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], 
     return _tidied(begin_in(scope, _race(context, runtime, scope, listed)), listed)
 
 
-async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]]) -> Won[T]:
-    mark = runtime.mark(scope)
-    if mark is not None:
+async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]]) -> RaceResult[T]:
+    checkpoint = runtime.checkpoint(scope)
+    if checkpoint is not None:
         # The others have no history any more, and so are not run again.
-        winner = _winner_of(scope, mark, branches)
-        return Won(winner, await _only(context, runtime, scope, mark, winner, branches))
+        winner = _winner_of(scope, checkpoint, branches)
+        return RaceResult(winner, await _only(context, runtime, scope, checkpoint, winner, branches))
     tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
     first = await _first(tasks)
     if first is None:
@@ -86,19 +88,24 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
     paths = tuple(scope.branch(name).path for name in losers)
     not_undone = await undo_losers(runtime, paths)
     value = runtime.encode(first, f"winner of {scope.location!r}")
-    await runtime.reach(scope, Mark(value, ended=True, errors=not_undone), str, paths)
-    return Won(first, tasks[first].result())
+    await runtime.save_checkpoint(scope, Checkpoint(value, ended=True, errors=not_undone), str, paths)
+    return RaceResult(first, tasks[first].result())
 
 
-def _winner_of(scope: Scope, mark: Mark, branches: Mapping[str, Branch[T]]) -> str:
-    winner: str = json.loads(mark.value)
+def _winner_of(scope: Scope, checkpoint: Checkpoint, branches: Mapping[str, Branch[T]]) -> str:
+    winner: str = json.loads(checkpoint.value)
     if winner not in branches:
         raise WorkflowError(f"{scope.location!r} was won by {winner!r}, which is not among its branches any more")
     return winner
 
 
 async def _only(
-    context: Context, runtime: Runtime, scope: Scope, mark: Mark, winner: str, branches: Mapping[str, Branch[T]]
+    context: Context,
+    runtime: Runtime,
+    scope: Scope,
+    checkpoint: Checkpoint,
+    winner: str,
+    branches: Mapping[str, Branch[T]],
 ) -> T:
     others = [branch for name, branch in branches.items() if name != winner]
     under_way = [future for branch in others for future in _given_to(branch)]
@@ -111,8 +118,8 @@ async def _only(
     await finish([task])
     for future in under_way:
         future.cancel()
-    await runtime.reach(scope, mark, str, [])
-    recall_errors(runtime, mark.errors)
+    await runtime.save_checkpoint(scope, checkpoint, str, [])
+    restore_undo_errors(runtime, checkpoint.errors)
     return task.result()
 
 

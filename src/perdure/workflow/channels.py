@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_name
-from perdure.workflow.runtime import Expected
+from perdure.workflow.runtime import ExpectedMessage
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -60,7 +60,7 @@ class Question(Generic[Q, A]):
         return f"Question({self.name!r}, {self.type!r}, {self.answer!r})"
 
 
-class Asked(Generic[T, A_contra]):
+class ReceivedQuestion(Generic[T, A_contra]):
     """A question that has arrived: its `value`, and `reply` to answer it, once."""
 
     __slots__ = ("_reply", "value")
@@ -82,11 +82,11 @@ class Envelope(Struct, Generic[T], frozen=True):
     value: T
 
 
-def expected(channel: Channel[Any] | str, type: Any = Any) -> Expected:
+def expected_message(channel: Channel[Any] | str, type: Any = Any) -> ExpectedMessage:
     """What a receive of that channel, or of that name, waits for."""
     if isinstance(channel, Channel):
-        return Expected(channel.name, channel.type if type is Any else type)
-    return Expected(check_name(channel, "message name"), type)
+        return ExpectedMessage(channel.name, channel.type if type is Any else type)
+    return ExpectedMessage(check_name(channel, "message name"), type)
 
 
 def topic(name: str, correlation: str) -> str:
@@ -99,6 +99,6 @@ def question_name(name: str) -> str:
     return f"{name}~ask"
 
 
-def envelop(key: str, value: object, codec: Codec, what: str, declared: Any = Any) -> str:
+def question_payload(key: str, value: object, codec: Codec, what: str, declared: Any = Any) -> str:
     """The payload of a question's message. Raises `EncodeError`."""
     return f'{{"key":{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what, declared)}}}'

@@ -6,28 +6,15 @@ Their ids follow from the place in the workflow, so that one that is executed ag
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from perdure.core.ids import check_id, check_name, short_key
-from perdure.core.model.on_close import OnClose
-from perdure.core.model.run import FAR, Kind, NewMessage
-from perdure.core.option_checks import check_priority
-from perdure.core.time.duration import Duration, instant
-from perdure.errors import UsageError
-from perdure.workflow.facet import Facet
-from perdure.workflow.operation import Operation
-from perdure.workflow.runtime import ChildOptions, Runtime, Spawned
-
-if TYPE_CHECKING:
-    from perdure.workflow.definition import Call
+from perdure.core.ids import check_name, short_key
+from perdure.core.model.record import NewMessage, RecordKind
+from perdure.workflow.runtime import Operation, Runtime, SpawnedChild
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-#: A moment: a datetime with a time zone, or a duration from now.
-Moment = datetime.datetime | Duration
 
 
 class Child(Generic[R_co]):
@@ -35,7 +22,7 @@ class Child(Generic[R_co]):
 
     __slots__ = ("_runtime", "_spawned")
 
-    def __init__(self, runtime: Runtime, spawned: Spawned) -> None:
+    def __init__(self, runtime: Runtime, spawned: SpawnedChild) -> None:
         self._runtime = runtime
         self._spawned = spawned
 
@@ -71,7 +58,7 @@ class Child(Generic[R_co]):
         # The key is that of the cancellation when the parent ends: once is enough.
         message = NewMessage(
             run_id=self.id,
-            kind=Kind.CANCEL,
+            kind=RecordKind.CANCEL,
             payload=payload,
             key=cancel_key(self._runtime.run_id, self._spawned.location),
             only_child_of=self._runtime.run_id,
@@ -79,88 +66,9 @@ class Child(Generic[R_co]):
         self._runtime.effect("cancel", lambda _: message)
 
 
-class Starting(Facet):
-    """The part of a `Context` that starts runs."""
-
-    __slots__ = ()
-
-    def call(
-        self,
-        call: Call[R],
-        *,
-        id: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        deadline: Moment | None = None,
-    ) -> Operation[R]:
-        """Start another workflow as a child run and wait for its result; its error is raised here.
-
-        Giving up the wait (a timeout, a cancellation) cancels the child.
-        """
-        options = _options(self._runtime.time, id, queue, priority, deadline, "cancel")
-        return cast("Operation[R]", self._runtime.call(_checked(call), options))
-
-    def spawn(
-        self,
-        call: Call[R],
-        *,
-        id: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        deadline: Moment | None = None,
-        on_close: Literal["cancel", "abandon", "wait"] = "cancel",
-    ) -> Child[R]:
-        """Start another workflow as a child run and go on; the result is there for `await child`, or for nobody.
-
-        `on_close` says what becomes of it if it is still under way when this run ends: "cancel" it, "abandon" it to go on
-        by itself, or "wait" for it.
-        """
-        options = _options(self._runtime.time, id, queue, priority, deadline, on_close)
-        return Child(self._runtime, self._runtime.spawn(_checked(call), options))
-
-    def start(
-        self,
-        call: Call[Any],
-        *,
-        id: str | None = None,
-        at: Moment | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        deadline: Moment | None = None,
-    ) -> str:
-        """Start another workflow as a run of its own, as `engine.start` does, and get its id.
-
-        It is no child: nothing comes back, and it outlives this run whatever happens to that. If there is a run of that id
-        already, it is left as it is.
-        """
-        options = _options(self._runtime.time, id, queue, priority, deadline, "abandon")
-        wake_at = 0 if at is None else instant(at, self._runtime.time)
-        return self._runtime.start(_checked(call), options, wake_at)
-
-
 def cancel_key(parent_id: str, location: str) -> str:
     """The key of the message that stops a child."""
     return short_key(f"cancel:{parent_id}:{location}")
-
-
-def _checked(call: Call[R]) -> Call[R]:
-    if not hasattr(call, "arguments"):
-        raise UsageError(f"a workflow starts a call such as `ship(order)`, not {call!r}")
-    return call
-
-
-def _options(
-    now: int, id: str | None, queue: str | None, priority: int | None, deadline: Moment | None, on_close: str
-) -> ChildOptions:
-    if on_close not in tuple(OnClose):
-        raise UsageError(f"on_close is {', '.join(OnClose)}, not {on_close!r}")
-    return ChildOptions(
-        id=None if id is None else check_id(id, "child id"),
-        queue=None if queue is None else check_name(queue, "queue"),
-        priority=check_priority(priority),
-        deadline=FAR if deadline is None else instant(deadline, now),
-        on_close=OnClose(on_close),
-    )
 
 
 def _followed(ended: asyncio.Future[R]) -> asyncio.Future[R]:

@@ -1,7 +1,7 @@
-"""What a workflow can do.
+"""`Context`: the durable operations that a workflow can ask for.
 
-Every method that does something durable takes its place in the history when it is *called* and returns an `Operation`: await it,
-or hand it to `asyncio.gather`, `wait`, a `TaskGroup`… as any other future.
+Each method that does something durable takes its location in the history when it is *called*, and returns an `Operation`: await it, or
+pass it to `asyncio.gather`, `asyncio.wait` or a `TaskGroup`, like any other future.
 """
 
 from __future__ import annotations
@@ -9,39 +9,83 @@ from __future__ import annotations
 import datetime
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from perdure.core.limits.breaker import Breaker
-from perdure.core.limits.limit import Limit
-from perdure.core.policy.retry import Retry
-from perdure.core.time.duration import Duration, instant, microseconds
-from perdure.errors import InvalidName, UsageError
-from perdure.workflow.branching import Branching
-from perdure.workflow.changing import Changing
-from perdure.workflow.child import Starting
-from perdure.workflow.failing import Failing
-from perdure.workflow.messaging import Messaging
-from perdure.workflow.operation import Operation
-from perdure.workflow.runtime import StepRequest
-from perdure.workflow.saga import current_undos
-from perdure.workflow.scopes import WorkflowRandom
-from perdure.workflow.shield import shielded
+from perdure.core.ids import check_id, check_name
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.record import NewMessage, RecordKind
+from perdure.core.model.run import OnClose
+from perdure.core.option_checks import check_priority, check_whole
+from perdure.core.time.duration import FAR, Duration, Moment, instant, microseconds, moment_of
+from perdure.errors import BadArguments, InvalidName, UsageError
+from perdure.workflow.branches import Branch, RaceResult, each, join, race
+from perdure.workflow.channels import (
+    Channel,
+    Envelope,
+    Question,
+    ReceivedQuestion,
+    expected_message,
+    question_name,
+    topic,
+)
+from perdure.workflow.child import Child
+from perdure.workflow.loop import Body, loop
+from perdure.workflow.outcomes import CAUGHT, Failed, FailureKind, Succeeded, outcome
+from perdure.workflow.runtime import (
+    ChildOptions,
+    ContinueAsNewSignal,
+    ExpectedMessage,
+    Operation,
+    ReceivedMessage,
+    Runtime,
+    StepRequest,
+    Subscription,
+)
+from perdure.workflow.saga import Saga, current_undos
+from perdure.workflow.scopes import WorkflowRandom, shielded
 from perdure.workflow.signature import describe
-from perdure.workflow.step import NO_OPTIONS, check_for_process, make_options, spec_of
+from perdure.workflow.step import (
+    NO_STEP_SETTINGS,
+    StepOptions,
+    StepSettings,
+    check_for_process,
+    make_step_settings,
+    spec_of,
+)
 
+if TYPE_CHECKING:
+    from perdure.workflow.definition import Call
+
+A = TypeVar("A")
 P = ParamSpec("P")
+Q = TypeVar("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V")
+
+_REMOVABLE = {
+    "step": RecordKind.STEP,
+    "timer": RecordKind.TIMER,
+    "child": RecordKind.CHILD,
+    "version": RecordKind.VERSION,
+}
 
 
-class Context(Messaging, Branching, Starting, Failing, Changing):
-    """The durable side of a workflow, handed to it as its first argument."""
+class Context:
+    """The durable side of a workflow; the workflow function gets it as its first argument."""
 
-    __slots__ = ()
+    __slots__ = ("_options", "_runtime")
+
+    def __init__(self, runtime: Runtime, options: StepSettings = NO_STEP_SETTINGS) -> None:
+        self._runtime = runtime
+        self._options = options
+
+    # Steps
 
     @overload
     def step(self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...
@@ -50,17 +94,17 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
     def step(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Operation[R]: ...
 
     def step(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function once, record its result, and give that result on every replay.
+        """Run a function once and record its result; replay returns the recorded result.
 
-        Async functions run on the worker's loop, others in a thread. The workflow gets the result as it comes back from the
-        database. A failed attempt is repeated as the step's retry policy says; what remains is raised here.
+        Async functions run on the worker's event loop, others in a thread. The workflow gets the result as decoded from the
+        database. The step's retry policy repeats failed attempts; the last error is raised here.
         """
         spec = spec_of(function)
-        options = spec.options if self._options is NO_OPTIONS else self._options.over(spec.options)
+        options = spec.options if self._options is NO_STEP_SETTINGS else self._options.over(spec.options)
         name = options.name if isinstance(options.name, str) else spec.name
         if name is None:
             raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").step(...)`')
-        if options is NO_OPTIONS:
+        if options is NO_STEP_SETTINGS:
             return self._runtime.step(StepRequest(name, spec, args, kwargs, options))
         if options.process is True:
             check_for_process(function)
@@ -80,10 +124,10 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
     ) -> Operation[R]: ...
 
     def transaction(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function in a transaction of the engine's database: what it writes there happens exactly once.
+        """Run a function in a transaction of the engine's database; its writes there happen exactly once.
 
-        The function gets a connection before its other arguments: of the engine's own driver, or of another library by
-        `ctx.options(using=...)`. Its writes and the record of its result are committed together. For the rest it is a step.
+        The function gets a connection before its other arguments: one of the engine's own driver, or one of another library by
+        `ctx.options(using=...)`. Its writes and the record of its result commit together. In all other respects it is a step.
         """
         spec = spec_of(function)
         options = replace(self._options.over(spec.options), ephemeral=UNSET)
@@ -102,54 +146,378 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
     def options(
         self,
         *,
-        name: str | None = None,
-        retry: Retry | int | None = None,
-        timeout: Duration | None = None,
-        ephemeral: bool | None = None,
         using: Callable[[], Any] | None = None,
         undo: Callable[[Any], Any] | None = None,
-        process: bool | None = None,
-        limit: Limit | Sequence[Limit] | None = None,
-        breaker: Breaker | None = None,
+        **options: Unpack[StepOptions],
     ) -> Context:
-        """This context with other options for the steps called through it: `ctx.options(timeout="5s").step(...)`.
+        """A copy of this context whose steps have other options: `ctx.options(timeout="5s").step(...)`.
 
-        `using` gives the connection of a transaction; see `transaction`. `undo` is given a step's result to undo it; see `saga`.
-        `limit` and `breaker` are what a step has to pass; see `@step`.
+        `using` opens the connection of a `transaction`. `undo` is called with a step's result to undo it; see `saga`. The other
+        options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `process`, `limit` and `breaker`.
         """
-        chosen = make_options(
-            name=name, retry=retry, timeout=timeout, ephemeral=ephemeral, using=using, undo=undo, process=process,
-            limit=limit, breaker=breaker,
-        )  # fmt: skip
+        chosen = make_step_settings(options, using=using, undo=undo)
         return Context(self._runtime, chosen.over(self._options))
 
+    # Time
+
     def sleep(self, duration: Duration) -> Operation[None]:
-        """Wait, for however long; holds no slot, no thread and no memory to speak of. `asyncio.sleep` is the same."""
+        """Wait for any duration without holding a slot, a thread or memory to speak of. `asyncio.sleep` does the same."""
         return cast("Operation[None]", self._runtime.sleep_until(self._runtime.time + microseconds(duration)))
 
     def sleep_until(self, when: datetime.datetime) -> Operation[None]:
-        """Wait until a moment (with a time zone)."""
+        """Wait until a point in time, given with a time zone."""
         return cast("Operation[None]", self._runtime.sleep_until(instant(when, self._runtime.time)))
 
     def shield(self, awaitable: Awaitable[R]) -> Coroutine[Any, Any, R]:
-        """Protect a part: neither a timeout around it nor the cancellation of the run interrupts it.
+        """Protect an awaitable from a timeout around it and from the cancellation of the run.
 
-        `await ctx.shield(ctx.step(...))` waits to the end of the step; what was to interrupt it is raised then.
+        `await ctx.shield(ctx.step(...))` waits until the step has ended, and raises the interruption only then.
         """
         return shielded(awaitable)
 
     def now(self) -> datetime.datetime:
-        """The workflow's time: that of the last thing that happened to it; the same on replay."""
-        return _EPOCH + datetime.timedelta(microseconds=self._runtime.time)
+        """The workflow's time: the time of the last record that was applied; the same on replay."""
+        return moment_of(self._runtime.time)
 
-    @property
-    def random(self) -> WorkflowRandom:
-        """Random numbers that are the same on replay: `ctx.random()`, `ctx.random.choice(...)`."""
-        return self._runtime.random
+    # Messages
 
-    def uuid(self) -> uuid.UUID:
-        """A UUID that is the same on replay; good as an idempotency key."""
-        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+    @overload
+    def receive(
+        self, channel: Channel[T], *, timeout: Duration | None = None, correlation: str | None = None
+    ) -> Operation[T]: ...
+
+    @overload
+    def receive(
+        self, channel: str, type: type[T], *, timeout: Duration | None = None, correlation: str | None = None
+    ) -> Operation[T]: ...
+
+    @overload
+    def receive(
+        self, channel: str, type: Any = ..., *, timeout: Duration | None = None, correlation: str | None = None
+    ) -> Operation[Any]: ...
+
+    def receive(
+        self,
+        channel: Channel[Any] | str,
+        type: Any = Any,
+        *,
+        timeout: Duration | None = None,
+        correlation: str | None = None,
+    ) -> Operation[Any]:
+        """Take the next message of a channel from the run's inbox; wait if there is none.
+
+        A message stays in the inbox until it is received. Raises `TimeoutError` after `timeout`; a message that arrives later is
+        left for the next receive. With `correlation`, receives what `engine.broadcast` sends under that name and value; the run
+        is subscribed from its first such receive on.
+        """
+        wanted = expected_message(channel, type)
+        if correlation is not None:
+            wanted = ExpectedMessage(topic(wanted.name, correlation), wanted.type)
+            self._runtime.subscribe(Subscription(wanted.name, True))
+        return cast("Operation[Any]", self._runtime.receive([wanted], self._due(timeout), named=False))
+
+    @overload
+    def receive_any(
+        self, first: Channel[T], second: Channel[Q], /, *, timeout: Duration | None = None
+    ) -> Operation[ReceivedMessage[T | Q]]: ...
+
+    @overload
+    def receive_any(
+        self, first: Channel[T], second: Channel[Q], third: Channel[A], /, *, timeout: Duration | None = None
+    ) -> Operation[ReceivedMessage[T | Q | A]]: ...
+
+    @overload
+    def receive_any(self, *channels: Channel[T], timeout: Duration | None = None) -> Operation[ReceivedMessage[T]]: ...
+
+    @overload
+    def receive_any(
+        self, *channels: Channel[Any], timeout: Duration | None = None
+    ) -> Operation[ReceivedMessage[Any]]: ...
+
+    def receive_any(self, *channels: Channel[Any], timeout: Duration | None = None) -> Operation[ReceivedMessage[Any]]:
+        """Take the next message of any of these channels, in order of arrival."""
+        if not channels:
+            raise BadArguments("receive_any() needs at least one channel to wait for")
+        wanted = [expected_message(channel) for channel in channels]
+        return cast("Operation[ReceivedMessage[Any]]", self._runtime.receive(wanted, self._due(timeout), named=True))
+
+    async def receive_many(
+        self, channel: Channel[T] | str, type: type[T] | Any = Any, *, limit: int, timeout: Duration | None = None
+    ) -> list[T]:
+        """Take up to `limit` messages of a channel.
+
+        Without a timeout: waits for the first message, then returns all that have arrived; a worker reads at most 1,000 at once.
+        With a timeout: waits for `limit` messages or until the time is over, and returns what there is, possibly nothing.
+        """
+        check_whole("limit", limit, 1, error=BadArguments)
+        wanted = expected_message(channel, type)
+        due = self._due(timeout)
+        taken: list[T] = []
+        while len(taken) < limit:
+            if due is None and taken and not self._runtime.has_arrived(wanted.name):
+                break
+            try:
+                taken.append(await self._runtime.receive([wanted], due, named=False))
+            except TimeoutError:
+                break
+        return taken
+
+    @overload
+    async def receive_question(
+        self, question: Question[Q, A], *, timeout: Duration | None = None
+    ) -> ReceivedQuestion[Q, A]: ...
+
+    @overload
+    async def receive_question(
+        self, question: str, type: type[T], *, timeout: Duration | None = None
+    ) -> ReceivedQuestion[T, Any]: ...
+
+    @overload
+    async def receive_question(
+        self, question: str, type: Any = ..., *, timeout: Duration | None = None
+    ) -> ReceivedQuestion[Any, Any]: ...
+
+    async def receive_question(
+        self, question: Question[Any, Any] | str, type: Any = Any, *, timeout: Duration | None = None
+    ) -> ReceivedQuestion[Any, Any]:
+        """Take the next question of that name, asked with `handle.ask(...)`; answer it with its `reply(...)`."""
+        name, kind, declared = (
+            (question.name, question.type, question.answer) if isinstance(question, Question) else (question, type, Any)
+        )
+        envelope: Any = Envelope
+        wanted = ExpectedMessage(question_name(check_name(name, "name of a question")), envelope[kind])
+        letter: Envelope[Any] = await self._runtime.receive([wanted], self._due(timeout), named=False)
+
+        def reply(answer: object) -> None:
+            payload = self._runtime.encode(answer, f"answer to {name!r}", declared)
+            output = NewOutput(kind=OutputKind.REPLY, name=letter.key, payload=payload, key=f"reply:{letter.key}")
+            self._runtime.effect("reply", lambda _: output)
+
+        return ReceivedQuestion(letter.value, reply)
+
+    def send(self, run: str, channel: Channel[T] | str, value: T | Any = None, *, key: str | None = None) -> None:
+        """Send a message to another run, in the same turn as the record that led to it.
+
+        The message is sent exactly once. Messages with the same `key` are delivered once, from whichever run. A run that has
+        finished or does not exist gets nothing.
+        """
+        wanted = expected_message(channel)
+        target = check_id(run, "run id")
+        given = None if key is None else check_id(key, "message key")
+        payload = self._runtime.encode(value, f"message {wanted.name!r} to run {target!r}", wanted.type)
+
+        def message(own_key: str) -> NewMessage:
+            return NewMessage(run_id=target, name=wanted.name, payload=payload, key=given or own_key)
+
+        self._runtime.effect("send", message)
+
+    def publish(self, key: str, value: object) -> None:
+        """Publish the latest value of a key; others read it with `handle.state(key)`."""
+        name = check_name(key, "key of a state")
+        payload = self._runtime.encode(value, f"state {name!r}")
+        output = NewOutput(kind=OutputKind.STATE, name=name, payload=payload, key=f"state:{name}")
+        self._runtime.effect("publish", lambda _: output)
+
+    def emit(self, stream: str, value: object) -> None:
+        """Append an item to a stream; others follow it with `handle.stream(name)`."""
+        name = check_name(stream, "name of a stream")
+        payload = self._runtime.encode(value, f"item of stream {name!r}")
+        self._runtime.effect("emit", lambda key: NewOutput(kind=OutputKind.STREAM, name=name, payload=payload, key=key))
+
+    def _due(self, timeout: Duration | None) -> int | None:
+        return None if timeout is None else self._runtime.time + microseconds(timeout)
+
+    # Branches and loops
+
+    def join(self, branches: Mapping[str, Branch[T]], *, name: str = "join") -> Operation[dict[str, T]]:
+        """Run named branches concurrently, each in its own scope, until all have ended; returns their results by name.
+
+        A branch is an awaitable, or a function that takes the context. If branches fail, `JoinError` has all of their errors; it is
+        raised when every branch has ended. No branches give no results.
+        """
+        joined = join(self, self._runtime, branches, check_name(name, "name of a join"))
+        return cast("Operation[dict[str, T]]", joined)
+
+    def race(self, branches: Mapping[str, Branch[T]], *, name: str = "race") -> Operation[RaceResult[T]]:
+        """Run named branches concurrently until the first one succeeds; returns its name and value.
+
+        The others are cancelled, may clean up, and leave no history. Raises `RaceError` if every branch fails, and `BadArguments` if
+        there are none.
+        """
+        return cast("Operation[RaceResult[T]]", race(self, self._runtime, branches, check_name(name, "name of a race")))
+
+    @overload
+    def map(
+        self,
+        function: Callable[Concatenate[Context, T, ...], Awaitable[R]],
+        items: Iterable[T],
+        *,
+        limit: int | None = None,
+        name: str = "map",
+    ) -> Operation[list[R]]: ...
+
+    @overload
+    def map(
+        self, function: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int | None = None, name: str = "map"
+    ) -> Operation[list[R]]: ...
+
+    @overload
+    def map(
+        self, function: Callable[[T], R], items: Iterable[T], *, limit: int | None = None, name: str = "map"
+    ) -> Operation[list[R]]: ...
+
+    def map(
+        self, function: Callable[..., Any], items: Iterable[Any], *, limit: int | None = None, name: str = "map"
+    ) -> Operation[list[Any]]:
+        """Run a function as a step for each item, at most `limit` at a time; returns the results in the order of the items.
+
+        A function whose first parameter is a `Context` runs as workflow code instead of as a step. The first error cancels the other
+        items and is raised.
+        """
+        mapped = each(self, self._runtime, function, items, limit, check_name(name, "name of a map"))
+        return cast("Operation[list[Any]]", mapped)
+
+    def loop(
+        self, state: S, body: Body[S, V], *, name: str = "loop", commit_every: int = 20, keep: int = 0
+    ) -> Operation[V]:
+        """Call `body(ctx, state)` until it returns `Break(value)`; `Continue(state)` begins the next iteration.
+
+        The loop records its state every `commit_every` iterations and deletes the history of finished iterations, except for the last
+        `keep`. What an iteration starts has to end within it; only the state passes on to the next one.
+        """
+        looping = loop(self, self._runtime, state, body, check_name(name, "name of a loop"), commit_every, keep)
+        return cast("Operation[V]", looping)
+
+    def continue_as_new(self, call: Call[Any]) -> NoReturn:
+        """End here and begin again under the same id with an empty history: `ctx.continue_as_new(poll(cursor))`.
+
+        Messages that were not received stay in the inbox. Call it in the workflow function itself, not in a task.
+        """
+        self._runtime.check_main("continue_as_new")
+        raise ContinueAsNewSignal(call)
+
+    # Other runs
+
+    def call(
+        self,
+        call: Call[R],
+        *,
+        id: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        deadline: Moment | None = None,
+    ) -> Operation[R]:
+        """Start another workflow or activity as a child run and wait for its result; its error is raised here.
+
+        Giving up the wait, by a timeout or a cancellation, cancels the child.
+        """
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, "cancel")
+        return cast("Operation[R]", self._runtime.call(_check_call(call), options))
+
+    def spawn(
+        self,
+        call: Call[R],
+        *,
+        id: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        deadline: Moment | None = None,
+        on_close: Literal["cancel", "abandon", "wait"] = "cancel",
+    ) -> Child[R]:
+        """Start another workflow or activity as a child run without waiting; `await child` gives its result.
+
+        `on_close` decides about a child that is still running when this run ends: "cancel" it, "abandon" it to go on by itself, or
+        "wait" for it.
+        """
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close)
+        return Child(self._runtime, self._runtime.spawn(_check_call(call), options))
+
+    def start(
+        self,
+        call: Call[Any],
+        *,
+        id: str | None = None,
+        at: Moment | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        deadline: Moment | None = None,
+    ) -> str:
+        """Start an independent run, like `engine.start`; returns its id.
+
+        The new run is not a child: it reports nothing back and outlives this run. If a run with that id exists, it is left as it is.
+        """
+        options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon")
+        wake_at = 0 if at is None else instant(at, self._runtime.time)
+        return self._runtime.start(_check_call(call), options, wake_at)
+
+    # Failure
+
+    def outcome(
+        self,
+        what: Awaitable[T] | Callable[[Context], Awaitable[T]],
+        *,
+        name: str | None = None,
+        catch: Collection[FailureKind] = CAUGHT,
+    ) -> Operation[Succeeded[T] | Failed]:
+        """Await an operation, or call a function of the context, and return `Succeeded(value)` or `Failed(kind, error, ...)`.
+
+        A function runs in its own scope, called `name`. Kinds of failure that are not in `catch` are raised; by default only a
+        rollback is. A cancellation is always raised.
+        """
+        scope = None if name is None else check_name(name, "name of a block")
+        return cast("Operation[Succeeded[T] | Failed]", outcome(self, self._runtime, what, scope, catch))
+
+    def saga(self) -> Saga:
+        """A block that undoes its steps, latest first, if an exception leaves it: `async with ctx.saga():`.
+
+        A step is undone by its option `undo`, or by a call of `ctx.undo`. The exception is then raised again. A block that is left
+        without an exception hands its undos to the saga around it. The run as a whole is the outermost saga.
+        """
+        return Saga(self._runtime)
+
+    def undo(self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Register a function and its arguments, to be run as a step if the saga fails."""
+        spec = spec_of(function)
+        options = spec.options if self._options is NO_STEP_SETTINGS else self._options.over(spec.options)
+        name = options.name if isinstance(options.name, str) else spec.name
+        if name is None:
+            raise InvalidName('a lambda has no name to record its result under: `ctx.options(name="...").undo(...)`')
+        current_undos(self._runtime).add(StepRequest(name, spec, args, kwargs, options))
+
+    def keep(self) -> None:
+        """Make the work of the innermost saga so far final: it will not be undone."""
+        current_undos(self._runtime).keep()
+
+    # Changes of the code
+
+    def patched(self, name: str) -> bool:
+        """Tell whether this run follows the changed code; False if it passed this place before the change was deployed.
+
+        `if ctx.patched("new-tax"): ...` keeps unfinished runs on the old path. The answer is recorded at each place.
+        """
+        return self.version(name, 1) > 0
+
+    def version(self, name: str, latest: int) -> int:
+        """The version of the code that this run follows here: `latest`, or the latest one when the run came here.
+
+        It is 0 for a run that passed this place before the call of `version` was added. The answer is recorded at each place; each
+        iteration of a loop has its own.
+        """
+        if not isinstance(latest, int) or isinstance(latest, bool) or latest < 1:
+            raise UsageError(f"the latest version of {name!r} has to be a whole number from 1, not {latest!r}")
+        return self._runtime.version(check_name(name, "version name"), latest)
+
+    def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> Operation[None]:
+        """Stand in for an operation that was removed from the code, so that older runs still replay; await it.
+
+        `await ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep, `("shop.ship.v1", "child")` a
+        child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
+        """
+        if kind not in _REMOVABLE:
+            raise UsageError(f"what was removed is one of {', '.join(_REMOVABLE)}, not {kind!r}")
+        return cast("Operation[None]", self._runtime.removed(check_name(name, "name"), _REMOVABLE[kind]))
+
+    # The run itself
 
     @property
     def run_id(self) -> str:
@@ -161,5 +529,31 @@ class Context(Messaging, Branching, Starting, Failing, Changing):
         """A logger that is silent during replay, so that each line appears once."""
         return self._runtime.log
 
+    @property
+    def random(self) -> WorkflowRandom:
+        """Random numbers that are the same on replay: `ctx.random()`, `ctx.random.choice(...)`."""
+        return self._runtime.random
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    def uuid(self) -> uuid.UUID:
+        """A UUID that is the same on replay; good as an idempotency key."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+
+def _check_call(call: Call[R]) -> Call[R]:
+    if not hasattr(call, "arguments"):
+        raise UsageError(f"a workflow starts a call such as `ship(order)`, not {call!r}")
+    return call
+
+
+def _child_options(
+    now: int, id: str | None, queue: str | None, priority: int | None, deadline: Moment | None, on_close: str
+) -> ChildOptions:
+    if on_close not in tuple(OnClose):
+        raise UsageError(f"on_close is {', '.join(OnClose)}, not {on_close!r}")
+    return ChildOptions(
+        id=None if id is None else check_id(id, "child id"),
+        queue=None if queue is None else check_name(queue, "queue"),
+        priority=check_priority(priority),
+        deadline=FAR if deadline is None else instant(deadline, now),
+        on_close=OnClose(on_close),
+    )

@@ -1,7 +1,7 @@
-"""`@workflow`, and the calls that it and `@activity` build.
+"""`@workflow`, and the calls that workflows and activities build.
 
-A decorated function becomes a `Workflow[P, R]`. Calling that builds a `Call[R]`: a value that says what to run, checked against
-the parameters, and does nothing until it is started (`engine.start`) or awaited by another workflow (`ctx.call`).
+A decorated function becomes a `Workflow[P, R]`. Calling it builds a `Call[R]`: a value with the type name and the checked arguments. A call
+does nothing until it is started (`engine.start`) or awaited by another workflow (`ctx.call`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from msgspec import structs
 
@@ -18,27 +18,29 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import all_fixed, snapshot, snapshot_all
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
-from perdure.core.limits.call_limits import give_breaker, give_fair, give_limits
+from perdure.core.limits.call_limits import make_call_breaker, make_call_fair, make_call_limits
 from perdure.core.limits.limit import Fair, Limit, check_limits
 from perdure.core.option_checks import check_instance, check_retry
 from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
-from perdure.core.time.duration import Duration
 from perdure.errors import BadArguments, EncodeError, UsageError
-from perdure.workflow.activity_options import NO_SETTINGS, Placed, Settings, make_settings, place
 from perdure.workflow.context import Context
+from perdure.workflow.run_settings import NO_SETTINGS, ActivityOptions, Placement, RunSettings, make_settings, place
 from perdure.workflow.signature import Signature, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+#: Options of a call that a workflow does not take.
+_ACTIVITY_ONLY = ("retry", "schedule_to_start", "start_to_close", "schedule_to_close", "heartbeat", "breaker")
+
 
 class Definition(Generic[P, R]):
-    """A durable function, a workflow or an activity: its type name, its code, and its policy."""
+    """A durable function, either a workflow or an activity: its type name, its code and its settings."""
 
-    #: What of its policy travels with a run of it.
-    settings: Settings = NO_SETTINGS
+    #: Declared settings of its runs.
+    settings: RunSettings = NO_SETTINGS
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Definition(Generic[P, R]):
         self.type = check_name(type, f"{what} type")
         self.function = function
         self.retry = retry
-        #: What its runs have to pass before they are worked on, and by which key they take turns.
+        #: Limits, fairness key and breaker that its runs pass before a worker gets them.
         self.limits = limits
         self.fair = fair
         self.breaker = breaker
@@ -66,7 +68,7 @@ class Definition(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Build a call. Raises `BadArguments` when the arguments do not fit."""
+        """Build a call. Raises `BadArguments` if the arguments do not fit the parameters."""
         arguments = self.signature.bind(args, kwargs, f"{self.type}()")
         if not all_fixed(map(type, arguments.values())):
             arguments = {name: snapshot(value) for name, value in arguments.items()}
@@ -74,7 +76,7 @@ class Definition(Generic[P, R]):
 
 
 class Workflow(Definition[P, R]):
-    """A durable function that takes a `Context`; `retry` is the policy for trying the whole of it again."""
+    """A durable function that takes a `Context`; `retry` is the policy for the workflow as a whole."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class Workflow(Definition[P, R]):
         signature = Signature(function, local_names)
         super().__init__(type, function, signature, "workflow", retry=check_retry(retry), limits=limits, fair=fair)
         if singleton is not None:
-            self.settings = make_settings(singleton=singleton)
+            self.settings = make_settings({"singleton": singleton})
 
     def __repr__(self) -> str:
         return f"<workflow {self.type}>"
@@ -108,10 +110,12 @@ def workflow(
 ) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Workflow[P, R]]:
     """Make an async function a workflow of the given type, such as `"shop.checkout.v1"`.
 
-    The type names the workflow in the database: it must stay what it is for as long as runs of it exist. `retry` is for the
-    workflow as a whole: a further attempt keeps the results of the steps that succeeded. There is none by default. `limit` bounds how
-    many of its runs are under way, or begin, in all processes together; `fair` has those that wait take turns by a key. With a
-    `singleton`, one of its runs may go on at a time.
+    The type names the workflow in the database; do not change it while runs of it exist.
+
+    `retry`: retry policy of the workflow as a whole; none by default. Another attempt keeps the results of steps that succeeded.
+    `limit`: bound on how many of its runs go on at once, or begin per time, over all processes.
+    `fair`: key by which waiting runs take turns.
+    `singleton`: at most one unfinished run of a key.
     """
     local_names = sys._getframe(1).f_locals
     limits, policy = check_limits(limit), check_retry(retry)
@@ -129,17 +133,17 @@ def workflow(
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """What to run: the type of a workflow or an activity, and its arguments."""
+    """A call of a workflow or activity: its type and arguments, to be started or awaited."""
 
     type: str
-    #: By name, or by position where only the name is known.
+    #: By name, or by position where only the type name is known.
     arguments: Mapping[str, Any] | tuple[Any, ...]
     definition: Definition[Any, R_co] | None = field(default=None, repr=False)
-    settings: Settings = field(default=NO_SETTINGS, repr=False)
+    settings: RunSettings = field(default=NO_SETTINGS, repr=False)
 
     @classmethod
     def named(cls, type: str, *args: Any, **kwargs: Any) -> Call[Any]:
-        """Call a workflow or activity by name alone, where its code is not installed. All positional, or all by name."""
+        """Call a workflow or activity by its type name, where its code is not installed. All arguments by position, or all by name."""
         check_name(type, "workflow type")
         if args and kwargs:
             raise BadArguments(
@@ -150,45 +154,28 @@ class Call(Generic[R_co]):
         named: Call[Any] = Call(type, owned_args or owned_kwargs)
         return named
 
-    def options(
-        self,
-        *,
-        retry: Retry | int | None = None,
-        schedule_to_start: Duration | None = None,
-        start_to_close: Duration | None = None,
-        schedule_to_close: Duration | None = None,
-        heartbeat: Duration | None = None,
-        singleton: Singleton | None = None,
-        limit: Limit | Sequence[Limit] | None = None,
-        fair: Fair | None = None,
-        breaker: Breaker | None = None,
-    ) -> Call[R_co]:
-        """The same call under another policy than its code says: whatever is given replaces that, and the rest stays.
+    def options(self, **options: Unpack[ActivityOptions]) -> Call[R_co]:
+        """A copy of this call with other settings than its code declares; what is not given stays as declared.
 
-        What travels with the run has to be plain: a `retry` with functions or exception classes in it is refused, and so is a
-        `breaker` with `counts`. A `limit` needs a name; `limit=[]` is none. Their keys are told from the arguments here and now. A
-        workflow may be given a `singleton`, a `limit` and `fair`; the rest of its policy is its code's alone. Raises `UsageError`.
+        The options are those of `@activity`: `retry`, `schedule_to_start`, `start_to_close`, `schedule_to_close`, `heartbeat`,
+        `singleton`, `limit`, `fair` and `breaker`. They travel with the run, so they have to be plain data: a `retry` with functions
+        or exception classes is refused, and so is a `breaker` with `counts`. A `limit` needs a name; `limit=[]` removes the declared
+        limits. Keys are computed from the arguments now. A workflow takes only `singleton`, `limit` and `fair`. Raises `UsageError`.
         """
-        others = (retry, schedule_to_start, start_to_close, schedule_to_close, heartbeat, breaker)
-        if isinstance(self.definition, Workflow) and not all(other is None for other in others):
+        settings = make_settings(options)
+        limit, fair, breaker = options.get("limit"), options.get("fair"), options.get("breaker")
+        if isinstance(self.definition, Workflow) and any(options.get(name) is not None for name in _ACTIVITY_ONLY):
             raise UsageError(
                 f"{self.type} is a workflow; its policy is in its code, and its deadline is given where it is started"
             )
-        settings = make_settings(
-            retry=retry,
-            schedule_to_start=schedule_to_start,
-            start_to_close=start_to_close,
-            schedule_to_close=schedule_to_close,
-            heartbeat=heartbeat,
-            singleton=singleton,
-        )
         if limit is not None or fair is not None or breaker is not None:
             settings = structs.replace(
                 settings,
-                limits=give_limits(limit, self.type, self._spread()),
-                fair=give_fair(fair, self._spread()),
-                breaker=give_breaker(check_breaker(breaker)),
+                limits=make_call_limits(limit, self.type, self._spread()),
+                fair=make_call_fair(fair, self._spread()),
+                breaker=make_call_breaker(check_breaker(breaker)),
             )
+        # Raises for what cannot travel with a run.
         settings.to_json()
         return replace(self, settings=settings.over(self.settings))
 
@@ -203,26 +190,26 @@ class Call(Generic[R_co]):
             return self.arguments
         return self.definition.signature.complete(self.arguments)
 
-    def place(self, ready_at: int, queue: str | None, priority: int | None, deadline: int) -> Placed:
-        """Where and until when its run is to be executed, if it is ready at that time and told no more than that."""
+    def place(self, ready_at: int, queue: str | None, priority: int | None, deadline: int) -> Placement:
+        """Queue, priority, deadlines and options of a run of this call that is ready at `ready_at`."""
         definition, given = self.definition, self.settings
         declared = NO_SETTINGS if definition is None else definition.settings
         if given is NO_SETTINGS and declared is NO_SETTINGS:
-            return Placed(queue, priority, deadline)
+            return Placement(queue, priority, deadline)
         singleton, single = given.singleton or declared.singleton, given.single
         if singleton is not None and single is None:
             single = singleton.resolved(self.type, self._completed())
         return place(given, declared, ready_at, queue, priority, deadline, single)
 
     def encode(self, codec: Codec) -> str:
-        """The arguments as JSON. Raises `EncodeError` or `BadArguments`."""
+        """Encode the arguments as JSON. Raises `EncodeError` or `BadArguments`."""
         what = f"input of {self.type}"
         if self.definition is not None and isinstance(self.arguments, Mapping):
             return self.definition.signature.encode(self.arguments, codec, what)
         return codec.encode(self.arguments, what)
 
     def digest(self, codec: Codec) -> str:
-        """Short digest of the arguments; empty if they cannot be encoded, which the start of the run will say."""
+        """Short digest of the arguments; empty if they cannot be encoded, which the start of the run reports."""
         try:
             return codec.digest(self.arguments)
         except EncodeError:
@@ -230,5 +217,5 @@ class Call(Generic[R_co]):
 
     @property
     def returns(self) -> Any:
-        """The type of the result; `Any` where only the name is known."""
+        """Type of the result; `Any` where only the type name is known."""
         return Any if self.definition is None else self.definition.signature.returns

@@ -12,6 +12,18 @@ from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
 from perdure.workflow.machine.state_machine import StateMachine
 
+#: What an engine takes: a decorated function, or a state machine's class.
+Definable = Definition[Any, Any] | type[StateMachine[Any, Any]]
+
+
+def definition_of(value: Definable) -> Definition[Any, Any]:
+    """A workflow or an activity, also where it is written as a state machine. Raises `UsageError`."""
+    if isinstance(value, type) and issubclass(value, StateMachine):
+        return value.definition()
+    if not isinstance(value, Definition):
+        raise UsageError(f'{value!r} is not a workflow; decorate it with @workflow("...")')
+    return value
+
 
 def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
     """Give all workflows in the modules of a package, as `Engine` takes them.

@@ -17,7 +17,7 @@ from msgspec import Struct
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.option_checks import check_whole
 from perdure.errors import BadArguments, WorkflowError
-from perdure.workflow.runtime import Mark, Runtime
+from perdure.workflow.runtime import Checkpoint, Runtime
 from perdure.workflow.saga import current_undos
 from perdure.workflow.scopes import Scope, begin_in, inside
 from perdure.workflow.signature import type_hints
@@ -78,13 +78,13 @@ class _Loop(Generic[S, V]):
 
     async def run(self, state: S) -> V:
         number = 0
-        mark = self._runtime.mark(self._scope)
-        if mark is not None:
-            number = mark.upto
-            reached = await self._runtime.reach(
-                self._scope, mark, self._value_type if mark.ended else self._state_type, []
+        checkpoint = self._runtime.checkpoint(self._scope)
+        if checkpoint is not None:
+            number = checkpoint.upto
+            reached = await self._runtime.save_checkpoint(
+                self._scope, checkpoint, self._value_type if checkpoint.ended else self._state_type, []
             )
-            if mark.ended:
+            if checkpoint.ended:
                 value: V = reached
                 return value
             state = reached
@@ -114,7 +114,7 @@ class _Loop(Generic[S, V]):
     async def _reach(self, number: int, value: Any, type: Any, *, ended: bool) -> Any:
         encoded = self._runtime.encode(value, f"state of loop {self._scope.location!r}", type)
         over = self._runtime.finished_iterations(self._scope, number - self._keep)
-        return await self._runtime.reach(self._scope, Mark(encoded, number, ended), type, over)
+        return await self._runtime.save_checkpoint(self._scope, Checkpoint(encoded, number, ended), type, over)
 
 
 def _types_of(body: Callable[..., Any], kind: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from perdure.core.model.step_attempts import trial_of
+from perdure.core.codec.failure import attempts_of
 from perdure.errors import BadArguments, Fatal, Rollback
 from perdure.workflow.runtime import Runtime
 from perdure.workflow.scopes import current_scope
@@ -86,7 +86,7 @@ def outcome(
 
 
 def _failed(error: Exception) -> Failed:
-    trial = trial_of(error)
+    trial = attempts_of(error)
     attempts = 0 if trial is None else trial.attempts
     if isinstance(error, Rollback):
         kind = FailureKind.ROLLBACK

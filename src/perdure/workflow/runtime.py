@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct, structs
 
 from perdure.core.codec.snapshot import all_fixed, snapshot_all
-from perdure.core.model.on_close import OnClose
 from perdure.core.model.outputs import NewOutput
-from perdure.core.model.run import FAR, Kind, NewMessage, NewRun
+from perdure.core.model.record import NewMessage, RecordKind
+from perdure.core.model.run import NewRun, OnClose
+from perdure.core.time.duration import FAR
 from perdure.workflow.scopes import Scope, WorkflowRandom
-from perdure.workflow.step import StepOptions, StepSpec
+from perdure.workflow.step import StepSettings, StepSpec
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
-    from perdure.workflow.saga import Undos
+    from perdure.workflow.saga import UndoLog
 
 
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class Operation(asyncio.Future[R], Coroutine[Any, Any, R]):
+        """Something durable under way. Declared as a coroutine too, so that a `TaskGroup` takes it."""
+
+else:
+    Operation = asyncio.Future
+
+
+class ContinueAsNewSignal(BaseException):
+    """Ends a workflow that goes on as a new generation. Not an `Exception`: nobody is to take it for a failure."""
+
+    def __init__(self, call: Call[Any]) -> None:
+        super().__init__(call.type)
+        self.call = call
 
 
 class StepRequest(Struct, frozen=True):
@@ -31,7 +49,7 @@ class StepRequest(Struct, frozen=True):
     spec: StepSpec
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    options: StepOptions
+    options: StepSettings
     #: Whether the function gets a connection, and its writes there are durable together with its record.
     transaction: bool = False
     #: Whether something in the arguments can change. They are copies then, of which each attempt gets one.
@@ -62,7 +80,7 @@ class ChildOptions(Struct, frozen=True, kw_only=True):
     on_close: OnClose = OnClose.CANCEL
 
 
-class Spawned(Struct, frozen=True):
+class SpawnedChild(Struct, frozen=True):
     """A child run that was started."""
 
     id: str
@@ -72,21 +90,21 @@ class Spawned(Struct, frozen=True):
     ended: asyncio.Future[Any]
 
 
-class Expected(Struct, frozen=True):
+class ExpectedMessage(Struct, frozen=True):
     """A message that a workflow is ready to take: its name, and what its value is decoded to."""
 
     name: str
     type: Any
 
 
-class Received(Struct, Generic[T_co], frozen=True):
+class ReceivedMessage(Struct, Generic[T_co], frozen=True):
     """A message, and which of those that were waited for it is."""
 
     name: str
     value: T_co
 
 
-class Mark(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True):
     """How far a scope has got."""
 
     #: JSON of what it goes on with, or of what came out of it.
@@ -98,7 +116,7 @@ class Mark(Struct, frozen=True):
     errors: dict[str, str] = {}
 
 
-class Listening(Struct, frozen=True):
+class Subscription(Struct, frozen=True):
     """The run wants broadcasts of a topic, or no longer wants them."""
 
     topic: str
@@ -106,7 +124,7 @@ class Listening(Struct, frozen=True):
 
 
 #: What a workflow does without waiting for it: durable with the record that led to it, and not repeated by replay.
-Effect = NewOutput | NewMessage | NewRun | Listening
+Effect = NewOutput | NewMessage | NewRun | Subscription
 
 
 class Runtime(Protocol):
@@ -116,7 +134,7 @@ class Runtime(Protocol):
     #: Workflow time, in microseconds.
     time: int
     #: How to undo what the run has done, once there is something to undo.
-    undos: Undos | None
+    undos: UndoLog | None
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -132,13 +150,13 @@ class Runtime(Protocol):
     def sleep_until(self, due: int) -> asyncio.Future[None]:
         """Resolve at a time."""
 
-    def receive(self, expected: Sequence[Expected], due: int | None, *, named: bool) -> asyncio.Future[Any]:
-        """Resolve to the next message of those names (as `Received` if `named`), or raise `TimeoutError` at `due`."""
+    def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
+        """Resolve to the next message of those names (as `ReceivedMessage` if `named`), or raise `TimeoutError` at `due`."""
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Start a child run; resolves to its decoded result."""
 
-    def spawn(self, call: Call[Any], options: ChildOptions) -> Spawned:
+    def spawn(self, call: Call[Any], options: ChildOptions) -> SpawnedChild:
         """Start a child run without waiting for it."""
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
@@ -147,7 +165,7 @@ class Runtime(Protocol):
     def version(self, name: str, latest: int) -> int:
         """The version of the code that the run follows here."""
 
-    def removed(self, name: str, kind: Kind) -> asyncio.Future[None]:
+    def removed(self, name: str, kind: RecordKind) -> asyncio.Future[None]:
         """Stand in for what the code no longer does here."""
 
     def encode(self, value: Any, what: str, declared: Any = Any) -> str:
@@ -162,7 +180,7 @@ class Runtime(Protocol):
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
         """Do something without waiting for it; `make` is given a key that is unique in the run and the same on replay."""
 
-    def listen(self, listening: Listening) -> None:
+    def subscribe(self, subscription: Subscription) -> None:
         """Want broadcasts of a topic from now on; said once."""
 
     def has_arrived(self, name: str) -> bool:
@@ -174,16 +192,18 @@ class Runtime(Protocol):
     def open_scope(self, name: str) -> Scope:
         """A new part of the workflow, with a place of its own in the current one."""
 
-    def mark(self, scope: Scope) -> Mark | None:
+    def checkpoint(self, scope: Scope) -> Checkpoint | None:
         """How far the history says that a scope has got."""
 
-    def reach(self, scope: Scope, mark: Mark, type: Any, drop: Sequence[str]) -> asyncio.Future[Any]:
+    def save_checkpoint(
+        self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]
+    ) -> asyncio.Future[Any]:
         """Record how far a scope has got, and forget what is at the paths in `drop`; resolves to the mark's decoded value."""
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
         """Paths of those iterations before `upto` that still have records."""
 
-    def place(self, request: StepRequest) -> str:
+    def reserve_location(self, request: StepRequest) -> str:
         """Take a location for a step that may be run later. Raises `EncodeError`."""
 
     def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:

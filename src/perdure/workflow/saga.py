@@ -18,16 +18,15 @@ from msgspec import Struct
 
 from perdure.core.codec.snapshot import snapshot
 from perdure.errors import Evicted, WorkflowError
-from perdure.workflow.continue_as_new import ContinuedAsNew
-from perdure.workflow.runtime import Runtime, StepRequest
-from perdure.workflow.shield import shielded
+from perdure.workflow.runtime import ContinueAsNewSignal, Runtime, StepRequest
+from perdure.workflow.scopes import shielded
 from perdure.workflow.step import spec_of
 
 #: What ends the location of an undo; no name of a user's contains a `~`.
 UNDO = "/~undo"
 
 
-class Undo(Struct, frozen=True):
+class UndoStep(Struct, frozen=True):
     """What undoes something that was done."""
 
     #: Of what is undone.
@@ -37,21 +36,21 @@ class Undo(Struct, frozen=True):
     order: int
 
 
-class Undos:
+class UndoLog:
     """How to undo what has been done so far in a run, or in a block of it."""
 
-    def __init__(self, runtime: Runtime, outer: Undos | None = None) -> None:
+    def __init__(self, runtime: Runtime, outer: UndoLog | None = None) -> None:
         self._runtime = runtime
         self._outer = outer
-        self._root: Undos = self if outer is None else outer._root
+        self._root: UndoLog = self if outer is None else outer._root
         #: The task that is in the block.
         self._owner = None if outer is None else asyncio.current_task()
         self._pending: dict[str, asyncio.Future[Any]] = {}
-        self._done: list[Undo] = []
+        self._done: list[UndoStep] = []
         #: The block was left, and what is done in it from now on belongs to the one around it.
         self._left = False
         #: Of the run alone: the blocks that it is in, and how many undos there have been.
-        self._blocks: dict[Undos, None] = {}
+        self._blocks: dict[UndoLog, None] = {}
         self._count = 0
         #: Errors of undos that failed, by the location of what was to be undone; the run's has those of its blocks, too.
         self.errors: dict[str, Exception] = {}
@@ -81,18 +80,18 @@ class Undos:
 
     def add(self, request: StepRequest) -> None:
         """Something was done that the request undoes."""
-        self._add(self._runtime.place(request), request.owned())
+        self._add(self._runtime.reserve_location(request), request.owned())
 
     def _add(self, location: str, request: StepRequest) -> None:
         self._root._count += 1
-        self._done.append(Undo(location, request, self._root._count))
+        self._done.append(UndoStep(location, request, self._root._count))
 
     def keep(self) -> None:
         """Forget how to undo what has been done so far."""
         self._done.clear()
 
     @property
-    def current(self) -> Undos:
+    def current(self) -> UndoLog:
         """These, or those of the next block around that has not been left."""
         undos = self
         while undos._left and undos._outer is not None:
@@ -149,16 +148,16 @@ class Undos:
         return failed
 
 
-_current: ContextVar[Undos] = ContextVar("perdure_undos")
+_current: ContextVar[UndoLog] = ContextVar("perdure_undos")
 
 
-def current_undos(runtime: Runtime) -> Undos:
+def current_undos(runtime: Runtime) -> UndoLog:
     """Those of the block that the calling task is in; the run's, if it is in none."""
     undos = _current.get(None)
     if undos is not None:
         return undos.current
     if runtime.undos is None:
-        runtime.undos = Undos(runtime)
+        runtime.undos = UndoLog(runtime)
     return runtime.undos
 
 
@@ -167,7 +166,7 @@ class Saga:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._undos: Undos | None = None
+        self._undos: UndoLog | None = None
 
     @property
     def errors(self) -> Mapping[str, Exception]:
@@ -182,7 +181,7 @@ class Saga:
     async def __aenter__(self) -> Saga:
         if self._undos is not None:
             raise WorkflowError("a saga can be entered once; call `ctx.saga()` for each block")
-        self._undos = Undos(self._runtime, current_undos(self._runtime))
+        self._undos = UndoLog(self._runtime, current_undos(self._runtime))
         _current.set(self._undos)
         return self
 
@@ -197,7 +196,7 @@ class Saga:
             return
         _current.set(undos._outer)
         interrupted: asyncio.CancelledError | None = None
-        if error is not None and not isinstance(error, ContinuedAsNew) and undos.needed:
+        if error is not None and not isinstance(error, ContinueAsNewSignal) and undos.needed:
             try:
                 await shielded(undos.roll_back())
             except asyncio.CancelledError as again:
@@ -218,7 +217,7 @@ async def undo_losers(runtime: Runtime, paths: tuple[str, ...]) -> dict[str, str
     return {location: runtime.describe(error) for location, error in failed.items()}
 
 
-def recall_errors(runtime: Runtime, recorded: Mapping[str, str]) -> None:
+def restore_undo_errors(runtime: Runtime, recorded: Mapping[str, str]) -> None:
     """What `undo_losers` found, which is not done again on replay."""
     if recorded:
         current_undos(runtime).note({location: runtime.restore(failure) for location, failure in recorded.items()})

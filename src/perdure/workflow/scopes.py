@@ -7,7 +7,8 @@ its place there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+import inspect
+from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from hashlib import blake2b
@@ -92,3 +93,27 @@ def begin_in(scope: Scope, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]
     surroundings = copy_context()
     surroundings.run(current_scope.set, scope)
     return asyncio.get_running_loop().create_task(coroutine, context=surroundings)
+
+
+async def shielded(awaitable: Awaitable[T]) -> T:
+    """Wait for something to its end. A cancellation that comes meanwhile is raised afterwards, its error the cause."""
+    # Of the workflow's own loop, which replays what it does.
+    part = asyncio.get_running_loop().create_task(_whole(awaitable))
+    interrupted: asyncio.CancelledError | None = None
+    try:
+        while not part.done():
+            try:
+                await asyncio.wait([part])
+            except asyncio.CancelledError as error:
+                interrupted = interrupted or error
+    finally:
+        # The run may be let go of before the task has begun; nobody else would close what it was to wait for.
+        if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+            awaitable.close()
+    if interrupted is not None:
+        raise interrupted from (None if part.cancelled() else part.exception())
+    return part.result()
+
+
+async def _whole(awaitable: Awaitable[T]) -> T:
+    return await awaitable

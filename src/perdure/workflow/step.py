@@ -1,4 +1,4 @@
-"""`@step`: policy on an ordinary function, and how a step gets its name."""
+"""`@step`: options on an ordinary function, and the name under which its result is recorded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import FunctionType
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from msgspec import UNSET, Struct, UnsetType
 
 from perdure.core.ids import check_name
 from perdure.core.limits.breaker import Breaker, check_breaker
 from perdure.core.limits.limit import Limit, check_limits
-from perdure.core.option_checks import check_flag, check_retry, check_time
+from perdure.core.option_checks import check_flag, check_known, check_retry, check_time
 from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import Duration
 from perdure.errors import UsageError
@@ -28,8 +28,27 @@ _OPTIONS = "__perdure_step__"
 _SPEC = "__perdure_spec__"
 
 
-class StepOptions(Struct, frozen=True, kw_only=True):
-    """What a step may be told; `UNSET` leaves it to the next outer level."""
+class StepOptions(TypedDict, total=False):
+    """Options of a step, as users write them: in `@step(...)` and in `ctx.options(...)`. None leaves an option alone."""
+
+    #: Name under which the result is recorded; the function's own by default.
+    name: str | None
+    #: When to retry, or the number of attempts.
+    retry: Retry | int | None
+    #: Longest duration of one attempt.
+    timeout: Duration | None
+    #: Continue the workflow before the result is durable; the record is written with the next one.
+    ephemeral: bool | None
+    #: Run a sync function in a process of its own, which is killed after `timeout`.
+    process: bool | None
+    #: Bound on concurrency or rate, over all processes.
+    limit: Limit | Sequence[Limit] | None
+    #: Circuit breaker of the dependency that the step calls.
+    breaker: Breaker | None
+
+
+class StepSettings(Struct, frozen=True, kw_only=True):
+    """Checked options of a step; `UNSET` leaves an option to the next outer level."""
 
     name: str | UnsetType = UNSET
     retry: Retry | UnsetType = UNSET
@@ -41,11 +60,11 @@ class StepOptions(Struct, frozen=True, kw_only=True):
     limit: tuple[Limit, ...] | UnsetType = UNSET
     breaker: Breaker | UnsetType = UNSET
 
-    def over(self, other: StepOptions) -> StepOptions:
-        """These options, filled up from `other`."""
-        if self is NO_OPTIONS or other is NO_OPTIONS:
-            return other if self is NO_OPTIONS else self
-        return StepOptions(
+    def over(self, other: StepSettings) -> StepSettings:
+        """These settings, with what they leave unset taken from `other`."""
+        if self is NO_STEP_SETTINGS or other is NO_STEP_SETTINGS:
+            return other if self is NO_STEP_SETTINGS else self
+        return StepSettings(
             **{
                 name: getattr(self, name) if getattr(self, name) is not UNSET else getattr(other, name)
                 for name in self.__struct_fields__
@@ -53,42 +72,35 @@ class StepOptions(Struct, frozen=True, kw_only=True):
         )
 
 
-NO_OPTIONS = StepOptions()
+NO_STEP_SETTINGS = StepSettings()
 
 
-def make_options(
-    *,
-    name: str | None = None,
-    retry: Retry | int | None = None,
-    timeout: Duration | None = None,
-    ephemeral: bool | None = None,
-    using: Callable[[], Any] | None = None,
-    undo: Callable[[Any], Any] | None = None,
-    process: bool | None = None,
-    limit: Limit | Sequence[Limit] | None = None,
-    breaker: Breaker | None = None,
-) -> StepOptions:
-    """Validated options, from what a user writes. Raises `UsageError` and the like."""
+def make_step_settings(
+    options: StepOptions, *, using: Callable[[], Any] | None = None, undo: Callable[[Any], Any] | None = None
+) -> StepSettings:
+    """Check the options that a user wrote. Raises `UsageError` and its subclasses."""
+    check_known(options, StepOptions, "a step")
     if using is not None and not callable(using):
-        raise UsageError(f"using={using!r} has to be a function that gives a connection, such as `engine.connect`")
+        raise UsageError(f"using={using!r} has to be a function that returns a connection, such as `engine.connect`")
     if undo is not None and not callable(undo):
-        raise UsageError(f"undo={undo!r} has to be a function that is given the step's result")
-    policy, limited = check_retry(retry), check_time("timeout", timeout)
-    return StepOptions(
+        raise UsageError(f"undo={undo!r} has to be a function that takes the step's result")
+    name, ephemeral, process = options.get("name"), options.get("ephemeral"), options.get("process")
+    policy, timeout = check_retry(options.get("retry")), check_time("timeout", options.get("timeout"))
+    return StepSettings(
         name=UNSET if name is None else check_name(name, "step name"),
         retry=UNSET if policy is None else policy,
-        timeout=UNSET if limited is None else limited,
+        timeout=UNSET if timeout is None else timeout,
         ephemeral=UNSET if ephemeral is None else check_flag("ephemeral", ephemeral),
         using=UNSET if using is None else using,
         undo=UNSET if undo is None else undo,
         process=UNSET if process is None else check_flag("process", process),
-        limit=check_limits(limit) or UNSET,
-        breaker=check_breaker(breaker) or UNSET,
+        limit=check_limits(options.get("limit")) or UNSET,
+        breaker=check_breaker(options.get("breaker")) or UNSET,
     )
 
 
-class Undoable(Protocol[R]):
-    """Decorates a function that returns what its undo takes."""
+class UndoableDecorator(Protocol[R]):
+    """Decorator of a function whose result is what its undo takes."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine[object, None, R]]: ...
@@ -98,74 +110,38 @@ class Undoable(Protocol[R]):
 
 
 @overload
-def step(
-    *,
-    name: str | None = None,
-    retry: Retry | int | None = None,
-    timeout: Duration | None = None,
-    ephemeral: bool | None = None,
-    process: bool | None = None,
-    limit: Limit | Sequence[Limit] | None = None,
-    breaker: Breaker | None = None,
-) -> Callable[[F], F]: ...
+def step(**options: Unpack[StepOptions]) -> Callable[[F], F]: ...
 
 
 @overload
-def step(
-    *,
-    undo: Callable[[R], Any],
-    name: str | None = None,
-    retry: Retry | int | None = None,
-    timeout: Duration | None = None,
-    ephemeral: bool | None = None,
-    process: bool | None = None,
-    limit: Limit | Sequence[Limit] | None = None,
-    breaker: Breaker | None = None,
-) -> Undoable[R]: ...
+def step(*, undo: Callable[[R], Any], **options: Unpack[StepOptions]) -> UndoableDecorator[R]: ...
 
 
-def step(
-    *,
-    undo: Callable[[Any], Any] | None = None,
-    name: str | None = None,
-    retry: Retry | int | None = None,
-    timeout: Duration | None = None,
-    ephemeral: bool | None = None,
-    process: bool | None = None,
-    limit: Limit | Sequence[Limit] | None = None,
-    breaker: Breaker | None = None,
-) -> Any:
-    """Attach a policy to a function for when it is run as a step; the function itself stays as it is.
+def step(*, undo: Callable[[Any], Any] | None = None, **options: Unpack[StepOptions]) -> Any:
+    """Attach options to a function for when it runs as a step; the function itself is unchanged.
 
-    `retry` says how often and when to try again, a number how often; `timeout` bounds one attempt. An `ephemeral` step does not wait for its
-    result to be durable before the workflow goes on; its record leaves with the next one. `undo` is a function that is given the
-    step's result to undo it, should the saga around it fail; see `Context.saga`. `process` is for a sync function that keeps a
-    processor busy: it is called in a process of its own, which is killed if it takes longer than `timeout`. `limit` bounds how many are
-    executed at once, or in so much time, in all processes together, and `breaker` leaves alone what keeps failing; while a step waits for
-    either, the run waits without a worker.
+    `name`: name under which the result is recorded; the function's own by default.
+    `retry`: a `Retry`, or the number of attempts.
+    `timeout`: longest duration of one attempt.
+    `ephemeral`: continue the workflow before the result is durable; the record is written with the next one.
+    `undo`: a function that takes the step's result and undoes it if the saga fails; see `Context.saga`.
+    `process`: run a sync function that keeps a processor busy in a process of its own, which is killed after `timeout`.
+    `limit`: bound on concurrency or rate, over all processes. A run whose step waits for a limit or breaker holds no worker.
+    `breaker`: circuit breaker of the dependency that the step calls.
     """
-    options = make_options(
-        name=name,
-        retry=retry,
-        timeout=timeout,
-        ephemeral=ephemeral,
-        undo=undo,
-        process=process,
-        limit=limit,
-        breaker=breaker,
-    )
+    settings = make_step_settings(options, undo=undo)
 
     def attach(function: F) -> F:
-        if process:
+        if settings.process is True:
             check_for_process(function)
-        setattr(function, _OPTIONS, options)
+        setattr(function, _OPTIONS, settings)
         return function
 
     return attach
 
 
 def check_for_process(function: Callable[..., Any]) -> None:
-    """Raise `UsageError` if a function cannot be called in a process of its own."""
+    """Raise `UsageError` if a function cannot run in a process of its own."""
     if is_async(function):
         raise UsageError(
             f"{describe(function)} is an `async def`, which runs on the worker's loop; process=True is for functions that block"
@@ -173,26 +149,26 @@ def check_for_process(function: Callable[..., Any]) -> None:
 
 
 class StepSpec(Struct, frozen=True):
-    """What there is to know about a function as a step."""
+    """A function as a step: its name, options and result type."""
 
     function: Callable[..., Any]
     #: None for a lambda, which has no name to record its result under.
     name: str | None
-    options: StepOptions
-    #: Whether calling it gives a coroutine: such steps run on the worker's loop, others in a thread.
+    options: StepSettings
+    #: Calling the function gives a coroutine. Such steps run on the worker's loop, others in a thread.
     is_async: bool
-    #: What its result is decoded to.
+    #: Type that the result is decoded to.
     returns: Any
-    #: What tells it from another function of the same name; the same for each instance of a method.
+    #: Distinguishes functions with the same name; the same for each instance of a method.
     identity: object
 
 
 def spec_of(function: Callable[..., Any]) -> StepSpec:
-    """What there is to know about a function as a step. Raises `BadArguments` if its annotations make no sense."""
+    """Inspect a function as a step; the result is cached on plain functions. Raises `BadArguments` for bad annotations."""
     if type(function) is not FunctionType:
         return _inspect(function)
     known: object = getattr(function, _SPEC, None)
-    # `functools.wraps` copies attributes, so a wrapper may carry what was found out about the function inside it.
+    # `functools.wraps` copies attributes, so a wrapper may carry the spec of the function inside it.
     if type(known) is StepSpec and known.function is function:
         return known
     spec = _inspect(function)
@@ -202,11 +178,11 @@ def spec_of(function: Callable[..., Any]) -> StepSpec:
 
 def _inspect(function: Callable[..., Any]) -> StepSpec:
     inner = innermost(function)
-    options = getattr(inner, _OPTIONS, NO_OPTIONS)
+    options = getattr(inner, _OPTIONS, NO_STEP_SETTINGS)
     return StepSpec(
         function=function,
         name=_name_of(function),
-        options=options if isinstance(options, StepOptions) else NO_OPTIONS,
+        options=options if isinstance(options, StepSettings) else NO_STEP_SETTINGS,
         is_async=is_async(function),
         returns=_awaited(type_hints(inner).get("return", Any)),
         identity=getattr(inner, "__code__", inner),
@@ -214,7 +190,7 @@ def _inspect(function: Callable[..., Any]) -> StepSpec:
 
 
 def _awaited(declared: Any) -> Any:
-    """What comes of the result, which a function that is no `async def` may leave to be awaited."""
+    """The result type behind an `Awaitable[...]`, which a function that is no `async def` may declare."""
     origin = typing.get_origin(declared)
     arguments = typing.get_args(declared)
     return arguments[-1] if arguments and isinstance(origin, type) and issubclass(origin, Awaitable) else declared
@@ -232,7 +208,7 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_of(function: Callable[..., Any]) -> str | None:
-    """Function, `Class.method`, a partial's function, an object's class."""
+    """Name of a function, `Class.method`, of a partial's function, or of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     qualified: str = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -241,7 +217,7 @@ def _name_of(function: Callable[..., Any]) -> str | None:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Tell whether calling a function gives a coroutine."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR, moment_of
 from perdure.errors import UsageError
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-
-class Attempting(Protocol):
+class AttemptControl(Protocol):
     """Whatever is calling the step's function."""
 
     def is_over(self) -> bool:
@@ -38,7 +36,7 @@ class StepInfo(Struct, frozen=True):
     attempt: int
     #: When this attempt times out or the run expires, in microseconds; see `deadline`.
     due: int
-    _made_by: Attempting
+    _made_by: AttemptControl
 
     def is_cancelled(self) -> bool:
         """Whether the result is no longer wanted: after a timeout, a cancellation or a lost lease."""
@@ -60,10 +58,10 @@ class StepInfo(Struct, frozen=True):
     @property
     def deadline(self) -> datetime.datetime | None:
         """When this attempt times out, or the run expires; None for never."""
-        return None if self.due >= FAR else _EPOCH + datetime.timedelta(microseconds=self.due)
+        return None if self.due >= FAR else moment_of(self.due)
 
 
-class Performing(Attempting, Protocol):
+class ActivityControl(AttemptControl, Protocol):
     """Whatever is calling an activity's function."""
 
     def beat(self, details: object) -> None:
@@ -91,7 +89,7 @@ class ActivityInfo(StepInfo, frozen=True):
     ready_at: int
     #: What the last heartbeat before this attempt said; None if there was none.
     last_heartbeat: Any
-    _by: Performing
+    _by: ActivityControl
 
     def heartbeat(self, details: object = None) -> None:
         """Give a sign of life, and say how far it has got, for the next attempt (`last_heartbeat`) and for whoever looks.

@@ -20,7 +20,8 @@ from perdure.cli.demo.timeline import Timeline
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.run import Kind, Reason, Status
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
 from perdure.errors import PerdureError
 from perdure.workflow.definition import Call
 
@@ -89,14 +90,14 @@ class Story:
         """Whether the moment to kill has come: a step is recorded, one has failed once, and one is in flight."""
         kinds = {record.kind for record in await run.history()}
         _, in_flight = await self._damage(run)
-        return {Kind.STEP, Kind.ATTEMPT} <= kinds and bool(in_flight)
+        return {RecordKind.STEP, RecordKind.ATTEMPT} <= kinds and bool(in_flight)
 
     async def _damage(self, run: Handle[Any]) -> tuple[list[str], list[str]]:
         """Which steps are finished, and which have begun an attempt of which the history does not know the end."""
         history = await run.history()
         self._catch_up()
-        finished = [record.location for record in history if record.kind is Kind.STEP]
-        failed = {(record.location, record.attempts) for record in history if record.kind is Kind.ATTEMPT}
+        finished = [record.location for record in history if record.kind is RecordKind.STEP]
+        failed = {(record.location, record.attempts) for record in history if record.kind is RecordKind.ATTEMPT}
         open_ = {one.step for one in self._activity if (one.step, one.attempt) not in failed} - set(finished)
         return finished, sorted(open_)
 

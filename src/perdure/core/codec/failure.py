@@ -310,3 +310,27 @@ def _clip(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+
+
+# Not part of what is stored of an error: names with two underscores are left out there.
+_ATTEMPTS = "__perdure_trial__"
+
+
+class AttemptSummary(Struct, frozen=True):
+    """The attempts at a step that failed."""
+
+    #: How many there were.
+    attempts: int
+    #: Why no other followed: `exhausted` or `fatal`; empty where that is not known.
+    given_up: str
+
+
+def attach_attempts(error: BaseException, trial: AttemptSummary) -> None:
+    """Put it on an exception."""
+    vars(error)[_ATTEMPTS] = trial
+
+
+def attempts_of(error: BaseException) -> AttemptSummary | None:
+    """What was put on an exception; None if no step raised it."""
+    found = vars(error).get(_ATTEMPTS)
+    return found if isinstance(found, AttemptSummary) else None

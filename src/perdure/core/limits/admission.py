@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perdure.core.limits.breaker import Report
-from perdure.core.limits.limit import Gating
-from perdure.core.model.run import FAR, ClaimedRun
+from perdure.core.limits.breaker import BreakerReport
+from perdure.core.limits.limit import RequiredGates
+from perdure.core.model.claim import ClaimedRun
+from perdure.core.time.duration import FAR
 
 
-class Waiting(Struct, frozen=True, gc=False):
+class UnadmittedRun(Struct, frozen=True, gc=False):
     """A run that is ready and has yet to be looked at by whoever guards the gates."""
 
     run_id: str
@@ -20,21 +21,21 @@ class Waiting(Struct, frozen=True, gc=False):
     options: str
 
 
-class Look(Struct, frozen=True):
+class AdmissionPreview(Struct, frozen=True):
     """What there is to do at the gates."""
 
-    arrived: tuple[Waiting, ...]
+    arrived: tuple[UnadmittedRun, ...]
     #: When somebody in a line may pass next.
     next_due: int
     now: int
 
 
-class Arrival(Struct, frozen=True):
+class RunArrival(Struct, frozen=True):
     """A run that was looked at, as it was then, and what it has to pass."""
 
     run_id: str
     token: int
-    gating: Gating
+    gating: RequiredGates
 
 
 class StepArrival(Struct, frozen=True):
@@ -45,10 +46,10 @@ class StepArrival(Struct, frozen=True):
     #: See `place_of`.
     place: str
     priority: int
-    gating: Gating
+    gating: RequiredGates
 
 
-class StepLeft(Struct, frozen=True):
+class StepDeparture(Struct, frozen=True):
     """A step that has ended, or that nobody wants any more."""
 
     run_id: str
@@ -58,7 +59,7 @@ class StepLeft(Struct, frozen=True):
     stood_at: int = 0
 
 
-class StepVerdict(Struct, frozen=True):
+class StepAdmission(Struct, frozen=True):
     """What became of a step."""
 
     run_id: str
@@ -72,7 +73,7 @@ class StepVerdict(Struct, frozen=True):
     probe: bool = False
 
 
-class AdmitRequest(Struct, frozen=True, kw_only=True):
+class AdmissionRequest(Struct, frozen=True, kw_only=True):
     """What a worker with room wants from the gates."""
 
     worker: str
@@ -81,16 +82,16 @@ class AdmitRequest(Struct, frozen=True, kw_only=True):
     limit: int
     types: tuple[str, ...]
     queues: tuple[str, ...]
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[RunArrival, ...] = ()
     #: Runs that this worker was let have and has no more, and the tokens that it had them under.
     released: tuple[tuple[str, int], ...] = ()
     #: How attempts behind breakers ended.
-    reports: tuple[Report, ...] = ()
+    reports: tuple[BreakerReport, ...] = ()
     #: Types whose runs fail if their breaker does not let them pass, and its gate.
     failing: tuple[tuple[str, str], ...] = ()
     #: Steps of runs that this worker holds, which want to pass, and those that have no need to any more.
     steps: tuple[StepArrival, ...] = ()
-    left: tuple[StepLeft, ...] = ()
+    left: tuple[StepDeparture, ...] = ()
     alone: bool = False
     #: Let only the arrivals pass, whoever stands in line: somebody has named them.
     only: bool = False
@@ -99,7 +100,7 @@ class AdmitRequest(Struct, frozen=True, kw_only=True):
     poison_after: int = 5
 
 
-class Admitted(Struct, frozen=True, kw_only=True):
+class AdmissionResult(Struct, frozen=True, kw_only=True):
     """What may be worked on."""
 
     runs: tuple[ClaimedRun, ...] = ()
@@ -108,7 +109,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
     #: Those that are to fail because a breaker does not let them pass, and until when.
     barred: tuple[tuple[str, int], ...] = ()
     #: What became of the steps.
-    steps: tuple[StepVerdict, ...] = ()
+    steps: tuple[StepAdmission, ...] = ()
     #: Steps in lines whose turn has come.
     called: int = 0
     next_due: int = FAR
@@ -118,5 +119,5 @@ class Admitted(Struct, frozen=True, kw_only=True):
     busy: bool = False
     #: What was to be told and could not be, for that reason.
     untold: tuple[tuple[str, int], ...] = ()
-    untold_steps: tuple[StepLeft, ...] = ()
+    untold_steps: tuple[StepDeparture, ...] = ()
     now: int = 0

@@ -15,9 +15,8 @@ from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_name
-from perdure.core.model.run import FAR
 from perdure.core.policy.retry import Retry
-from perdure.core.time.duration import Duration, microseconds
+from perdure.core.time.duration import FAR, Duration, microseconds
 from perdure.errors import RetryAfter, StepTimeout, UsageError
 
 #: How many buckets of time make up a window.
@@ -123,7 +122,7 @@ class Breaker:
         return not blamed
 
 
-class Report(Struct, frozen=True):
+class BreakerReport(Struct, frozen=True):
     """How attempts behind one breaker ended, as one worker saw it."""
 
     gate: str
@@ -196,7 +195,7 @@ class BreakerState(Struct):
         self.rule = rule
         return True
 
-    def hear(self, worker: str, report: Report, now: int) -> bool:
+    def hear(self, worker: str, report: BreakerReport, now: int) -> bool:
         """Count what a worker reports; False if it was counted before."""
         if self.heard.get(worker, (0, 0))[0] >= report.number:
             return False
@@ -236,7 +235,7 @@ class BreakerState(Struct):
 _state = decoder_for(BreakerState)
 
 
-class BreakerView(Struct, frozen=True, kw_only=True):
+class BreakerInfo(Struct, frozen=True, kw_only=True):
     """A breaker as the database has it, for people."""
 
     name: str
@@ -255,13 +254,13 @@ class BreakerView(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def view(name: str, state: BreakerState, now: int, waiting: int) -> BreakerView:
+def breaker_info(name: str, state: BreakerState, now: int, waiting: int) -> BreakerInfo:
     """What there is to say of a breaker."""
     # Nobody has looked yet, but the next one may pass.
     circuit = Circuit.HALF_OPEN if state.circuit is Circuit.OPEN and state.until <= now else state.circuit
     failures, successes = state.counted(now)
     is_open = circuit is Circuit.OPEN
-    return BreakerView(
+    return BreakerInfo(
         name=name.removeprefix(PREFIX),
         circuit=circuit,
         since=state.since,
@@ -306,7 +305,7 @@ def _is_transient(error: BaseException, policy: Retry) -> bool:
     return not isinstance(error, UsageError) and policy.is_worth_retrying(error)
 
 
-def aggregate(outcomes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int, int], ...]:
+def count_outcomes(outcomes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int, int], ...]:
     """Outcomes as a report has them: by the time since which, how many failed and succeeded."""
     counted: dict[int, tuple[int, int]] = {}
     for since, succeeded in outcomes:

@@ -14,19 +14,19 @@ from msgspec import Struct
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_id
 from perdure.core.limits.breaker import Breaker, BreakerRule
-from perdure.core.limits.key_functions import key_from
 from perdure.core.limits.limit import (
     STRIDE,
-    Bounds,
     Fair,
-    Gating,
-    Hold,
     Limit,
-    Pass,
+    LimitBounds,
+    PermitScope,
+    RequiredGate,
+    RequiredGates,
     check_limits,
     fair_key,
-    gating,
-    keyed,
+    key_from,
+    keyed_gate,
+    required_gates,
 )
 from perdure.errors import UsageError
 
@@ -34,16 +34,16 @@ from perdure.errors import UsageError
 _PARTS = ('"limits":', '"breaker":', '"fair":')
 
 
-class GivenLimit(Struct, frozen=True, omit_defaults=True):
+class CallLimit(Struct, frozen=True, omit_defaults=True):
     """A limit of one call."""
 
     gate: str
-    bounds: Bounds
+    bounds: LimitBounds
     #: None: as is usual for what is called.
-    hold: Hold | None = None
+    hold: PermitScope | None = None
 
 
-class GivenBreaker(Struct, frozen=True):
+class CallBreaker(Struct, frozen=True):
     """A breaker of one call."""
 
     name: str
@@ -55,19 +55,19 @@ class GivenBreaker(Struct, frozen=True):
         return Breaker.of(self.name, self.rule)
 
 
-class GivenFair(Struct, frozen=True, omit_defaults=True):
+class CallFair(Struct, frozen=True, omit_defaults=True):
     """Among whom one call takes turns."""
 
     key: str
     stride: int = STRIDE
 
 
-class Given(Struct, frozen=True):
+class CallLimits(Struct, frozen=True):
     """All of it; None: nothing was said."""
 
-    limits: tuple[GivenLimit, ...] | None = None
-    breaker: GivenBreaker | None = None
-    fair: GivenFair | None = None
+    limits: tuple[CallLimit, ...] | None = None
+    breaker: CallBreaker | None = None
+    fair: CallFair | None = None
     #: How long it may wait to be begun, in seconds. The claim that sends it to its gates has forgotten.
     start_within: float | None = None
 
@@ -78,19 +78,19 @@ class Given(Struct, frozen=True):
         fair: Fair | None,
         arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
         *,
-        hold: Hold,
+        hold: PermitScope,
         also: Sequence[str],
         breaker: Breaker | None,
-    ) -> Gating:
+    ) -> RequiredGates:
         """What a run has to pass by that, and by what its code says besides. Raises whatever the functions of the user raise."""
         # Options may come from plain SQL.
         given = [
-            Pass(check_id(one.gate, "limit of a run's options"), one.bounds, one.hold or hold)
+            RequiredGate(check_id(one.gate, "limit of a run's options"), one.bounds, one.hold or hold)
             for one in self.limits or ()
         ]
         if self.breaker is not None:
-            given.insert(0, Pass(self.breaker.breaker.gate, rule=self.breaker.rule))
-        whole = gating(
+            given.insert(0, RequiredGate(self.breaker.breaker.gate, rule=self.breaker.rule))
+        whole = required_gates(
             type,
             limits if self.limits is None else (),
             fair if self.fair is None else None,
@@ -102,42 +102,42 @@ class Given(Struct, frozen=True):
         )
         if self.fair is None:
             return whole
-        return Gating(whole.passes or (Pass("fair:" + type),), fair_key(self.fair.key), self.fair.stride)
+        return RequiredGates(whole.passes or (RequiredGate("fair:" + type),), fair_key(self.fair.key), self.fair.stride)
 
 
-_given = decoder_for(Given)
-NOTHING_GIVEN = Given()
+_given = decoder_for(CallLimits)
+NO_CALL_LIMITS = CallLimits()
 
 
-def says_of_gates(options: str) -> bool:
+def has_call_limits(options: str) -> bool:
     """Whether a run's options say anything of gates."""
     return options != "{}" and any(part in options for part in _PARTS)
 
 
-def given_by(options: str) -> Given:
+def call_limits_of(options: str) -> CallLimits:
     """What a run's options say of gates. Raises `msgspec.MsgspecError` for what makes no sense."""
-    return _given.decode(options) if says_of_gates(options) else NOTHING_GIVEN
+    return _given.decode(options) if has_call_limits(options) else NO_CALL_LIMITS
 
 
-def give_limits(
+def make_call_limits(
     limit: Limit | Sequence[Limit] | None, type: str, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
-) -> tuple[GivenLimit, ...] | None:
+) -> tuple[CallLimit, ...] | None:
     """Limits of one call, with its keys. Raises `UsageError`, and whatever the functions of the user raise."""
     if limit is None:
         return None
-    given: dict[str, GivenLimit] = {}
+    given: dict[str, CallLimit] = {}
     for one in check_limits(limit):
         if one.name is None:
             raise UsageError(
                 f"limit={one!r} of one call of {type} has no name, so that it would be everybody's: give it one, which all "
                 "that share it name, such as Limit('external:openai', rate='100/m')"
             )
-        gate = one.name if one.key is None else keyed(one.name, _told(one.key, arguments))
-        given[gate] = GivenLimit(gate, one.bounds, one.hold)
+        gate = one.name if one.key is None else keyed_gate(one.name, _told(one.key, arguments))
+        given[gate] = CallLimit(gate, one.bounds, one.hold)
     return tuple(given.values())
 
 
-def give_breaker(breaker: Breaker | None) -> GivenBreaker | None:
+def make_call_breaker(breaker: Breaker | None) -> CallBreaker | None:
     """A breaker of one call. Raises `UsageError`."""
     if breaker is None:
         return None
@@ -145,17 +145,17 @@ def give_breaker(breaker: Breaker | None) -> GivenBreaker | None:
         raise UsageError(
             f"breaker={breaker!r}: a breaker that travels with a run cannot have `counts`, which is code; declare it at the activity instead"
         )
-    return GivenBreaker(breaker.name, breaker.rule)
+    return CallBreaker(breaker.name, breaker.rule)
 
 
-def give_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> GivenFair | None:
+def make_call_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> CallFair | None:
     """The key by which one call takes turns. Raises `UsageError`, and whatever the functions of the user raise."""
     if fair is None:
         return None
     if not isinstance(fair, Fair):
         raise UsageError(f"fair={fair!r}: give a Fair, such as Fair(lambda tenant: tenant)")
     key = str(_told(fair.key, arguments))
-    return GivenFair(fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
+    return CallFair(fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
 
 
 def _told(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:

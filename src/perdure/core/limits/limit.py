@@ -1,16 +1,18 @@
 """What a run has to pass before it is worked on: limits of concurrency and rate, and whose turn it is.
 
 A *gate* is known by its name to everybody who shares a database. `Limit` is what users write at a workflow or an activity; for one
-run it becomes a `Pass` for each gate that the run has to pass, and `Gating` is all of them. Rates are those of the generic cell rate
+run it becomes a `RequiredGate` for each gate that the run has to pass, and `RequiredGates` is all of them. Rates are those of the generic cell rate
 algorithm: in any time t, at most burst + rate * t.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -19,8 +21,7 @@ from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import ID_BYTES, check_id, check_name
-from perdure.core.limits.breaker import Breaker, BreakerRule, BreakerView
-from perdure.core.limits.key_functions import key_from
+from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
 from perdure.errors import InvalidId, UsageError
 
 SECOND = 1_000_000
@@ -33,7 +34,7 @@ _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:/|per)\s*(\d*)\s*(s|sec|second|m|mi
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Hold(StrEnum):
+class PermitScope(StrEnum):
     """For how long a run counts against a concurrency."""
 
     #: While a worker has it: what it waits for (a retry, a timer) lets others pass.
@@ -58,7 +59,7 @@ class Limit:
         concurrency: int | None = None,
         rate: str | None = None,
         burst: int | None = None,
-        hold: Hold | str | None = None,
+        hold: PermitScope | str | None = None,
     ) -> None:
         self.name = None if name is None else check_gate(name)
         self.key = _callable(key, "key")
@@ -88,7 +89,7 @@ class Fair:
         return check_weight(self.weight(key) if callable(self.weight) else self.weight)
 
 
-class Bounds(Struct, frozen=True):
+class LimitBounds(Struct, frozen=True):
     """What a gate lets pass."""
 
     #: So many at once; 0: any number.
@@ -115,20 +116,20 @@ class Bounds(Struct, frozen=True):
         return arrival - self.slack if self.pace else 0
 
 
-class Pass(Struct, frozen=True):
+class RequiredGate(Struct, frozen=True):
     """A gate that a run has to pass."""
 
     gate: str
-    bounds: Bounds = Bounds()
-    hold: Hold = Hold.LEASE
+    bounds: LimitBounds = LimitBounds()
+    hold: PermitScope = PermitScope.LEASE
     #: Of a breaker.
     rule: BreakerRule | None = None
 
 
-class Gating(Struct, frozen=True):
+class RequiredGates(Struct, frozen=True):
     """All that a run has to pass, and among whom it takes turns."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[RequiredGate, ...]
     fair_key: str = ""
     #: What one turn costs it: less for a greater weight.
     stride: int = STRIDE
@@ -138,42 +139,42 @@ class Gating(Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> Gating:
+    def from_json(cls, text: str) -> RequiredGates:
         """Read it back."""
         return _gating.decode(text)
 
 
-_gating = decoder_for(Gating)
+_gating = decoder_for(RequiredGates)
 
 
-class Gate(Struct, frozen=True, kw_only=True):
+class LimitInfo(Struct, frozen=True, kw_only=True):
     """A gate as the database has it, for people."""
 
     name: str
     #: What holds: what was set at run time, or else what the code says.
-    bounds: Bounds
+    bounds: LimitBounds
     #: What was set at run time; None: nothing.
-    override: Bounds | None = None
+    override: LimitBounds | None = None
     #: How many have passed and count, and how many wait.
     held: int = 0
     waiting: int = 0
     #: When the next one may pass; 0 if none waits.
     due_at: int = 0
-    breaker: BreakerView | None = None
+    breaker: BreakerInfo | None = None
     #: Why it is set aside and lets nothing pass: its row cannot be read. Empty: it is not.
     problem: str = ""
 
 
-class Position(Struct, frozen=True):
+class WaitlistPosition(Struct, frozen=True):
     """Where a run stands in line."""
 
-    gate: Gate
+    gate: LimitInfo
     #: How many of its type are before it, up to a thousand.
     ahead: int
     since: int
 
 
-def make_bounds(*, concurrency: int | None, rate: str | None, burst: int | None) -> Bounds:
+def make_bounds(*, concurrency: int | None, rate: str | None, burst: int | None) -> LimitBounds:
     """Validated bounds. Raises `UsageError`."""
     for name, value in (("concurrency", concurrency), ("burst", burst)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31):
@@ -186,7 +187,7 @@ def make_bounds(*, concurrency: int | None, rate: str | None, burst: int | None)
         raise UsageError("a limit needs a concurrency, such as concurrency=5, a rate, such as rate='100/m', or both")
     pace = 0 if rate is None else pace_of(rate)
     usual = max(1, SECOND // 10 // pace) if pace else 1
-    return Bounds(concurrency or 0, pace, usual if burst is None else burst)
+    return LimitBounds(concurrency or 0, pace, usual if burst is None else burst)
 
 
 def pace_of(rate: str) -> int:
@@ -207,7 +208,7 @@ def check_gate(name: str) -> str:
     return check_name(name, "limit")
 
 
-def keyed(name: str, key: object) -> str:
+def keyed_gate(name: str, key: object) -> str:
     """The gate of a limit's key; one that is too long for a name is cut, and told from others by a digest."""
     text = storable(f"{name}{KEYED}{key}", "limit's key")
     return check_id(text, "limit's key") if len(text.encode()) <= ID_BYTES else _fitting(text)
@@ -237,22 +238,22 @@ def _fitting(text: str) -> str:
     return f"{encoded[:200].decode(errors='ignore')}~{blake2b(encoded, digest_size=16).hexdigest()}"
 
 
-def base_of(gate: str) -> str:
+def limit_of_gate(gate: str) -> str:
     """The limit that a gate belongs to."""
     return gate.partition(KEYED)[0]
 
 
-def of_queue(queue: str) -> str:
+def queue_gate(queue: str) -> str:
     """The gate of a queue."""
     return f"queue:{queue}"
 
 
-def of_type(type: str) -> str:
+def type_gate(type: str) -> str:
     """The gate of a type."""
     return f"type:{type}"
 
 
-def place_of(location: str) -> str:
+def stored_location(location: str) -> str:
     """A step's location, as lines and permits have it; one that is too long is told from others by a digest."""
     if len(location) <= 100:
         return location
@@ -270,40 +271,40 @@ def check_limits(limit: Limit | Sequence[Limit] | None) -> tuple[Limit, ...]:
     return given
 
 
-def gating(
+def required_gates(
     type: str,
     limits: Sequence[Limit],
     fair: Fair | None,
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
     *,
-    hold: Hold,
+    hold: PermitScope,
     also: Sequence[str] = (),
     breaker: Breaker | None = None,
     own: str = "",
-    given: Sequence[Pass] = (),
-) -> Gating:
+    given: Sequence[RequiredGate] = (),
+) -> RequiredGates:
     """What a run of a type with these arguments has to pass.
 
     `also` are gates without bounds in the code, `given` those of one call; `own` is what a limit without a name is called, if not after the
     type. Raises whatever the functions of the user raise.
     """
     args, kwargs = arguments
-    passes: dict[str, Pass] = {}
+    passes: dict[str, RequiredGate] = {}
     if breaker is not None:
-        passes[breaker.gate] = Pass(breaker.gate, rule=breaker.rule)
+        passes[breaker.gate] = RequiredGate(breaker.gate, rule=breaker.rule)
     for limit in limits:
-        name = limit.name or _fitting(own) or of_type(type)
-        gate = name if limit.key is None else keyed(name, key_from(limit.key, args, kwargs))
-        passes[gate] = Pass(gate, limit.bounds, limit.hold or hold)
+        name = limit.name or _fitting(own) or type_gate(type)
+        gate = name if limit.key is None else keyed_gate(name, key_from(limit.key, args, kwargs))
+        passes[gate] = RequiredGate(gate, limit.bounds, limit.hold or hold)
     passes |= {one.gate: one for one in given}
     for gate in also:
-        passes.setdefault(gate, Pass(gate, Bounds(), hold))
+        passes.setdefault(gate, RequiredGate(gate, LimitBounds(), hold))
     if fair is None:
-        return Gating(tuple(passes.values()))
+        return RequiredGates(tuple(passes.values()))
     key = str(key_from(fair.key, args, kwargs))
     if not passes:
-        passes["fair:" + type] = Pass("fair:" + type)
-    return Gating(tuple(passes.values()), fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
+        passes["fair:" + type] = RequiredGate("fair:" + type)
+    return RequiredGates(tuple(passes.values()), fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
 
 
 def check_weight(weight: object) -> float:
@@ -321,8 +322,28 @@ def _callable(value: Callable[..., object] | None, name: str) -> Callable[..., o
     return value
 
 
-def _hold(hold: Hold | str) -> Hold:
+def _hold(hold: PermitScope | str) -> PermitScope:
     try:
-        return Hold(hold)
+        return PermitScope(hold)
     except ValueError:
         raise UsageError(f"hold={hold!r}: it is 'lease' or 'run'") from None
+
+
+def key_from(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The key of a call. Arguments by name that the function does not take are left out."""
+    names = _parameter_names(function) if kwargs else None
+    if names is None:
+        return function(*args, **kwargs)
+    return function(*args, **{name: value for name, value in kwargs.items() if name in names})
+
+
+@lru_cache(maxsize=1024)
+def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Names that a function takes; None if it takes any, or does not tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    return frozenset(each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY)

@@ -17,7 +17,7 @@ from perdure.core.model.run import Reason, Status
 from perdure.errors import DecodeError
 
 
-class DeadReason(StrEnum):
+class DeadLetterReason(StrEnum):
     """Why a run is a dead letter."""
 
     FAILED = "failed"
@@ -46,7 +46,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     queue: str
     #: JSON, as in `Run`.
     input: str
-    reason: DeadReason
+    reason: DeadLetterReason
     #: Attempts at the run since it was started, or requeued.
     attempts: int
     generation: int
@@ -63,21 +63,21 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     deleted_at: int
 
 
-class DeadPage(Struct, frozen=True):
+class DeadLetterPage(Struct, frozen=True):
     """A page of dead letters; hand `cursor` back for the next one, None when there is none."""
 
     letters: tuple[DeadLetter, ...]
     cursor: str | None
 
 
-class DeadFilter(Struct, frozen=True, kw_only=True):
+class DeadLetterFilter(Struct, frozen=True, kw_only=True):
     """Which dead letters. None means any. Only a `%` at the end of a type is special: any type that begins like that."""
 
     type: str | None = None
     queue: str | None = None
     #: The class of the last error, with or without its module.
     error: str | None = None
-    reasons: tuple[DeadReason, ...] | None = None
+    reasons: tuple[DeadLetterReason, ...] | None = None
     dead_after: int | None = None
     dead_before: int | None = None
     #: Of those that were discarded: none, only those (True), or these too (None).
@@ -102,7 +102,7 @@ class Requeue(Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
 
-class Requeued(StrEnum):
+class RequeueOutcome(StrEnum):
     """The answer to a request to let a dead run go on."""
 
     #: It goes on, by this request or by an earlier one that wanted the same.
@@ -120,7 +120,7 @@ class Requeued(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Deletion(StrEnum):
+class DeleteOutcome(StrEnum):
     """The answer to a request to delete a run, or to bring it back."""
 
     DONE = "done"
@@ -131,7 +131,7 @@ class Deletion(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Requeueing(Struct, frozen=True, kw_only=True):
+class RequeueRecord(Struct, frozen=True, kw_only=True):
     """What is kept of a run's former end when it goes on."""
 
     at: int
@@ -143,7 +143,7 @@ class Requeueing(Struct, frozen=True, kw_only=True):
     error: str
 
     @classmethod
-    def from_json(cls, payload: str) -> Requeueing:
+    def from_json(cls, payload: str) -> RequeueRecord:
         """Read it back. Raises `DecodeError`."""
         try:
             return _requeueing.decode(payload)
@@ -151,10 +151,10 @@ class Requeueing(Struct, frozen=True, kw_only=True):
             raise DecodeError(f"Cannot read how a run was requeued: {error}") from error
 
 
-_requeueing = decoder_for(Requeueing)
+_requeueing = decoder_for(RequeueRecord)
 
 
-def readable(error: str | None) -> Failure:
+def readable_failure(error: str | None) -> Failure:
     """A stored error, also one that somebody else wrote and that is none."""
     try:
         return Failure.from_json(error or "{}")
@@ -162,10 +162,10 @@ def readable(error: str | None) -> Failure:
         return Failure(type="", message=error or "")
 
 
-def reason_of(status: Status, reason: Reason | None) -> DeadReason | None:
+def dead_letter_reason(status: Status, reason: Reason | None) -> DeadLetterReason | None:
     """Why a run in that state is a dead letter; None: it is none."""
     if status is Status.FAILED:
-        return DeadReason.FAILED
+        return DeadLetterReason.FAILED
     if status is Status.BLOCKED and reason is not None and reason in (Reason.POISON, Reason.UNDECODABLE):
-        return DeadReason(reason.value)
+        return DeadLetterReason(reason.value)
     return None

@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Problem(StrEnum):
+class DeployProblem(StrEnum):
     """What is wrong between the code and a run."""
 
     #: The code does not make the calls that the history has.
@@ -20,12 +20,12 @@ class Problem(StrEnum):
     ARGUMENTS = "arguments"
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class DeployFinding(Struct, frozen=True, kw_only=True):
     """One run that the code does not fit."""
 
     run_id: str
     type: str
-    problem: Problem
+    problem: DeployProblem
     #: What the history has, and what the code has instead.
     expected: str
     found: str
@@ -35,16 +35,16 @@ class Finding(Struct, frozen=True, kw_only=True):
     @property
     def is_warning(self) -> bool:
         """Whether the run goes on all the same."""
-        return self.problem is Problem.ARGUMENTS
+        return self.problem is DeployProblem.ARGUMENTS
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class DeployReport(Struct, frozen=True, kw_only=True):
     """What a check has found."""
 
     #: How many runs were looked at, and whether there are more than were asked for.
     checked: int
     more: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[DeployFinding, ...]
 
     @property
     def ok(self) -> bool:

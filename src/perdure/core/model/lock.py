@@ -25,7 +25,7 @@ class LockInfo(Struct, frozen=True, kw_only=True):
     expires_at: int
 
 
-class Grant(Struct, frozen=True):
+class LockGrant(Struct, frozen=True):
     """The answer to whoever wants a lock: whether they have it, and the lock as it is then."""
 
     granted: bool

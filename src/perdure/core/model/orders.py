@@ -6,15 +6,15 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.model.run import Kind
+from perdure.core.model.record import RecordKind
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class RunOrder(Struct, frozen=True, kw_only=True):
     """Something that a run is told, apart from messages and cancellations."""
 
     run_id: str
     #: PAUSE, RESUME, EVICT or WAKE.
-    kind: Kind
+    kind: RecordKind
     #: Unique within the run for ever: saying it twice is saying it once.
     key: str
     #: Why, for people.
@@ -23,7 +23,7 @@ class Order(Struct, frozen=True, kw_only=True):
     at: int = 0
 
 
-class Obeyed(StrEnum):
+class OrderOutcome(StrEnum):
     """The answer to an order."""
 
     DONE = "done"

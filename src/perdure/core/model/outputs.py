@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
 
+from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import short_key
 
 
@@ -71,7 +73,7 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     source: str = ""
 
 
-class Broadcasted(Struct, frozen=True, gc=False):
+class BroadcastResult(Struct, frozen=True, gc=False):
     """What became of one chunk of a broadcast."""
 
     #: How many runs have it, those included that had it before.
@@ -80,26 +82,42 @@ class Broadcasted(Struct, frozen=True, gc=False):
     cursor: str | None
 
 
-class Trim(Struct, frozen=True, kw_only=True, gc=False):
-    """What a run no longer needs."""
-
-    #: Numbers of records, as inclusive ranges.
-    records: tuple[tuple[int, int], ...] = ()
-    #: Inbox entries up to this one that were taken in; their keys are forgotten with them. 0: none.
-    inbox: int = 0
-    #: How many lines of the audit trail to leave; 0: all.
-    events: int = 0
+#: The worker did not renew its lease in time: killed, cut off or standing still.
+LOST = "lost"
+#: The worker stopped in order and gave the run back.
+STOPPED = "stopped"
 
 
-class Renew(Struct, frozen=True, gc=False):
-    """Begin anew under the same id, as a new generation with an empty history. Refused if the inbox grew past `seen`."""
+class Interruption(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker that did not finish what it had begun of a run."""
 
-    type: str
-    #: JSON, as in `NewRun`.
-    input: str
-    seen: int
-    #: Messages that the history had taken in and nobody received: name, payload, key. They are put into the inbox again, unread,
-    #: if it is not refused, and without a word in the audit trail.
-    carried: tuple[tuple[str, str, str], ...] = ()
-    #: Up to which entry the inbox is read also if it is refused.
-    read: int = 0
+    #: When that was found out, in microseconds since the epoch.
+    at: int = 0
+    worker: str
+    #: `lost` or `stopped`.
+    reason: str
+    #: Of the run, at that time.
+    generation: int
+    attempt: int
+    #: The number of the last record that the run had; -1: none.
+    last: int
+    #: The steps that were interrupted; None: not known, it may be any that was under way.
+    steps: tuple[str, ...] | None = None
+
+
+_DECODER = decoder_for(Interruption)
+
+
+def interruption_output(interruption: Interruption, token: int) -> NewOutput:
+    """The output that keeps an interruption of the lease with that token."""
+    payload = msgspec.json.encode(interruption).decode()
+    return NewOutput(kind=OutputKind.INTERRUPTION, name="", payload=payload, key=f"{interruption.reason}:{token}")
+
+
+def interruption_of(output: Output) -> Interruption | None:
+    """The interruption that an output keeps; None if it cannot be read, which a run goes on without."""
+    try:
+        found = _DECODER.decode(output.payload)
+    except msgspec.MsgspecError:
+        return None
+    return msgspec.structs.replace(found, at=output.at)

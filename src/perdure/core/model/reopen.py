@@ -11,10 +11,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.model.run import NewRun, Record
+from perdure.core.model.record import Record
+from perdure.core.model.run import NewRun
 
 
-class Reopened(StrEnum):
+class ReopenOutcome(StrEnum):
     """The answer to a request to open a finished run again."""
 
     #: It is open, by this request or by an earlier one.
@@ -55,6 +56,6 @@ def life(seed: str, generation: int) -> int:
     return int(randomness(seed, generation).rpartition(":")[2])
 
 
-def kept(seed: str, generation: int, by: int) -> str:
+def kept_seed(seed: str, generation: int, by: int) -> str:
     """The seed with which generation `by` has the randomness of `generation`; one that was never claimed has none to keep."""
     return f"{randomness(seed, generation)}@{by}" if seed else ""

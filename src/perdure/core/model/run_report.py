@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.run import Record, Run
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Record
+from perdure.core.model.run import Run
 
 
-class Mishap(Struct, frozen=True, kw_only=True):
+class FailedAttempt(Struct, frozen=True, kw_only=True):
     """One error of one attempt."""
 
     #: When, in microseconds since the epoch.
@@ -26,7 +27,7 @@ class Mishap(Struct, frozen=True, kw_only=True):
     retry_at: int = 0
 
 
-def originals(records: Iterable[Record]) -> dict[int, Record]:
+def original_records(records: Iterable[Record]) -> dict[int, Record]:
     """The records that a retry of the run has kept, by number, each with that of the attempt in which it was made.
 
     A kept record differs from the first one in its number, its time and the attempt at the run only.
@@ -57,7 +58,7 @@ class StepReport(Struct, frozen=True, kw_only=True):
     #: Of the last attempt, in microseconds since the epoch; 0 where it was not measured.
     started_at: int
     finished_at: int
-    errors: tuple[Mishap, ...]
+    errors: tuple[FailedAttempt, ...]
     #: What interrupted attempts at it, as far as that is known. They count as attempts, but not towards the limit of its retries.
     interruptions: tuple[Interruption, ...] = ()
 
@@ -67,7 +68,7 @@ class StepReport(Struct, frozen=True, kw_only=True):
         return (self.finished_at - self.started_at) / 1e6 if self.started_at else 0.0
 
     @property
-    def last_error(self) -> Mishap | None:
+    def last_error(self) -> FailedAttempt | None:
         """The last of its errors."""
         return self.errors[-1] if self.errors else None
 
@@ -85,7 +86,7 @@ class RunReport(Struct, frozen=True, kw_only=True):
     finished_at: int
     steps: tuple[StepReport, ...]
     #: Everything that went wrong, in the steps and with the run, in order.
-    errors: tuple[Mishap, ...]
+    errors: tuple[FailedAttempt, ...]
     #: Workers that did not finish what they had begun of it, in order.
     interruptions: tuple[Interruption, ...] = ()
 
@@ -95,6 +96,6 @@ class RunReport(Struct, frozen=True, kw_only=True):
         return (self.finished_at - self.started_at) / 1e6 if self.finished_at and self.started_at else 0.0
 
     @property
-    def last_error(self) -> Mishap | None:
+    def last_error(self) -> FailedAttempt | None:
         """The last of its errors."""
         return self.errors[-1] if self.errors else None

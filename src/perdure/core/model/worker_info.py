@@ -34,7 +34,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Swept(Struct, frozen=True, kw_only=True):
+class SweepResult(Struct, frozen=True, kw_only=True):
     """What a sweep did."""
 
     dead_workers: tuple[str, ...]

@@ -45,7 +45,7 @@ _INVALID = frozenset(
 _DETAILS = 50
 
 
-class Category(StrEnum):
+class ErrorCategory(StrEnum):
     """What kind of failure an error is."""
 
     #: A server's error, a timeout, a lost connection: worth another attempt.
@@ -59,10 +59,10 @@ class Category(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Classified(Struct, frozen=True, kw_only=True):
+class Classification(Struct, frozen=True, kw_only=True):
     """What is known of an error."""
 
-    category: Category
+    category: ErrorCategory
     #: Of the HTTP response.
     status: int | None = None
     #: In how many seconds the server wants to be asked again.
@@ -73,10 +73,10 @@ class Classified(Struct, frozen=True, kw_only=True):
     @property
     def is_final(self) -> bool:
         """Whether another attempt is of no use."""
-        return self.category in (Category.CLIENT, Category.INVALID)
+        return self.category in (ErrorCategory.CLIENT, ErrorCategory.INVALID)
 
 
-def classify(error: BaseException, *, now: int | None = None) -> Classified:
+def classify(error: BaseException, *, now: int | None = None) -> Classification:
     """What kind of failure an error is. Never raises.
 
     `now`, in microseconds, is what a `Retry-After` that names a date is compared with if the response has no date of its own.
@@ -88,27 +88,27 @@ def classify(error: BaseException, *, now: int | None = None) -> Classified:
         return _by_class(error)
     except Exception:
         # An attribute of an error may be a property that raises, or anything else.
-        return Classified(category=Category.UNKNOWN)
+        return Classification(category=ErrorCategory.UNKNOWN)
 
 
-def _by_status(status: int, headers: Any, now: int | None) -> Classified:
+def _by_status(status: int, headers: Any, now: int | None) -> Classification:
     after = _retry_after(headers, now) if status in (_TOO_MANY_REQUESTS, _UNAVAILABLE) else None
     if status == _TOO_MANY_REQUESTS or after is not None:
-        category = Category.RATE_LIMITED
+        category = ErrorCategory.RATE_LIMITED
     elif status in (_REQUEST_TIMEOUT, _TOO_EARLY) or 500 <= status < 600:
-        category = Category.TRANSIENT
+        category = ErrorCategory.TRANSIENT
     else:
-        category = Category.CLIENT if 400 <= status < 500 else Category.UNKNOWN
-    return Classified(category=category, status=status, retry_after=after)
+        category = ErrorCategory.CLIENT if 400 <= status < 500 else ErrorCategory.UNKNOWN
+    return Classification(category=category, status=status, retry_after=after)
 
 
-def _by_class(error: BaseException) -> Classified:
+def _by_class(error: BaseException) -> Classification:
     names = {(each.__module__, each.__name__) for each in type(error).__mro__}
     if isinstance(error, msgspec.ValidationError) or not names.isdisjoint(_INVALID):
-        return Classified(category=Category.INVALID, details=tuple(problems_of(error))[:_DETAILS])
+        return Classification(category=ErrorCategory.INVALID, details=tuple(problems_of(error))[:_DETAILS])
     if isinstance(error, TimeoutError | ConnectionError) or not names.isdisjoint(_TRANSIENT):
-        return Classified(category=Category.TRANSIENT)
-    return Classified(category=Category.UNKNOWN)
+        return Classification(category=ErrorCategory.TRANSIENT)
+    return Classification(category=ErrorCategory.UNKNOWN)
 
 
 def _response_of(error: BaseException) -> tuple[int | None, Any]:

@@ -9,7 +9,7 @@ from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
 
 
-class Prune(Struct, frozen=True, kw_only=True):
+class PruneRequest(Struct, frozen=True, kw_only=True):
     """Which finished runs are to be deleted for good."""
 
     #: Finished before this time; with `deleted`, those that were deleted before it.
@@ -23,7 +23,7 @@ class Prune(Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...] | None = None
 
 
-class Pruned(Struct, frozen=True, kw_only=True):
+class PruneResult(Struct, frozen=True, kw_only=True):
     """What one batch came to."""
 
     #: How many runs were deleted, their families included.
@@ -64,12 +64,14 @@ class Retention(Struct, frozen=True, kw_only=True):
         """Which events stay at a time; None: all."""
         return None if self.events is None else now - microseconds(self.events)
 
-    def rules(self, now: int) -> list[Prune]:
+    def rules(self, now: int) -> list[PruneRequest]:
         """What is to go at a time, each rule by itself."""
         kept = ((Status.COMPLETED, self.completed), (Status.FAILED, self.failed), (Status.CANCELLED, self.cancelled))
         rules = [
-            Prune(before=now - microseconds(limit), statuses=(status,)) for status, limit in kept if limit is not None
+            PruneRequest(before=now - microseconds(limit), statuses=(status,))
+            for status, limit in kept
+            if limit is not None
         ]
         if self.deleted is not None:
-            rules.append(Prune(before=now - microseconds(self.deleted), deleted=True))
+            rules.append(PruneRequest(before=now - microseconds(self.deleted), deleted=True))
         return rules

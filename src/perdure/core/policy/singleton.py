@@ -15,12 +15,12 @@ from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.ids import check_key
-from perdure.core.limits.key_functions import key_from
+from perdure.core.limits.limit import key_from
 from perdure.core.time.duration import Duration, microseconds
 from perdure.errors import UsageError
 
 
-class Policy(StrEnum):
+class SingletonPolicy(StrEnum):
     """What becomes of a start while another run of the same name is not over."""
 
     REJECT = "reject"
@@ -31,14 +31,14 @@ class Policy(StrEnum):
     DEBOUNCE = "debounce"
 
 
-POLICIES = tuple(policy for policy in Policy if policy is not Policy.DEBOUNCE)
+POLICIES = tuple(policy for policy in SingletonPolicy if policy is not SingletonPolicy.DEBOUNCE)
 
 
-class Single(Struct, frozen=True, omit_defaults=True):
+class StoredSingleton(Struct, frozen=True, omit_defaults=True):
     """What a run was told, as it is stored. Times in microseconds."""
 
     name: str
-    policy: Policy
+    policy: SingletonPolicy
     #: Of a start that is put off: for how long, and for how long at the most since the first one; 0: without end.
     delay: int = 0
     at_most: int = 0
@@ -65,14 +65,14 @@ class Singleton(Struct, frozen=True):
             if self.by is not None:
                 raise UsageError("a singleton has a key, or a function that gives one, not both")
 
-    def resolved(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> Single | None:
+    def resolved(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton | None:
         """As it is stored for one call; None where the key cannot be known. Raises `InvalidId`."""
         key = self.key
         if self.by is not None:
             if not isinstance(arguments, Mapping):
                 return None
             key = check_key(key_from(self.by, (), arguments), "singleton key")
-        return Single(_name(type, key, self.shared), Policy(self.policy))
+        return StoredSingleton(_name(type, key, self.shared), SingletonPolicy(self.policy))
 
 
 class Debounce(Struct, frozen=True):
@@ -86,7 +86,7 @@ class Debounce(Struct, frozen=True):
     at_most: Duration | None = None
     shared: bool = False
 
-    def resolved(self, type: str) -> Single:
+    def resolved(self, type: str) -> StoredSingleton:
         """As it is stored. Raises `UsageError`, `InvalidDuration` and `InvalidId`."""
         if self.key:
             check_key(self.key, "debounce key")
@@ -96,24 +96,24 @@ class Debounce(Struct, frozen=True):
             raise UsageError(
                 f"debounce {self.delay!r}, at most {self.at_most!r}: give a delay, and no less at the most"
             )
-        return Single("~" + _name(type, self.key, self.shared), Policy.DEBOUNCE, delay, at_most)
+        return StoredSingleton("~" + _name(type, self.key, self.shared), SingletonPolicy.DEBOUNCE, delay, at_most)
 
 
 class _Options(Struct, frozen=True):
-    single: Single | None = None
+    single: StoredSingleton | None = None
 
 
 _options = decoder_for(_Options)
 
 
-def single_of(options: str) -> Single | None:
+def stored_singleton_of(options: str) -> StoredSingleton | None:
     """What a run's options say about it."""
     if options == "{}" or '"single"' not in options:
         return None
     return _options.decode(options).single
 
 
-def with_single(options: str, single: Single | None) -> str:
+def with_stored_singleton(options: str, single: StoredSingleton | None) -> str:
     """The options with that instead of what they say about it."""
     plain = msgspec.json.decode(options)
     plain.pop("single", None)

@@ -21,8 +21,7 @@ from cronsim import CronSim, CronSimError
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from perdure.core.model.run import FAR
-from perdure.core.time.duration import Duration, instant, microseconds
+from perdure.core.time.duration import FAR, Duration, instant, microseconds, moment_of
 from perdure.errors import InvalidDuration, InvalidSchedule
 
 ALIASES = {
@@ -142,7 +141,7 @@ def from_stored(text: str) -> Timing:
         raise InvalidSchedule(f"{text[:200]!r} is not the timing of a schedule: {error!r}") from None
 
 
-def slots(timing: Timing, after: int) -> Iterator[int]:
+def fire_times(timing: Timing, after: int) -> Iterator[int]:
     """Every slot past a time, in order."""
     match timing:
         case At(moment):
@@ -154,31 +153,26 @@ def slots(timing: Timing, after: int) -> Iterator[int]:
             return _by_calendar(expression, _zone(zone), after)
 
 
-def next_slot(timing: Timing, after: int) -> int:
+def next_fire_time(timing: Timing, after: int) -> int:
     """The first slot past a time; `FAR` if there is none."""
-    return next(slots(timing, after), FAR)
+    return next(fire_times(timing, after), FAR)
 
 
-def latest_slots(timing: Timing, low: int, high: int, count: int) -> list[int]:
+def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[int]:
     """The last so many slots from `low` on and before `high`, in order, however many there are before them."""
     span = microseconds(timing.interval) * count if isinstance(timing, Every) else 60_000_000
     found: list[int] = []
     while count and low < high:
         begin = max(low, high - span)
-        found = list(takewhile(lambda slot: slot < high, slots(timing, begin - 1)))
+        found = list(takewhile(lambda slot: slot < high, fire_times(timing, begin - 1)))
         if begin == low or len(found) >= count:
             break
         span *= 2
     return found[-count:] if count else []
 
 
-def moment_of(time: int) -> datetime:
-    """A stored time as a datetime."""
-    return _EPOCH + timedelta(microseconds=time)
-
-
 def _upcoming(timing: Timing, count: int, after: datetime, zone: tzinfo) -> list[datetime]:
-    found = slots(timing, instant(after, 0))
+    found = fire_times(timing, instant(after, 0))
     return [moment_of(slot).astimezone(zone) for _, slot in zip(range(count), found, strict=False)]
 
 

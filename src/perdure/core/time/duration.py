@@ -12,10 +12,15 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from perdure.core.model.run import FAR
 from perdure.errors import InvalidDuration
 
 Duration = str | int | float | timedelta
+#: A point in time: a datetime with a time zone, or a duration from now.
+Moment = datetime | Duration
+
+#: "Never", as a wake-up time or a deadline: the last microsecond of the year 9999. Times in the database are never NULL,
+#: because `LEAST(NULL, now)` differs between databases.
+FAR = 253_402_300_799_999_999
 
 _UNITS = {
     "w": 604_800_000_000,
@@ -72,6 +77,11 @@ def instant(value: datetime | Duration, now: int) -> int:
     if result < 0:
         raise InvalidDuration(f"{value!r} is before 1970. Give a later point in time.")
     return min(result, FAR)
+
+
+def moment_of(time: int) -> datetime:
+    """A stored time as a datetime."""
+    return _EPOCH + timedelta(microseconds=time)
 
 
 def _parse(text: str) -> int:

@@ -11,8 +11,8 @@ from itertools import takewhile
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.model.run import FAR
-from perdure.core.time.cron import Timing, latest_slots, next_slot, slots
+from perdure.core.time.cron import Timing, fire_times, latest_fire_times, next_fire_time
+from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import LONGEST_QUEUE, Overlap, Schedule
 
 #: Slots that are dealt with in one transaction.
@@ -23,7 +23,7 @@ SHORTEST_RECHECK = 1_000_000
 LONGEST_RECHECK = 10_000_000
 
 
-class Passed(Struct, frozen=True):
+class SkippedTimes(Struct, frozen=True):
     """Slots that become no runs: from one to another, and why."""
 
     first: int
@@ -31,18 +31,18 @@ class Passed(Struct, frozen=True):
     why: str
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class FiringPlan(Struct, frozen=True, kw_only=True):
     """What to do, all of it in one transaction."""
 
     start: tuple[int, ...]
-    passed: tuple[Passed, ...]
+    passed: tuple[SkippedTimes, ...]
     #: Ask the last run to stop, for the sake of this slot.
     cancel_for: int | None
     #: The schedule afterwards, except for the run that was last started.
     schedule: Schedule
 
 
-def plan(schedule: Schedule, now: int, *, busy: bool) -> Plan:
+def plan_firing(schedule: Schedule, now: int, *, busy: bool) -> FiringPlan:
     """What is to be done at a time; `busy`: the schedule's last run has not ended."""
     timing = schedule.timing
     late, passed = _late(schedule, timing, now)
@@ -59,7 +59,7 @@ def plan(schedule: Schedule, now: int, *, busy: bool) -> Plan:
         waiting=tuple(line.waiting),
         last_slot=line.start[-1] if line.start else schedule.last_slot,
     )
-    return Plan(
+    return FiringPlan(
         start=tuple(line.start),
         passed=tuple(passed + line.passed),
         cancel_for=line.cancel_for,
@@ -83,7 +83,7 @@ def _lateness(schedule: Schedule, now: int) -> int:
     return now - round(schedule.misfire.grace * 1e6) - schedule.jitter
 
 
-def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[Passed]]:
+def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[SkippedTimes]]:
     """Those of the missed slots that are made up for, and those that are not."""
     first, end = schedule.next_slot, _lateness(schedule, now)
     if first >= end:
@@ -93,11 +93,11 @@ def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list
     if limit is None:
         chosen = list(_some(timing, low, end, BATCH + 1))
     else:
-        chosen = latest_slots(timing, low, end, limit)[: BATCH + 1]
+        chosen = latest_fire_times(timing, low, end, limit)[: BATCH + 1]
     if chosen and chosen[0] == first:
         return chosen, []
-    last = latest_slots(timing, first, chosen[0] if chosen else end, 1)
-    return chosen, [Passed(first, last[0] if last else first, "missed")]
+    last = latest_fire_times(timing, first, chosen[0] if chosen else end, 1)
+    return chosen, [SkippedTimes(first, last[0] if last else first, "missed")]
 
 
 def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[int]:
@@ -108,7 +108,7 @@ def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[i
 
 
 def _some(timing: Timing, low: int, end: int, count: int) -> Iterator[int]:
-    found = takewhile(lambda slot: slot < end, slots(timing, low - 1))
+    found = takewhile(lambda slot: slot < end, fire_times(timing, low - 1))
     return (slot for _, slot in zip(range(count), found, strict=False))
 
 
@@ -119,7 +119,7 @@ def _following(schedule: Schedule, timing: Timing, now: int, chosen: list[int]) 
     end = _lateness(schedule, now)
     # What was missed is done with; of what is due, all that was chosen.
     done = max([end - 1, schedule.next_slot - 1, *chosen[-1:]])
-    return next_slot(timing, done)
+    return next_fire_time(timing, done)
 
 
 class _Line:
@@ -130,7 +130,7 @@ class _Line:
         self._busy = busy
         self.start: list[int] = []
         self.waiting = list(schedule.waiting)
-        self.passed: list[Passed] = []
+        self.passed: list[SkippedTimes] = []
         self.cancel_for: int | None = None
         while self.waiting and (not self._busy or self._overlap is Overlap.ALLOW):
             self._begin(self.waiting.pop(0))
@@ -139,21 +139,21 @@ class _Line:
         """The slots, or the last of them where each would only be cancelled for the next."""
         if self._overlap is not Overlap.CANCEL:
             return slots
-        self.passed += [Passed(slot, slot, "replaced") for slot in slots[:-1]]
+        self.passed += [SkippedTimes(slot, slot, "replaced") for slot in slots[:-1]]
         return slots[-1:]
 
     def take(self, slot: int) -> None:
         if self._overlap is Overlap.ALLOW or not (self._busy or self.waiting):
             self._begin(slot)
         elif self._overlap is Overlap.SKIP:
-            self.passed.append(Passed(slot, slot, "overlap"))
+            self.passed.append(SkippedTimes(slot, slot, "overlap"))
         elif self._overlap is Overlap.QUEUE:
             if len(self.waiting) < LONGEST_QUEUE:
                 self.waiting.append(slot)
             else:
-                self.passed.append(Passed(slot, slot, "queue full"))
+                self.passed.append(SkippedTimes(slot, slot, "queue full"))
         else:
-            self.passed += [Passed(replaced, replaced, "replaced") for replaced in self.waiting]
+            self.passed += [SkippedTimes(replaced, replaced, "replaced") for replaced in self.waiting]
             self.waiting = [slot]
             self.cancel_for = slot
 

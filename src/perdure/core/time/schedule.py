@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR
-from perdure.core.time.cron import Timing, from_stored, moment_of
-from perdure.core.time.duration import Duration, microseconds
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE
+from perdure.core.time.cron import Timing, from_stored
+from perdure.core.time.duration import FAR, Duration, microseconds, moment_of
 from perdure.errors import InvalidSchedule
 
 #: Lines of the audit trail about a schedule, and not about a run of it, are kept under this and its id.
@@ -126,7 +126,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
         return min(FAR, slot + int.from_bytes(drawn, "big") % (self.jitter + 1))
 
 
-class Saved(StrEnum):
+class SaveOutcome(StrEnum):
     """The answer to writing a schedule."""
 
     DONE = "done"
@@ -134,7 +134,7 @@ class Saved(StrEnum):
     CONFLICT = "conflict"
 
 
-class Fired(Struct, frozen=True, kw_only=True):
+class FiringResult(Struct, frozen=True, kw_only=True):
     """What looking after schedules came to."""
 
     #: The runs that were started.
@@ -153,7 +153,7 @@ def run_id_of(schedule_id: str, slot: int) -> str:
     return f"{schedule_id}@{moment_of(slot).isoformat().replace('+00:00', 'Z')}"
 
 
-def slot_of(run_id: str) -> datetime | None:
+def fire_time_of(run_id: str) -> datetime | None:
     """The slot of a run that a schedule started, by the run's id; None if it was started by hand or by somebody else."""
     _, found, moment = run_id.rpartition("@")
     try:

@@ -13,7 +13,9 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest, Run, Status
+from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
+from perdure.core.model.run import Run, Status
+from perdure.core.time.duration import FAR
 from perdure.store.mysql.claim_preview import MANY, MINE, Seen
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.transaction import MysqlTransaction
@@ -130,7 +132,9 @@ SELECT
 """
 
 
-async def claim(tx: MysqlTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]) -> Claimed:
+async def claim(
+    tx: MysqlTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]
+) -> ClaimResult:
     """Wake what is due, then take ready runs."""
     if seen.held:
         [answer] = await tx.send(tx.text(_HELD, worker=request.worker, nonce=request.nonce))
@@ -164,7 +168,7 @@ class _Claim:
         self._homes: dict[str, str | None] = {}
         self._last: dict[str, int] = {}
 
-    async def claim(self) -> Claimed:
+    async def claim(self) -> ClaimResult:
         """Wake, choose, lock, take."""
         await self._move_on_time()
         request = self._request
@@ -193,7 +197,7 @@ class _Claim:
             next_wake = self._seen.next_wake
         else:
             next_wake = await self._next_wake()
-        return Claimed(
+        return ClaimResult(
             runs=tuple(runs),
             next_wake=next_wake,
             suspects=bool(suspects) and not alone,

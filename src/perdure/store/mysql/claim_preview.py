@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.core.model.run import FAR, ClaimRequest
+from perdure.core.model.claim import ClaimRequest
+from perdure.core.time.duration import FAR
 from perdure.store.mysql.literals import Sql, listed
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.server.claim_preview import Sight

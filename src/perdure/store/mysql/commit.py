@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perdure.core.model.run import Again, NewMessage, NewRun, SendOutcome, Turn, Verdict
+from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.core.model.run import NewRun
+from perdure.core.model.turn import RetryLater, Turn, TurnOutcome
 from perdure.store.mysql.create_runs import NEW_RUNS, rows_of
 from perdure.store.mysql.literals import Sql, listed, literal
 from perdure.store.mysql.transaction import MysqlTransaction
@@ -65,10 +67,10 @@ _ALWAYS = (
 )  # fmt: skip
 
 
-async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[Verdict]:
+async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[TurnOutcome]:
     """Decide what becomes of the turns; one verdict each. Everything is written with the end of the transaction."""
     tx.optimistic = not doubtful
-    verdicts = [Verdict.APPLIED] * len(turns)
+    verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
     for wave in waves(turns):
         await _Wave(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
@@ -96,7 +98,7 @@ class _Wave(Wave[MysqlTransaction]):
             questions["known"] = self._tx.text(_KNOWN, keys=_keys(keys))
         if new := [child.id for turn in turns for child in turn.children]:
             questions["there"] = self._tx.text(_THERE, ids=listed(new))
-        if again := [turn.lease.run_id for turn in turns if isinstance(turn.next, Again)]:
+        if again := [turn.lease.run_id for turn in turns if isinstance(turn.next, RetryLater)]:
             questions["stops"] = self._tx.text(_STOPS, ids=listed(again))
         answers = await self._tx.send(*questions.values())
         self._tx.locked()

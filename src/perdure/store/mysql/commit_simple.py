@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perdure.core.model.run import Finish, Park, Record, Status, Turn
+from perdure.core.model.record import Record
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Park, Turn
 from perdure.store.contract import Change
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.literals import Sql, listed, literal, row_of, texts

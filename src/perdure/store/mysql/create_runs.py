@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import Created, NewRun
+from perdure.core.model.run import CreatedRun, NewRun
 from perdure.store.contract import Change
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.sql.audit import of_created
@@ -21,7 +21,7 @@ VALUES :rows
 """
 
 
-async def create_new(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[Created]:
+async def create_new(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
     """Create them all. Raises `AlreadyThere` if one is there."""
     if not runs:
         return []
@@ -32,7 +32,7 @@ async def create_new(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[Creat
     tx.write_notes()
     await tx.commit()
     tx.stir(Change.READY)
-    return [Created(as_run(new, tx.now), True) for new in runs]
+    return [CreatedRun(as_run(new, tx.now), True) for new in runs]
 
 
 def rows_of(runs: Sequence[NewRun], now: int) -> list[tuple[object, ...]]:

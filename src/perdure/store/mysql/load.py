@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import Loaded, Message, Record
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.record import Message, Record
 from perdure.store.mysql.literals import listed
 from perdure.store.mysql.transaction import MysqlTransaction
 from perdure.store.sql.reads import check_whole
@@ -31,7 +32,7 @@ ORDER BY m.run_id, m.seq
 """
 
 
-async def load(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[Loaded]:
+async def load(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
     """Runs with their histories and a page of what is unread."""
     ids = listed(run_ids)
     tx.connection.in_transaction = True
@@ -46,9 +47,9 @@ async def load(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[
     unread: dict[str, list[Message]] = {}
     for message in map(to_message, messages.rows):
         unread.setdefault(message.run_id, []).append(message)
-    loaded: list[Loaded] = []
+    loaded: list[LoadedRun] = []
     for run in map(to_run, runs.rows):
         history = tuple(records.get(run.id, ()))
         check_whole(run.id, history)
-        loaded.append(Loaded(run=run, records=history, inbox=tuple(unread.get(run.id, ()))))
+        loaded.append(LoadedRun(run=run, records=history, inbox=tuple(unread.get(run.id, ()))))
     return loaded

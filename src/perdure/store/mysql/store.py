@@ -12,18 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from perdure.core.model.run import (
-    Claimed,
-    ClaimRequest,
-    Created,
-    Loaded,
-    NewMessage,
-    NewRun,
-    SendOutcome,
-    Turn,
-    Verdict,
-)
-from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.core.model.run import CreatedRun, NewRun
+from perdure.core.model.turn import Turn, TurnOutcome
+from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.store.mysql import create_runs, errors
@@ -114,10 +107,12 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
         return await self._read("now", ask)
 
-    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+    async def create(
+        self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
+    ) -> builtins.list[CreatedRun]:
         """Create runs; in one round trip unless one of them is there already."""
 
-        async def quickly(tx: MysqlTransaction) -> builtins.list[Created] | None:
+        async def quickly(tx: MysqlTransaction) -> builtins.list[CreatedRun] | None:
             try:
                 return await create_runs.create_new(tx, runs)
             except AlreadyThere as error:
@@ -144,7 +139,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             self._identity.meet(who_is(answer.rows[0]), known)
         return None
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake what is due, then take ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
@@ -166,34 +161,34 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             seen = await self._read("claim", lambda tx: self._look(tx, wanted))
         return seen, wanted
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         """Bury the dead, give back what they held and so on; one statement as long as there is nothing to do."""
         self._check_open()
         self._system.crash_point("sweep.enter")
         if await self._read("sweep", self._prepare_sweep):
             return await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
         self._pass_by("sweep")
-        return Swept(dead_workers=(), released=0, expired=0, more=False)
+        return SweepResult(dead_workers=(), released=0, expired=0, more=False)
 
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes, as of one moment."""
         return await self._read("load", lambda tx: loading.load(tx, run_ids, self.inbox_page))
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable; in one round trip if they reach nobody else."""
         try:
             return await self._commit_turns(turns, actor)
         except Outlived:
-            return [Verdict.LOST] * len(turns)
+            return [TurnOutcome.LOST] * len(turns)
 
-    async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         if is_simple(turns):
             written = await self._at_once("commit", actor, lambda tx: self._commit_simply(tx, turns))
             if written is not None:
                 return written
         return await self._commit(turns, actor)
 
-    async def _commit_simply(self, tx: MysqlTransaction, turns: Sequence[Turn]) -> builtins.list[Verdict] | None:
+    async def _commit_simply(self, tx: MysqlTransaction, turns: Sequence[Turn]) -> builtins.list[TurnOutcome] | None:
         try:
             written = await commit_simply(tx, turns)
         except errors.ERRORS as error:
@@ -201,7 +196,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
                 raise
             await self._roll_back(tx.connection, error)
             written = False
-        return [Verdict.APPLIED] * len(turns) if written else None
+        return [TurnOutcome.APPLIED] * len(turns) if written else None
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
         """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
@@ -313,7 +308,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def _commit_in(
         self, tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool
-    ) -> builtins.list[Verdict]:
+    ) -> builtins.list[TurnOutcome]:
         return await commit(tx, turns, doubtful=doubtful)
 
     async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.core.model.run import FAR
+from perdure.core.time.duration import FAR
 
 #: The holders are leapt over along the index, so that the cost is one look a worker and not one a run.
 ANYTHING = f"""

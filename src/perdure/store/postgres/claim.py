@@ -13,7 +13,8 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest
+from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
+from perdure.core.time.duration import FAR
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.claim_preview import Sight
 from perdure.store.sql.dialect import Row
@@ -169,7 +170,9 @@ class _Choice:
         self.suspects: list[Suspect] = []
 
 
-async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]) -> Claimed:
+async def claim(
+    tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]
+) -> ClaimResult:
     """Wake what is due, then take ready runs."""
     if seen.held:
         held = await tx.run(_HELD, request.worker, request.nonce)
@@ -187,7 +190,7 @@ async def claim(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entr
     next_wake = await _next_wake(tx, request, seen) if len(rows) < request.limit else seen.next_wake
     runs = to_runs(rows)
     tx.note_claims((claimed.run for claimed in runs), seen.now)
-    return Claimed(
+    return ClaimResult(
         runs=runs,
         next_wake=next_wake,
         suspects=suspects,

@@ -14,7 +14,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from perdure.core.audit import Audit
-from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimRequest
+from perdure.core.model.claim import SUSPECT_AFTER, ClaimRequest, ClaimResult
+from perdure.core.time.duration import FAR
 from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
@@ -173,7 +174,7 @@ _TAKES = {level: partial(take_ready, audit=level) for level in Audit}
 
 async def claim_ready(
     tx: PostgresTransaction, request: ClaimRequest, clock: ServerClock, entropy: Callable[[int], bytes]
-) -> tuple[Seen, Claimed | None]:
+) -> tuple[Seen, ClaimResult | None]:
     """Look, and take ready runs; None if there is more to it than that.
 
     The statement decides which of the two it is, at the server's time. What it took is taken, whatever has become due since.

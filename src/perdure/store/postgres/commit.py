@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import NewMessage, NewRun, SendOutcome, Turn, Verdict
+from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.core.model.run import NewRun
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.store.postgres.create_runs import NEW_RUNS, arrays_of
 from perdure.store.postgres.driver import AlreadyThere
 from perdure.store.postgres.history_arrays import HISTORY, arrays, given
@@ -103,9 +105,9 @@ WHERE r.id = given.id
 """
 
 
-async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[Verdict]:
+async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[TurnOutcome]:
     """Write the turns; one verdict each. Raises `Doubtful`, unless told that the records may be there already."""
-    verdicts = [Verdict.APPLIED] * len(turns)
+    verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
     try:
         for wave in waves(turns):

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from perdure.core.model.run import Finish, Kind, Next, Park, Record, Status, Turn
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, NextState, Park, Turn
 from perdure.store.contract import Change
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.history_arrays import HISTORY
@@ -22,7 +24,7 @@ from perdure.store.sql.audit import of_finish, of_park
 from perdure.store.sql.turn import record_row
 
 # A member of an enum is slow to find by its class; these are looked at for every step or run.
-_STEP, _COMPLETED = Kind.STEP, Status.COMPLETED
+_STEP, _COMPLETED = RecordKind.STEP, Status.COMPLETED
 
 _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
 #: `becomes` is the status of the run afterwards, if all goes well.
@@ -260,7 +262,7 @@ def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None] | 
     return [None if turn.next is None else _line(turn.next)[1] for turn in turns]
 
 
-def _line(after: Next) -> tuple[str, str]:
+def _line(after: NextState) -> tuple[str, str]:
     if isinstance(after, Park):
         return of_park(after)
     assert isinstance(after, Finish)
@@ -322,7 +324,7 @@ def _succeeds(record: Record) -> bool:
     )
 
 
-def _state(after: Next | None) -> tuple[str, str | None, int, str | None, int]:
+def _state(after: NextState | None) -> tuple[str, str | None, int, str | None, int]:
     match after:
         case Finish(status=status, payload=payload):
             return status.value, payload, 0, None, 0

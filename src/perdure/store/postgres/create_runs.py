@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from perdure.core.model.run import Created, NewRun
+from perdure.core.model.run import CreatedRun, NewRun
 from perdure.store.contract import Change
 from perdure.store.postgres.text_columns import Unjoinable, given, numbers, texts
 from perdure.store.postgres.transaction import PostgresTransaction
@@ -81,7 +81,7 @@ SELECT id, {_NOW}, 'created', {_ACTOR}, said FROM given WHERE said IS NOT NULL
 """
 
 
-async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[Created]:
+async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
     """Create them all. Raises `AlreadyThere` if one is there."""
     if not runs:
         return []
@@ -99,7 +99,7 @@ async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[Cr
             for new in runs:
                 tx.hear(new.id, *of_created(new))
     tx.stir(Change.READY)
-    return [Created(as_run(new, tx.now), True) for new in runs]
+    return [CreatedRun(as_run(new, tx.now), True) for new in runs]
 
 
 def _joined(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import Loaded, Message, Record, Run
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import Run
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.sql.reads import check_whole, inbox
 from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
@@ -31,7 +33,7 @@ async def runs(tx: PostgresTransaction, run_ids: Sequence[str]) -> list[Run]:
     return [to_run(row) for row in await tx.run(_RUNS, run_ids)]
 
 
-async def load(tx: PostgresTransaction, run_ids: Sequence[str], page: int) -> list[Loaded]:
+async def load(tx: PostgresTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
     """Runs with their histories and a page of what is unread."""
     found = await runs(tx, run_ids)
     records: dict[str, list[Record]] = {run.id: [] for run in found}
@@ -48,4 +50,4 @@ async def load(tx: PostgresTransaction, run_ids: Sequence[str], page: int) -> li
             unread[message.run_id].append(message)
     for run in found:
         check_whole(run.id, records[run.id])
-    return [Loaded(run=run, records=tuple(records[run.id]), inbox=tuple(unread[run.id])) for run in found]
+    return [LoadedRun(run=run, records=tuple(records[run.id]), inbox=tuple(unread[run.id])) for run in found]

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from contextlib import suppress
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.process_fork import silence
 from perdure.core.system import System
 from perdure.store.contract import Change, Listener
@@ -40,7 +40,7 @@ class Notices:
 
     def __init__(self, url: PostgresUrl, system: System, hear: Listener) -> None:
         self._dsn = url.listen
-        self._guard = Guard("hints between processes", system, Health(), _log)
+        self._guard = LoopGuard("hints between processes", system, LoopHealth(), _log)
         self._called = session_name(url.called)
         self._system = system
         self._hear = hear

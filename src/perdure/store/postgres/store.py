@@ -13,20 +13,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
-from perdure.core.model.listing import Page, RunFilter
-from perdure.core.model.run import (
-    Claimed,
-    ClaimRequest,
-    Created,
-    Loaded,
-    NewMessage,
-    NewRun,
-    Run,
-    SendOutcome,
-    Turn,
-    Verdict,
-)
-from perdure.core.model.worker_info import Swept
+from perdure.core.model.claim import ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.record import NewMessage, SendOutcome
+from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.turn import Turn, TurnOutcome
+from perdure.core.model.worker_info import SweepResult
 from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.store.postgres import create_runs, errors
@@ -57,7 +48,7 @@ Body = Callable[[PostgresTransaction], Coroutine[Any, Any, T]]
 
 _OLDEST_SERVER = 14
 
-_NOTHING = Swept(dead_workers=(), released=0, expired=0, more=False)
+_NOTHING = SweepResult(dead_workers=(), released=0, expired=0, more=False)
 
 _BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
@@ -128,10 +119,12 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
         return await self._with("now", ask)
 
-    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+    async def create(
+        self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
+    ) -> builtins.list[CreatedRun]:
         """Create runs; in one statement unless one of them is there already."""
 
-        async def quickly(tx: PostgresTransaction) -> builtins.list[Created] | None:
+        async def quickly(tx: PostgresTransaction) -> builtins.list[CreatedRun] | None:
             try:
                 return await create_runs.create_new(tx, runs)
             except AlreadyThere:
@@ -165,12 +158,12 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             if timeline != fenced:
                 self._moved(timeline)
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake what is due, then take ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
 
-        async def quickly(tx: PostgresTransaction) -> tuple[Seen, Claimed | None]:
+        async def quickly(tx: PostgresTransaction) -> tuple[Seen, ClaimResult | None]:
             return await claim_ready(tx, request, self._clock, self._system.entropy)
 
         one = self._at_once if self._prepares else self._transact
@@ -183,7 +176,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         """Bury the dead and give back their runs in one statement; a transaction does the rest, where there is any."""
         self._check_open()
         self._system.crash_point("sweep.enter")
@@ -202,7 +195,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             self._pass_by("sweep")
         return swept
 
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes, as of one moment."""
         return await self._with("load", lambda connection: self._load(connection, run_ids))
 
@@ -210,18 +203,18 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         """Those of the runs that exist; the statement does not depend on how many are asked for."""
         return await self._read("get_many", lambda tx: loading.runs(tx, run_ids))
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """Runs, newest first; of several statuses each by its own index."""
         return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor, apart=True))
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable; in one statement if they reach nobody else."""
         try:
             return await self._commit_turns(turns, actor)
         except Outlived:
-            return [Verdict.LOST] * len(turns)
+            return [TurnOutcome.LOST] * len(turns)
 
-    async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         left_out: set[str] | None = None
         if self._prepares and is_simple(turns):
             if go_on(turns):
@@ -231,9 +224,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         if left_out is None:
             return await self._commit(turns, actor)
         if not left_out:
-            return [Verdict.APPLIED] * len(turns)
+            return [TurnOutcome.APPLIED] * len(turns)
         verdicts = iter(await self._commit([turn for turn in turns if turn.lease.run_id in left_out], actor))
-        return [next(verdicts) if turn.lease.run_id in left_out else Verdict.APPLIED for turn in turns]
+        return [next(verdicts) if turn.lease.run_id in left_out else TurnOutcome.APPLIED for turn in turns]
 
     async def _append(self, turns: Sequence[Turn], actor: str) -> set[str] | None:
         """As `_at_once` does it, in fewer calls: the steps of one run that come one by one wait for each of these."""
@@ -354,7 +347,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def _commit_in(
         self, tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool
-    ) -> builtins.list[Verdict]:
+    ) -> builtins.list[TurnOutcome]:
         return await commit(tx, turns, doubtful=doubtful)
 
     async def _prepare_sweep(self, tx: PostgresTransaction) -> Littered:
@@ -364,7 +357,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             await end_abandoned(tx, self._patience.statement)
         return seen
 
-    async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+    async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         await connection.execute(_BEGIN_SNAPSHOT)
         loaded = await loading.load(self._transaction(connection, "", locking=False), run_ids, self.inbox_page)
         await connection.execute("COMMIT")

@@ -14,10 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.audit import Audit
-from perdure.core.model.interruption import LOST
-from perdure.core.model.outputs import OutputKind
-from perdure.core.model.run import FAR
-from perdure.core.model.worker_info import Swept
+from perdure.core.model.outputs import LOST, OutputKind
+from perdure.core.model.worker_info import SweepResult
+from perdure.core.time.duration import FAR
 from perdure.store.contract import Change
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.sessions import LATELY
@@ -165,7 +164,7 @@ async def look(tx: PostgresTransaction, clock: ServerClock) -> Littered:
     return Littered(orphans, rest, deaths)
 
 
-async def bury(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[Swept, bool]:
+async def bury(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[SweepResult, bool]:
     """Bury the dead and give back what they held; what was done, and whether a run is to be set aside."""
     asked = clock.asking()
     [(now, names, lines, poison)] = await tx.run(BURY[tx.audit], clock.told, limit)
@@ -176,12 +175,12 @@ async def bury(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple
         tx.hear(run_id, "reclaimed", data)
     if given:
         tx.stir(Change.READY)
-    return Swept(dead_workers=dead, released=len(given), expired=0, more=len(given) >= limit), poison
+    return SweepResult(dead_workers=dead, released=len(given), expired=0, more=len(given) >= limit), poison
 
 
-def together(first: Swept, second: Swept) -> Swept:
+def together(first: SweepResult, second: SweepResult) -> SweepResult:
     """Two halves of one sweep."""
-    return Swept(
+    return SweepResult(
         dead_workers=(*first.dead_workers, *second.dead_workers),
         released=first.released + second.released,
         expired=first.expired + second.expired,

@@ -11,22 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import (
-    FINISHED,
-    Again,
-    Block,
-    Finish,
-    Kind,
-    Lease,
-    NewMessage,
-    NewRun,
-    Park,
-    Reason,
-    Release,
-    SendOutcome,
-    Status,
-)
+from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
+from perdure.core.model.run import FINISHED, NewRun, Reason, Status
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.audit import note_again, note_finish, of_block, of_park
@@ -118,7 +105,7 @@ class Ledger:
         outcome = self.put(message)
         if outcome is not SendOutcome.ACCEPTED:
             return outcome
-        if message.kind is not Kind.CANCEL:
+        if message.kind is not RecordKind.CANCEL:
             self._tx.note(message.run_id, "sent", to_json({"name": message.name, "key": message.key}))
             return outcome
         self._tx.note(message.run_id, "cancel_requested", f'{{"reason":{message.payload or "null"}}}')
@@ -149,7 +136,7 @@ class Ledger:
         ))  # fmt: skip
         running = draft.status == _RUNNING
         # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
-        stirs = message.kind is Kind.CANCEL or (draft.started_at != 0 and draft.reason != Reason.PAUSED)
+        stirs = message.kind is RecordKind.CANCEL or (draft.started_at != 0 and draft.reason != Reason.PAUSED)
         if draft.status == Status.WAITING and stirs:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
             self._tx.stir(Change.READY)
@@ -162,7 +149,7 @@ class Ledger:
         """End with an outcome, and tell the parent."""
         self._end(draft, outcome)
 
-    def again(self, draft: Draft, retry: Again, *, to_be_stopped: bool) -> None:
+    def again(self, draft: Draft, retry: RetryLater, *, to_be_stopped: bool) -> None:
         """Wait for the next attempt at the whole run, unless it is to be stopped."""
         draft.become(Status.WAITING.value, Reason.RETRY.value)
         draft.attempt += 1
@@ -170,7 +157,7 @@ class Ledger:
         draft.wake_at = min(retry.wake_at, draft.deadline)
         draft.fail(retry.error)
         note_again(self._tx, draft.id, retry, draft.attempt, draft.wake_at)
-        sent_just_now = any(entry[0] == draft.id and entry[2] == Kind.CANCEL.value for entry in self.messages)
+        sent_just_now = any(entry[0] == draft.id and entry[2] == RecordKind.CANCEL.value for entry in self.messages)
         if draft.wake_at <= self._tx.now or to_be_stopped or sent_just_now:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
             self._tx.stir(Change.READY)
@@ -206,7 +193,7 @@ class Ledger:
             self._tx.note(draft.id, *of_park(park))
         return True
 
-    def renew(self, draft: Draft, renew: Renew, read: int) -> bool:
+    def renew(self, draft: Draft, renew: ContinueAsNew, read: int) -> bool:
         """Begin anew, if the inbox has not grown past what was seen; with what was carried over unread in it."""
         if draft.inbox_seq != renew.seen:
             return False

@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.model.run import Claimed
+from perdure.core.model.claim import ClaimResult
 from perdure.store.sql.limits.gates import limited
 
 S = TypeVar("S", bound="Sight")
@@ -46,9 +46,9 @@ class Sight(Struct, frozen=True, kw_only=True):
         """The same at the time that this process goes by."""
         return replace(self, now=now)
 
-    def empty_handed(self) -> Claimed:
+    def empty_handed(self) -> ClaimResult:
         """The answer of a claim that took nothing."""
-        return Claimed(
+        return ClaimResult(
             runs=(),
             next_wake=self.next_wake,
             suspects=False,

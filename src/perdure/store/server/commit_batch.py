@@ -10,20 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import (
-    Again,
-    Block,
-    Finish,
-    Kind,
-    NewMessage,
-    NewRun,
-    Park,
-    Release,
-    SendOutcome,
-    Turn,
-    Verdict,
-)
+from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
+from perdure.core.model.run import NewRun
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
 from perdure.store.server.batch_effects import Draft, Ledger
 from perdure.store.sql.audit import note_heartbeats, of_created
@@ -60,7 +49,7 @@ class Wave(ABC, Generic[X]):
         tx: X,
         turns: Sequence[Turn],
         wave: list[int],
-        verdicts: list[Verdict],
+        verdicts: list[TurnOutcome],
         busy: set[str],
         *,
         doubtful: bool,
@@ -118,17 +107,17 @@ class Wave(ABC, Generic[X]):
             if self._tx.repeats and turn.outputs:
                 note_heartbeats(self._tx, turn)
             _leave(ledger, draft, turn, stopped)
-        renewed: dict[str, Renew] = {}
+        renewed: dict[str, ContinueAsNew] = {}
         # Last of all, so that a run whose children finish in the same batch finds its inbox grown.
         for index, turn in live.items():
             draft = ledger.drafts[turn.lease.run_id]
             if isinstance(turn.next, Park) and not ledger.park(draft, turn.next):
-                self._verdicts[index] = Verdict.AWAKE
-            elif isinstance(turn.next, Renew):
+                self._verdicts[index] = TurnOutcome.AWAKE
+            elif isinstance(turn.next, ContinueAsNew):
                 if ledger.renew(draft, turn.next, turn.read):
                     renewed[draft.id] = turn.next
                 else:
-                    self._verdicts[index] = Verdict.AWAKE
+                    self._verdicts[index] = TurnOutcome.AWAKE
         await self._write(ledger)
         await renew(self._tx, renewed)
         if beyond := [turn for turn in live.values() if has_extras(turn)]:
@@ -157,7 +146,7 @@ class Wave(ABC, Generic[X]):
             touched.update(dict.fromkeys(message.run_id for message in turn.sends))
             if isinstance(turn.next, Finish):
                 children.append(turn.lease.run_id)
-            children += [message.run_id for message in turn.sends if message.kind is Kind.CANCEL]
+            children += [message.run_id for message in turn.sends if message.kind is RecordKind.CANCEL]
         drafts = {row[0]: Draft(row) for row in await self._locked(list(touched), children)}
         parents = {drafts[child].parent_id for child in children if child in drafts} - {None}
         missing = [run_id for run_id in (*touched, *parents) if run_id not in drafts]
@@ -166,7 +155,7 @@ class Wave(ABC, Generic[X]):
             run_id = turn.lease.run_id
             if run_id in self._busy or not held.isdisjoint(_touches(turn, drafts)):
                 self._busy.add(run_id)
-                self._verdicts[index] = Verdict.BUSY
+                self._verdicts[index] = TurnOutcome.BUSY
                 del self._wave[index]
         return drafts
 
@@ -187,12 +176,12 @@ class Wave(ABC, Generic[X]):
             standing = standing_of(turn, state, there)
             if standing is Standing.OVERTAKEN:
                 live[index] = overtaken(turn)
-                self._verdicts[index] = Verdict.LOST
+                self._verdicts[index] = TurnOutcome.LOST
             elif standing is Standing.LIVE:
                 live[index] = turn
                 self._rows += [record_row(turn, record) for record in turn.records if record.seq not in there]
             elif standing is Standing.LOST:
-                self._verdicts[index] = Verdict.LOST
+                self._verdicts[index] = TurnOutcome.LOST
         return live
 
     async def _start_children(self, ledger: Ledger, live: dict[int, Turn]) -> None:
@@ -227,7 +216,7 @@ class Wave(ABC, Generic[X]):
             ledger.put(word)
 
     async def _stopped(self, ledger: Ledger, live: dict[int, Turn]) -> set[str]:
-        read = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, Again)}
+        read = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, RetryLater)}
         unread = {id: max(upto, ledger.drafts[id].inbox_read) for id, upto in read.items()}
         behind = {id: upto for id, upto in unread.items() if ledger.drafts[id].inbox_seq > upto}
         return await self._to_be_stopped(behind) if behind else set()
@@ -246,7 +235,7 @@ def _leave(ledger: Ledger, draft: Draft, turn: Turn, stopped: set[str]) -> None:
     match turn.next:
         case Finish() as outcome:
             ledger.finish(draft, outcome)
-        case Again() as retry:
+        case RetryLater() as retry:
             ledger.again(draft, retry, to_be_stopped=draft.id in stopped)
         case Release() as release:
             ledger.release(draft, release)

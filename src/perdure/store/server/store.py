@@ -15,13 +15,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.core.audit import Audit
-from perdure.core.model.outputs import Broadcasted
-from perdure.core.model.run import Kind, NewMessage, SendOutcome, Turn, Verdict
+from perdure.core.model.outputs import BroadcastResult
+from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
 from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.core.time.schedule import Fired
+from perdure.core.time.schedule import FiringResult
 from perdure.store.contract import Change
 from perdure.store.server.clock import ServerClock
 from perdure.store.server.commit_batch import Doubtful
@@ -106,7 +107,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         """Put messages into inboxes, wake who waits and mark who runs."""
 
         async def body(tx: X) -> builtins.list[SendOutcome]:
-            ends = [message.run_id for message in messages if message.kind is Kind.CANCEL]
+            ends = [message.run_id for message in messages if message.kind is RecordKind.CANCEL]
             if ends or len(messages) > 1:
                 await self._lock_in_order(tx, [message.run_id for message in messages], ends)
             return await send(tx, messages)
@@ -124,10 +125,10 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
-    ) -> Broadcasted:
+    ) -> BroadcastResult:
         """Send a message to the next so many runs that listen to a topic."""
 
-        async def body(tx: X) -> Broadcasted:
+        async def body(tx: X) -> BroadcastResult:
             async def deliver(messages: Sequence[NewMessage]) -> Sequence[SendOutcome]:
                 await self._lock_in_order(tx, [message.run_id for message in messages], [])
                 return await self._deliver(tx, messages)
@@ -136,7 +137,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
         return await self._transact("broadcast", actor, body)
 
-    async def fire(self, limit: int, actor: str) -> Fired:
+    async def fire(self, limit: int, actor: str) -> FiringResult:
         """Let the slots that are due become runs; one statement as long as none is."""
         self._check_open()
         self._system.crash_point("fire.enter")
@@ -144,7 +145,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         if due <= self.clock():
             return await self._transact("fire", actor, lambda tx: schedules.fire(tx, limit), entered=True)
         self._pass_by("fire")
-        return Fired(runs=(), next_due=due)
+        return FiringResult(runs=(), next_due=due)
 
     async def trace(self, callback: Trace | None) -> None:
         """Show every statement to a callback. For tests and tools."""
@@ -187,7 +188,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     async def _beat(self, tx: X, worker_id: str, last: int) -> int | None:
         """Renew the row if it is not older than `last`; the time that it has then, None if it was not renewed."""
 
-    async def transact(self, deed: Deed) -> Verdict:
+    async def transact(self, deed: Deed) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction."""
         self._check_open()
         fence = self._fence(deed.actor)
@@ -196,14 +197,14 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
                 deed, self._home, lambda: self._lend_to(deed.actor), self._system.crash_point, self._limit(), fence
             )
         except Outlived:
-            return Verdict.LOST
+            return TurnOutcome.LOST
 
-    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """What became of the one record of a turn."""
         try:
             return await super().recorded(turn, actor)
         except Outlived:
-            return Verdict.LOST
+            return TurnOutcome.LOST
 
     @abstractmethod
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[object]:
@@ -252,7 +253,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         """Put messages into the inboxes of runs whose rows are locked."""
 
     @abstractmethod
-    async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[Verdict]:
+    async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[TurnOutcome]:
         """Write the turns; raises `Doubtful`, unless told that records may be there already."""
 
     def _learn(self, error: Exception) -> None:
@@ -336,13 +337,13 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             self._committed(verb, tx)
         return answer
 
-    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def _commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable in a transaction of their own."""
         try:
             verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=False))
         except Doubtful:
             verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=True))
-        if verdicts and all(verdict is Verdict.BUSY for verdict in verdicts):
+        if verdicts and all(verdict is TurnOutcome.BUSY for verdict in verdicts):
             # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
             await self._system.sleep(PAUSE * self._system.random())
             await self._held_up()

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from perdure.core.audit import NEXT, REPEATED, Audit, EventFilter
+from perdure.core.audit import NEXT, REPEATED, Audit, Event, EventFilter
 from perdure.core.model.outputs import OutputKind
-from perdure.core.model.run import Again, Block, Event, Finish, NewRun, Park, Run, Status, Turn
+from perdure.core.model.run import NewRun, Run, Status
+from perdure.core.model.turn import Block, Finish, Park, RetryLater, Turn
 from perdure.store.contract import Change, Line
 from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import Params, Transaction, placeholders
@@ -49,7 +50,7 @@ def of_park(park: Park) -> Said:
     return "parked", f'{{"for":"{park.reason.value}","until":{park.wake_at}}}'
 
 
-def of_again(retry: Again, attempt: int, wake_at: int) -> Said:
+def of_again(retry: RetryLater, attempt: int, wake_at: int) -> Said:
     """Of a run that is to be tried again; the error is that of the attempt before."""
     return "retried", to_json({"attempt": attempt, "at": wake_at, **error_of(retry.error)})
 
@@ -88,7 +89,7 @@ def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
     tx.note(run_id, *of_finish(outcome))
 
 
-def note_again(tx: Transaction, run_id: str, retry: Again, attempt: int, wake_at: int) -> None:
+def note_again(tx: Transaction, run_id: str, retry: RetryLater, attempt: int, wake_at: int) -> None:
     """Say that a run is to be tried again, and why."""
     note_timeout(tx, run_id, retry.timeout)
     tx.note(run_id, *of_again(retry, attempt, wake_at))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from perdure.core.model.lock import TRAIL, Grant, LockInfo
+from perdure.core.model.lock import TRAIL, LockGrant, LockInfo
 from perdure.errors import StoreUnavailable
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import to_json, values
@@ -75,7 +75,7 @@ WHERE name = :name AND expires_at < :before
 """
 
 
-async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) -> Grant:
+async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) -> LockGrant:
     """Take a lock that nobody holds, for so many microseconds. Said twice under one nonce, it is taken once."""
     row = await _locked(tx, name)
     if row is None:
@@ -86,7 +86,7 @@ async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) 
             raise StoreUnavailable(f"The lock {name!r} was forgotten at the same moment; try again.")
     holder, lock = row[0], _to_lock(row[1:])
     if lock.expires_at > tx.now:
-        return Grant(holder == nonce, lock)
+        return LockGrant(holder == nonce, lock)
     taken = LockInfo(
         name=name,
         owner=owner,
@@ -96,7 +96,7 @@ async def acquire(tx: Transaction, name: str, owner: str, nonce: str, ttl: int) 
     )
     await tx.execute(_TAKE, {"nonce": nonce, **_row(taken)})
     tx.note(TRAIL + name, "lock_acquired", to_json({"owner": owner, "token": taken.token}))
-    return Grant(True, taken)
+    return LockGrant(True, taken)
 
 
 async def extend(tx: Transaction, name: str, nonce: str, ttl: int) -> LockInfo | None:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.model.interruption import Interruption, to_interruption
-from perdure.core.model.listing import Page, RunFilter
-from perdure.core.model.outputs import OutputKind
-from perdure.core.model.run import Event, Kind, Loaded, Message, Record, Run, Status
+from perdure.core.audit import Event
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.outputs import Interruption, OutputKind, interruption_of
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Run, RunFilter, RunPage, Status
 from perdure.errors import InvalidCursor, StoreCorrupt
 from perdure.store.contract import Store
 from perdure.store.sql.dialect import Params, Transaction, placeholders
@@ -95,7 +96,9 @@ async def get_many(tx: Transaction, run_ids: Sequence[str]) -> list[Run]:
     return found
 
 
-async def list_runs(tx: Transaction, filter: RunFilter, limit: int, cursor: str | None, *, apart: bool = False) -> Page:
+async def list_runs(
+    tx: Transaction, filter: RunFilter, limit: int, cursor: str | None, *, apart: bool = False
+) -> RunPage:
     """A page of runs, newest first. `apart` looks for each status by itself, where each has an index of its own."""
     statuses = filter.status or ()
     if apart and len(statuses) > 1:
@@ -105,7 +108,7 @@ async def list_runs(tx: Transaction, filter: RunFilter, limit: int, cursor: str 
         sql = _PAGE.format(where)
     rows = await tx.fetch(sql, {**params, "limit": limit + 1})
     runs = tuple(values(to_run, rows[:limit]))
-    return Page(runs, _encode(runs[-1]) if len(rows) > limit and runs else None)
+    return RunPage(runs, _encode(runs[-1]) if len(rows) > limit and runs else None)
 
 
 def _each(filter: RunFilter, statuses: Sequence[Status], cursor: str | None) -> tuple[str, Params]:
@@ -133,7 +136,7 @@ async def events(tx: Transaction, run_id: str) -> list[Event]:
     return values(to_event, await tx.fetch(_EVENTS, {"run_id": run_id}))
 
 
-async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Loaded]:
+async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
     """Runs with their histories and a page of what is unread."""
     runs = await get_many(tx, run_ids)
     records: dict[str, list[Record]] = {run.id: [] for run in runs}
@@ -147,7 +150,7 @@ async def load(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Loade
         inboxes[message.run_id].append(message)
     for run in runs:
         check_whole(run.id, records[run.id])
-    return [Loaded(run=run, records=tuple(records[run.id]), inbox=tuple(inboxes[run.id])) for run in runs]
+    return [LoadedRun(run=run, records=tuple(records[run.id]), inbox=tuple(inboxes[run.id])) for run in runs]
 
 
 async def unread(tx: Transaction, run_ids: Sequence[str], page: int) -> list[Message]:
@@ -163,9 +166,9 @@ def check_whole(run_id: str, records: Sequence[Record]) -> None:
     """Raise `StoreCorrupt` for a history with holes; what lies before the last mark of a scope may have been trimmed."""
     if not records or records[-1].seq == len(records) - 1:
         return
-    marks = (place for place in range(len(records) - 1, -1, -1) if records[place].kind is Kind.SCOPE)
+    marks = (place for place in range(len(records) - 1, -1, -1) if records[place].kind is RecordKind.SCOPE)
     mark = next(marks, 0)
-    whole = records[mark].kind is Kind.SCOPE and records[-1].seq - records[mark].seq == len(records) - 1 - mark
+    whole = records[mark].kind is RecordKind.SCOPE and records[-1].seq - records[mark].seq == len(records) - 1 - mark
     if not whole:
         raise StoreCorrupt(
             f"The history of run {run_id!r} has {len(records)} records, but the last one has the number {records[-1].seq}: "
@@ -241,7 +244,7 @@ async def interruptions(store: Store, run_id: str) -> tuple[Interruption, ...]:
     last = -1
     while True:
         page = await store.outputs(run_id, OutputKind.INTERRUPTION, "", last, _INTERRUPTIONS)
-        found += [one for output in page if (one := to_interruption(output)) is not None]
+        found += [one for output in page if (one := interruption_of(output)) is not None]
         if len(page) < _INTERRUPTIONS:
             return tuple(found)
         last = page[-1].position

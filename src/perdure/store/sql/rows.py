@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from perdure.core.audit import Event
 from perdure.core.codec.failure import Failure
 from perdure.core.model.outputs import Output, OutputKind, source_of
-from perdure.core.model.run import Event, Kind, Message, Reason, Record, Run, Status
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Reason, Run, Status
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.errors import PerdureError, StoreCorrupt
 from perdure.store.sql.dialect import Row
@@ -29,7 +31,7 @@ WORKER = "id, host, pid, queues, types, slots, lease, started_at, heartbeat_at, 
 
 _STATUS = {status.value: status for status in Status}
 _REASON: dict[str | None, Reason | None] = {None: None, **{reason.value: reason for reason in Reason}}
-_KIND = {kind.value: kind for kind in Kind}
+_KIND = {kind.value: kind for kind in RecordKind}
 _OUTPUT_KINDS = frozenset(kind.value for kind in OutputKind)
 _WORKER_STATUS = {status.value: status for status in WorkerStatus}
 

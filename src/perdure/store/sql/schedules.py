@@ -13,10 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.run import FAR, FINISHED, NewRun
-from perdure.core.policy.singleton import single_of
-from perdure.core.time.firing import plan
-from perdure.core.time.schedule import Fired, Misfire, Overlap, Saved, Schedule, run_id_of, trail_of
+from perdure.core.model.run import FINISHED, NewRun
+from perdure.core.policy.singleton import stored_singleton_of
+from perdure.core.time.duration import FAR
+from perdure.core.time.firing import plan_firing
+from perdure.core.time.schedule import FiringResult, Misfire, Overlap, SaveOutcome, Schedule, run_id_of, trail_of
 from perdure.errors import SingletonBusy, StoreCorrupt, StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction, placeholders
@@ -114,13 +115,13 @@ async def schedules(tx: Transaction, after: str, limit: int) -> list[Schedule]:
     return [_shown(row) for row in await tx.fetch(_PAGE, {"after": after, "limit": limit})]
 
 
-async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str, event: str) -> Saved:
+async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str, event: str) -> SaveOutcome:
     """Create a schedule (version 0), or change one that is of that version."""
     rows = await tx.fetch(_LOCKED, {"id": schedule.id})
     if rows and rows[0][0] == write_id:
-        return Saved.DONE
+        return SaveOutcome.DONE
     if (rows[0][-1] if rows else 0) != version:
-        return Saved.CONFLICT
+        return SaveOutcome.CONFLICT
     now = tx.now
     stamped = replace(schedule, version=version + 1, changed_at=now, created_at=schedule.created_at or now)
     row = {**_row(stamped), "write_id": write_id}
@@ -129,7 +130,7 @@ async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str,
         raise StoreUnavailable(f"Somebody created the schedule {schedule.id!r} at the same moment; try again.")
     tx.note(schedule.trail, event, to_json({"reason": schedule.reason}) if schedule.paused else "{}")
     tx.stir(Change.READY)
-    return Saved.DONE
+    return SaveOutcome.DONE
 
 
 async def delete(tx: Transaction, schedule_id: str) -> None:
@@ -149,7 +150,7 @@ async def trigger(tx: Transaction, schedule_id: str, slots: Sequence[int], key: 
     started = await _start(tx, wanted, ids)
     if started and not slots:
         await tx.execute(_ADVANCE, {**_row(wanted), "last_run": by_hand})
-    if single_of(wanted.options) is None:
+    if stored_singleton_of(wanted.options) is None:
         return list(ids)
     there = await _there(tx, ids)
     return [run_id for run_id in ids if run_id in there]
@@ -161,7 +162,7 @@ async def next_due(tx: Transaction) -> int:
     return FAR if due is None else due
 
 
-async def fire(tx: Transaction, limit: int) -> Fired:
+async def fire(tx: Transaction, limit: int) -> FiringResult:
     """Start what is due of some schedules."""
     due = [row[0] for row in await tx.fetch(_DUE, {"now": tx.now, "limit": limit})]
     runs: list[str] = []
@@ -177,7 +178,7 @@ async def fire(tx: Transaction, limit: int) -> Fired:
                 runs += await _fire(tx, wanted)
         except (StoreCorrupt, *UNREADABLE) as error:
             await _set_aside(tx, schedule_id, error)
-    return Fired(runs=tuple(runs), next_due=await next_due(tx))
+    return FiringResult(runs=tuple(runs), next_due=await next_due(tx))
 
 
 async def _set_aside(tx: Transaction, schedule_id: str, error: Exception) -> None:
@@ -188,7 +189,7 @@ async def _set_aside(tx: Transaction, schedule_id: str, error: Exception) -> Non
 
 async def _fire(tx: Transaction, wanted: Schedule) -> list[str]:
     try:
-        todo = plan(wanted, tx.now, busy=await _goes_on(tx, wanted.last_run))
+        todo = plan_firing(wanted, tx.now, busy=await _goes_on(tx, wanted.last_run))
     except Exception as error:
         # Whatever is wrong with it, here or for ever, is no reason to leave the others alone.
         tx.note(wanted.trail, "schedule_failed", to_json({"error": str(error)}))
@@ -224,7 +225,7 @@ async def _start(tx: Transaction, wanted: Schedule, ids: Mapping[str, int]) -> l
     there = await _there(tx, ids)
     fresh = [run_id for run_id in ids if run_id not in there]
     new = [_new_run(wanted, run_id, tx.now) for run_id in fresh]
-    if single_of(wanted.options) is None:
+    if stored_singleton_of(wanted.options) is None:
         await create(tx, new)
     else:
         fresh = [one.id for one in new if await _has_its_turn(tx, wanted, one, ids[one.id])]

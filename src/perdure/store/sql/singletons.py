@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.model.run import FAR, FINISHED, Created, NewRun, Reason, Run, Status
-from perdure.core.policy.singleton import Policy, Single, single_of
+from perdure.core.model.run import FINISHED, CreatedRun, NewRun, Reason, Run, Status
+from perdure.core.policy.singleton import SingletonPolicy, StoredSingleton, stored_singleton_of
+from perdure.core.time.duration import FAR
 from perdure.errors import SingletonBusy, StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -123,7 +124,7 @@ class _Waiting(Struct, frozen=True):
 
     run_id: str
     wake_at: int
-    policy: Policy
+    policy: SingletonPolicy
     is_over: bool
     is_ready: bool
 
@@ -146,43 +147,43 @@ async def overdue(tx: Transaction, limit: int) -> tuple[str, ...]:
     return tuple(row[0] for row in await tx.fetch(_OVERDUE, {"limit": limit}))
 
 
-async def arrange(tx: Transaction, new: NewRun, single: Single) -> NewRun | Created:
+async def arrange(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewRun | CreatedRun:
     """How a run of such a name is to be created; or which one there is in its place. Raises `SingletonBusy`."""
     holder = await _settle(tx, single.name, await head(tx, single.name))
-    if holder is not None and single.policy is Policy.REPLACE:
+    if holder is not None and single.policy is SingletonPolicy.REPLACE:
         await _stop_all(tx, single.name, holder, new.id)
         holder = await _settle(tx, single.name, holder)
     if holder is None:
         await _set_head(tx, single.name, new.id)
         return new
-    if single.policy is Policy.REJECT:
+    if single.policy is SingletonPolicy.REJECT:
         raise SingletonBusy(busy(new.id, single, holder), run_id=holder)
-    if single.policy is Policy.ATTACH:
+    if single.policy is SingletonPolicy.ATTACH:
         [row] = await tx.fetch(_RUN, {"run_id": holder})
-        return Created(to_run(row), False, attached=True)
+        return CreatedRun(to_run(row), False, attached=True)
     [(last,)] = await tx.fetch(_LAST_PLACE, {"name": single.name})
-    await _line_up(tx, new, single, max(tx.now, (last or 0) + 1), Policy.QUEUE)
+    await _line_up(tx, new, single, max(tx.now, (last or 0) + 1), SingletonPolicy.QUEUE)
     return replace(new, held_back=True)
 
 
 async def line_up(tx: Transaction, children: Sequence[NewRun]) -> None:
     """Put runs that were created just now, held back, at the end of their lines. What their policies say is seen to afterwards."""
     for place, child in enumerate(children):
-        single = single_of(child.options)
+        single = stored_singleton_of(child.options)
         if single is not None:
             await _line_up(tx, child, single, tx.now + place, single.policy)
 
 
 async def hold_back_again(tx: Transaction, run_id: str, options: str) -> None:
     """Let a run that was over, and is opened again just now, wait for its turn."""
-    single = single_of(options)
-    if single is None or single.policy is Policy.DEBOUNCE:
+    single = stored_singleton_of(options)
+    if single is None or single.policy is SingletonPolicy.DEBOUNCE:
         return
     before = await head(tx, single.name)
     if before == run_id:
         return
     await tx.execute(_HOLD_BACK, {"run_id": run_id, "far": FAR})
-    row = {"run_id": run_id, "name": single.name, "place": tx.now, "wake_at": 0, "policy": Policy.QUEUE.value}
+    row = {"run_id": run_id, "name": single.name, "place": tx.now, "wake_at": 0, "policy": SingletonPolicy.QUEUE.value}
     await tx.execute(_LINE_UP, row)
     await _settle(tx, single.name, before)
 
@@ -198,7 +199,7 @@ async def head(tx: Transaction, name: str) -> str:
     raise StoreUnavailable(f"Somebody let go of the singleton {name!r} at the same moment; try again.")
 
 
-def busy(run_id: str, single: Single, holder: str) -> str:
+def busy(run_id: str, single: StoredSingleton, holder: str) -> str:
     """What is said of a run that is not started."""
     return (
         f"run {run_id!r} was not started: {holder!r} of the same singleton ({single.name}) is not over yet. Wait for that one, or "
@@ -226,13 +227,13 @@ async def _settle(tx: Transaction, name: str, before: str) -> str | None:
 async def _see_to(tx: Transaction, name: str, holder: str, line: Sequence[_Waiting]) -> bool:
     """Do for those who came as children what they want; whether anybody was stopped."""
     for place, one in enumerate(line):
-        if one.policy is Policy.REPLACE:
+        if one.policy is SingletonPolicy.REPLACE:
             for other in (holder, *(earlier.run_id for earlier in line[:place])):
                 await _stop(tx, other, one.run_id)
             await tx.execute(_SEEN_TO, {"run_id": one.run_id})
             return True
-        if one.policy in (Policy.REJECT, Policy.ATTACH) and one.is_ready:
-            single = Single(name, one.policy)
+        if one.policy in (SingletonPolicy.REJECT, SingletonPolicy.ATTACH) and one.is_ready:
+            single = StoredSingleton(name, one.policy)
             await tx.execute(_LEAVE_LINE, {"run_id": one.run_id})
             error = failure(SingletonBusy, busy(one.run_id, single, holder))
             await deliver(tx, await finish(tx, one.run_id, Status.FAILED, error, "failed"))
@@ -256,7 +257,7 @@ async def _line(tx: Transaction, name: str, limit: int) -> list[_Waiting]:
 def _to_waiting(row: Row) -> _Waiting:
     run_id, wake_at, policy, status, reason = row
     is_ready = status == Status.WAITING and reason == Reason.LIMIT
-    return _Waiting(run_id, wake_at, Policy(policy), status is None or status in FINISHED, is_ready)
+    return _Waiting(run_id, wake_at, SingletonPolicy(policy), status is None or status in FINISHED, is_ready)
 
 
 async def _goes_on(tx: Transaction, run_id: str) -> bool:
@@ -299,7 +300,7 @@ async def _stop(tx: Transaction, run_id: str, successor: str) -> None:
     await cancel(tx, run_id, f"replaced by run {successor!r}", f"replaced:{successor}")
 
 
-async def _line_up(tx: Transaction, new: NewRun, single: Single, place: int, policy: Policy) -> None:
+async def _line_up(tx: Transaction, new: NewRun, single: StoredSingleton, place: int, policy: SingletonPolicy) -> None:
     row = {
         "run_id": new.id,
         "name": single.name,
@@ -339,14 +340,14 @@ WHERE id = :run_id
 """
 
 
-async def put_off(tx: Transaction, new: NewRun, single: Single) -> NewRun | Created:
+async def put_off(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewRun | CreatedRun:
     """The run that is put off already, with the new input; or how to create one."""
     await head(tx, single.name)
     [(run_id, known, since)] = await tx.fetch(_PUT_OFF_HEAD, {"name": single.name})
     there = await _locked(tx, run_id) if run_id else None
     requests = known.split(",")
     if there is not None and new.write_id in requests:
-        return Created(there, False, attached=True)
+        return CreatedRun(there, False, attached=True)
     if there is None or not _is_put_off(there, tx.now):
         row = {"name": single.name, "run_id": new.id, "write_id": new.write_id, "since": tx.now}
         await tx.execute(_SET_PUT_OFF_HEAD, row)
@@ -367,7 +368,7 @@ async def put_off(tx: Transaction, new: NewRun, single: Single) -> NewRun | Crea
     await tx.execute(_SET_PUT_OFF_HEAD, {"name": single.name, "run_id": run_id, "write_id": remembered, "since": since})
     tx.note(there.id, "put_off", f'{{"until":{changed.wake_at}}}')
     tx.stir(Change.READY)
-    return Created(changed, False, attached=True)
+    return CreatedRun(changed, False, attached=True)
 
 
 async def _locked(tx: Transaction, run_id: str) -> Run | None:

@@ -18,39 +18,32 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from perdure.core.audit import Audit, EventFilter
-from perdure.core.limits.admission import AdmitRequest, Admitted, Look
+from perdure.core.audit import Audit, Event, EventFilter
+from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import Bounds, Gate, Position
-from perdure.core.model.claim_by_id import Take, Taken
-from perdure.core.model.dead_letter import DeadFilter, DeadLetter, DeadPage, Deletion, Requeue, Requeued
-from perdure.core.model.listing import Page, RunFilter
-from perdure.core.model.lock import Grant, LockInfo
-from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
-from perdure.core.model.outputs import Broadcasted, Output, OutputKind
-from perdure.core.model.reopen import Fork, Reopened
-from perdure.core.model.run import (
-    Claimed,
-    ClaimRequest,
-    Created,
-    Event,
-    Lease,
-    Loaded,
-    Message,
-    NewMessage,
-    NewRun,
-    Record,
-    Run,
-    SendOutcome,
-    Turn,
-    Verdict,
+from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
+from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.dead_letter import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeleteOutcome,
+    Requeue,
+    RequeueOutcome,
 )
-from perdure.core.model.worker_info import Swept, WorkerInfo
-from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.model.lock import LockGrant, LockInfo
+from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
+from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
+from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
+from perdure.core.model.reopen import Fork, ReopenOutcome
+from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
+from perdure.core.model.turn import Lease, Turn, TurnOutcome
+from perdure.core.model.worker_info import SweepResult, WorkerInfo
+from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.policy.watermark import Watermark
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
-from perdure.core.time.schedule import Fired, Saved, Schedule
+from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store import migrations
 from perdure.store.contract import Change, Eavesdropper, Listener
@@ -130,11 +123,11 @@ class SqlStore(ABC):
         """The database's time."""
 
     @abstractmethod
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake what is due, then take ready runs."""
 
     @abstractmethod
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable."""
 
     @abstractmethod
@@ -179,7 +172,9 @@ class SqlStore(ABC):
 
         return stop
 
-    async def create(self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False) -> builtins.list[Created]:
+    async def create(
+        self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
+    ) -> builtins.list[CreatedRun]:
         """Create runs; one whose id or idempotency key is taken yields the run that is there."""
         return await self._write("create", actor, lambda tx: create(tx, runs, all_or_none=all_or_none))
 
@@ -191,7 +186,7 @@ class SqlStore(ABC):
         """Those of the runs that exist."""
         return await self._read("get_many", lambda tx: reads.get_many(tx, run_ids))
 
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> Page:
+    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """Runs, newest first."""
         return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor))
 
@@ -225,10 +220,10 @@ class SqlStore(ABC):
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
-    ) -> Broadcasted:
+    ) -> BroadcastResult:
         """Send a message to the next so many runs that listen to a topic."""
 
-        async def body(tx: Transaction) -> Broadcasted:
+        async def body(tx: Transaction) -> BroadcastResult:
             return await broadcast(tx, topic, payload, key, after, limit, lambda messages: send(tx, messages))
 
         return await self._write("broadcast", actor, body)
@@ -243,7 +238,7 @@ class SqlStore(ABC):
         """The transaction that the caller has open on a connection of their own."""
         return borrow(connection, self._home, actor, locking=locking)
 
-    async def control(self, order: Order, actor: str) -> Obeyed:
+    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Tell a run to pause, to go on, to move, or when to wake up."""
         return await self._write("control", actor, lambda tx: control(tx, order))
 
@@ -265,7 +260,7 @@ class SqlStore(ABC):
         """Make blocked runs pending again."""
         return await self._write("unblock", actor, lambda tx: unblock(tx, run_ids, types, reasons))
 
-    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> Reopened:
+    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
         """Let a run that failed or was cancelled go on."""
         return await self._write("reopen", actor, lambda tx: reopen(tx, run_id, generation, deadline))
 
@@ -277,7 +272,7 @@ class SqlStore(ABC):
         """Delete old events."""
         await self._write("forget_events", actor, lambda tx: forget_events(tx, upto, before))
 
-    async def fork(self, fork: Fork, actor: str) -> Created:
+    async def fork(self, fork: Fork, actor: str) -> CreatedRun:
         """Create a run that has a past."""
         return await self._write("fork", actor, lambda tx: fork_run(tx, fork))
 
@@ -289,7 +284,9 @@ class SqlStore(ABC):
         """Schedules in the order of their ids."""
         return await self._read("schedules", lambda tx: schedules.schedules(tx, after, limit))
 
-    async def save_schedule(self, schedule: Schedule, version: int, write_id: str, event: str, actor: str) -> Saved:
+    async def save_schedule(
+        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
+    ) -> SaveOutcome:
         """Create a schedule, or change one that still is of that version."""
         return await self._write(
             "save_schedule", actor, lambda tx: schedules.save(tx, schedule, version, write_id, event)
@@ -303,15 +300,15 @@ class SqlStore(ABC):
         """Start runs of some slots, or one under a key."""
         return await self._write("trigger", actor, lambda tx: schedules.trigger(tx, schedule_id, slots, key))
 
-    async def fire(self, limit: int, actor: str) -> Fired:
+    async def fire(self, limit: int, actor: str) -> FiringResult:
         """Let the slots that are due become runs."""
         return await self._write("fire", actor, lambda tx: schedules.fire(tx, limit))
 
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> Look:
+    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
         """Runs that are ready and have yet to pass gates."""
         return await self._read("look", lambda tx: waitlist.look(tx, pairs, limit, newest=newest))
 
-    async def admit(self, request: AdmitRequest) -> Admitted:
+    async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         """Let runs pass gates, and claim them; gates that are not there are made in transactions of their own."""
         asking = [*(one.gating for one in request.arrivals), *(one.gating for one in request.steps)]
         wanted = {one.gate: one.bounds for gating in asking for one in gating.passes}
@@ -323,11 +320,11 @@ class SqlStore(ABC):
         await self._make(missing)
         return replace(admitted, next_due=admitted.now) if missing else admitted
 
-    async def _make(self, missing: Mapping[str, Bounds]) -> None:
+    async def _make(self, missing: Mapping[str, LimitBounds]) -> None:
         if missing:
             await self._write("make_gates", "", partial(gates.make_gates, wanted=missing))
 
-    async def standing(self, run_id: str) -> Position | None:
+    async def standing(self, run_id: str) -> WaitlistPosition | None:
         """Where a run stands in line."""
         return await self._read("standing", lambda tx: waitlist.standing(tx, run_id))
 
@@ -343,7 +340,7 @@ class SqlStore(ABC):
         """Forget gates of keys that nobody uses any more; how many."""
         return await self._write("forget_gates", actor, lambda tx: gates.forget_gates(tx, limit))
 
-    async def set_bounds(self, gate: str, bounds: Bounds | None, actor: str) -> None:
+    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
         """Override what the code says about a gate, or no longer."""
         await self._write("set_bounds", actor, lambda tx: gates.set_bounds(tx, gate, bounds))
 
@@ -351,11 +348,11 @@ class SqlStore(ABC):
         """Open or close a breaker, or leave it to its rule."""
         await self._write("set_breaker", actor, lambda tx: breakers.set_breaker(tx, gate, circuit))
 
-    async def gates(self, after: str, limit: int) -> builtins.list[Gate]:
+    async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
         """Gates in the order of their names, past one."""
         return await self._read("gates", lambda tx: gates.gates(tx, after, limit))
 
-    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> Grant:
+    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
         """Take a lock that nobody holds, by the database's clock as it is now."""
         await self.now()
         return await self._write("acquire_lock", actor, lambda tx: locks.acquire(tx, name, owner, nonce, ttl))
@@ -393,7 +390,7 @@ class SqlStore(ABC):
         """How many runs are ready and wait."""
         return await self._read("depth", lambda tx: watermarks.depth(tx, kind, name, limit))
 
-    async def dead(self, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
         """Dead letters, the latest run first."""
         return await self._read("dead", lambda tx: dead_letters.dead(tx, filter, limit, cursor))
 
@@ -401,23 +398,23 @@ class SqlStore(ABC):
         """One dead letter."""
         return await self._read("letter", lambda tx: dead_letters.letter(tx, run_id))
 
-    async def requeue(self, order: Requeue, actor: str) -> Requeued:
+    async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
         """Let a dead run go on."""
         return await self._write("requeue", actor, lambda tx: dead_letters.requeue(tx, order))
 
-    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> Deletion:
+    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
         """Hide a finished run, or a dead letter."""
         return await self._write("delete", actor, lambda tx: dead_letters.delete(tx, run_id, reason, discard=discard))
 
-    async def undelete(self, run_id: str, actor: str) -> Deletion:
+    async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
         """Bring a deleted run back."""
         return await self._write("undelete", actor, lambda tx: dead_letters.undelete(tx, run_id))
 
-    async def prune(self, what: Prune, limit: int, cursor: str | None, actor: str) -> Pruned:
+    async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
         """Delete finished runs for good, one batch."""
         return await self._write("prune", actor, lambda tx: prune(tx, what, limit, cursor))
 
-    async def take(self, request: Take) -> Taken:
+    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """Take one run."""
         return await self._write("take", request.worker, lambda tx: pick(tx, request, self._system.entropy))
 
@@ -446,7 +443,7 @@ class SqlStore(ABC):
         """End a life in order."""
         await self._write("retire", worker_id, lambda tx: workers.retire(tx, worker_id))
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         """Declare overdue workers dead, give back their runs and fail what is past its deadline."""
         return await self._write("sweep", "sweep", lambda tx: workers.sweep(tx, limit))
 
@@ -462,7 +459,7 @@ class SqlStore(ABC):
         """What the worker is said to hold."""
         return await self._read("holdings", lambda tx: workers.holdings(tx, worker_id))
 
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[Loaded]:
+    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes."""
         return await self._read("load", lambda tx: reads.load(tx, run_ids, self.inbox_page))
 
@@ -474,7 +471,7 @@ class SqlStore(ABC):
         """Unread inbox entries of the runs that this worker is running."""
         return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))
 
-    async def transact(self, deed: Deed) -> Verdict:
+    async def transact(self, deed: Deed) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction."""
         self._check_open()
         return await perform(deed, self._home, self.lend, self._system.crash_point, self._limit())
@@ -483,7 +480,7 @@ class SqlStore(ABC):
         """What is executed first in a transaction with a function of the user's, so that it does not outlive its worker's lease."""
         return ""
 
-    async def recorded(self, turn: Turn, actor: str) -> Verdict:
+    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """What became of the one record of a turn."""
         return await self._write("recorded", actor, lambda tx: recorded(tx, turn))
 

@@ -10,15 +10,16 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from perdure.core.model.outputs import Renew, Trim
-from perdure.core.model.run import Again, Block, Finish, Kind, NewMessage, Park, Record, Release, Status, Turn, Verdict
+from perdure.core.model.record import NewMessage, Record, RecordKind
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release, RetryLater, Trim, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.runs.inbox import subscribe
 from perdure.store.sql.runs.outputs import write_outputs
 
 #: An attribute of a member of an enum is slow to get.
-KINDS = {kind: kind.value for kind in Kind}
+KINDS = {kind: kind.value for kind in RecordKind}
 
 #: Where a record as it is stored has the token of its lease.
 _TOKEN = 2
@@ -70,7 +71,7 @@ def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> 
             )
         if live:
             return Standing.LIVE
-        if isinstance(turn.next, Renew):
+        if isinstance(turn.next, ContinueAsNew):
             # They went with the rest of the history.
             return Standing.DONE if state is not None and _is_there(turn, state) else Standing.LOST
         return Standing.DONE if same and len(there) == len(turn.records) else Standing.LOST
@@ -112,11 +113,11 @@ def _is_there(turn: Turn, state: State) -> bool:
     match turn.next:
         case Finish(status=wanted):
             return raised == 0 and status == wanted
-        case Park() | Again():
+        case Park() | RetryLater():
             return raised == 0 and status in (Status.WAITING, Status.PENDING)
         case Release():
             return raised == 1 and status == Status.PENDING
-        case Renew():
+        case ContinueAsNew():
             # One that was only given back has begun.
             return raised == 1 and status == Status.PENDING and started_at == 0
         case Block():
@@ -169,35 +170,35 @@ class Fence(Struct, frozen=True):
 NO_FENCE = Fence()
 
 
-async def append(tx: Transaction, turn: Turn, fence: Fence = NO_FENCE) -> Verdict:
+async def append(tx: Transaction, turn: Turn, fence: Fence = NO_FENCE) -> TurnOutcome:
     """Write the one record of a turn and its outputs, if its lease holds: APPLIED, or LOST."""
     if not await _holds(tx, turn, fence.condition):
-        return Verdict.LOST
+        return TurnOutcome.LOST
     if fence.written:
         await tx.execute(_PROVE, {"run_id": turn.lease.run_id})
     [record] = turn.records
     await tx.execute(INSERT_RECORD, dict(zip(RECORD_COLUMNS, record_row(turn, record), strict=True)))
     if turn.outputs:
         await write_outputs(tx, [(turn.lease.run_id, output) for output in turn.outputs])
-    return Verdict.APPLIED
+    return TurnOutcome.APPLIED
 
 
-async def recorded(tx: Transaction, turn: Turn) -> Verdict:
+async def recorded(tx: Transaction, turn: Turn) -> TurnOutcome:
     """What became of such a turn: APPLIED, LOST, or BUSY: it is not there, and its lease holds, so it may be tried again."""
     holds = await _holds(tx, turn)
     [record] = turn.records
     there = await tx.fetch(_WRITTEN, {"run_id": turn.lease.run_id, "seq": record.seq})
     if there and there[0] == record_row(turn, record):
-        return Verdict.APPLIED
+        return TurnOutcome.APPLIED
     if there and holds and there[0][2] < turn.lease.token:
         # A former holder wrote it after the history was loaded.
-        return Verdict.LOST
+        return TurnOutcome.LOST
     if there and holds:
         raise StoreCorrupt(
             f"The history of run {turn.lease.run_id!r} has another record than its worker wrote at number {record.seq}. Look at "
             "the run's history and release it."
         )
-    return Verdict.BUSY if holds else Verdict.LOST
+    return TurnOutcome.BUSY if holds else TurnOutcome.LOST
 
 
 async def _holds(tx: Transaction, turn: Turn, condition: str = "") -> bool:
@@ -218,7 +219,7 @@ WHERE run_id = :run_id
 """
 
 
-async def renew(tx: Transaction, renewed: Mapping[str, Renew]) -> None:
+async def renew(tx: Transaction, renewed: Mapping[str, ContinueAsNew]) -> None:
     """Give runs, whose rows are locked, their new input and take away their history."""
     if renewed:
         rows = [{"run_id": id, "type": one.type, "input": one.input} for id, one in renewed.items()]
@@ -228,12 +229,12 @@ async def renew(tx: Transaction, renewed: Mapping[str, Renew]) -> None:
 
 def read_at_once(turn: Turn) -> int:
     """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried."""
-    if not isinstance(turn.next, Renew):
+    if not isinstance(turn.next, ContinueAsNew):
         return turn.read
     return max([turn.next.read, *(record.inbox_seq for record in turn.records)])
 
 
-def carried(run_id: str, renew: Renew) -> list[NewMessage]:
+def carried(run_id: str, renew: ContinueAsNew) -> list[NewMessage]:
     """What is put into the inbox of the new generation."""
     return [NewMessage(run_id=run_id, name=name, payload=payload, key=key) for name, payload, key in renew.carried]
 
@@ -241,7 +242,7 @@ def carried(run_id: str, renew: Renew) -> list[NewMessage]:
 def keys_of(turn: Turn) -> list[tuple[str, str]]:
     """By run, the keys of every message that the turn may put into an inbox, but for words to parents."""
     keys = [(message.run_id, message.key) for message in turn.sends]
-    if isinstance(turn.next, Renew):
+    if isinstance(turn.next, ContinueAsNew):
         keys += [(turn.lease.run_id, key) for _, _, key in turn.next.carried]
     return keys
 

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.model.interruption import LOST, Interruption, output_of
 from perdure.core.model.orders import PauseKind
-from perdure.core.model.run import FAR, Lease, Status
-from perdure.core.model.worker_info import Swept, WorkerInfo
+from perdure.core.model.outputs import LOST, Interruption, interruption_output
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Lease
+from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.routing import TypeInfo
+from perdure.core.time.duration import FAR
 from perdure.errors import Expired, NotStarted
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -227,7 +229,7 @@ async def retire(tx: Transaction, worker_id: str) -> None:
     await _give_back(tx, [_Orphan(lease) for lease in await _held(tx, worker_id, FAR)], "released")
 
 
-async def sweep(tx: Transaction, limit: int) -> Swept:
+async def sweep(tx: Transaction, limit: int) -> SweepResult:
     """Bury the dead, give back what they held, fail what is too late."""
     dead = tuple(row[0] for row in await tx.fetch(_OVERDUE, {"now": tx.now}))
     await tx.execute_many(_END, [{"id": worker, "status": "dead"} for worker in dead])
@@ -235,7 +237,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
     found, more = await _orphans(tx, dead, limit)
     kept = [(one.lease, one.interruption) for one in found if one.interruption is not None]
     if kept:
-        await write_outputs(tx, [(lease.run_id, output_of(lost, lease.token)) for lease, lost in kept])
+        await write_outputs(tx, [(lease.run_id, interruption_output(lost, lease.token)) for lease, lost in kept])
     orphans = [one for one in found if not one.poison]
     await _give_back(tx, orphans, "reclaimed")
     for one in found:
@@ -251,7 +253,7 @@ async def sweep(tx: Transaction, limit: int) -> Swept:
             error = failure(Expired, f"Run {run_id!r} was not finished by its deadline.")
         passed = "schedule_to_start" if close_by else "schedule_to_close"
         await deliver(tx, await finish(tx, run_id, Status.FAILED, error, "expired", passed))
-    return Swept(
+    return SweepResult(
         dead_workers=dead,
         released=len(orphans),
         expired=len(late),

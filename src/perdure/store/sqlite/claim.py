@@ -13,7 +13,8 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from perdure.core.model.run import FAR, SUSPECT_AFTER, Claimed, ClaimedRun, ClaimRequest
+from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
+from perdure.core.time.duration import FAR
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
@@ -134,7 +135,7 @@ class _Choice:
         self.left_until = FAR
 
 
-async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> Claimed:
+async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> ClaimResult:
     """Wake what is due, then take ready runs."""
     known = await tx.fetch(_KNOWN, ())
     alive = {name for kind, name in known if kind == "alive"}
@@ -233,10 +234,10 @@ async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
     return group([one for one in suspects if not is_poison(one.claims, request.poison_after)], request.limit)
 
 
-async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> Claimed:
+async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> ClaimResult:
     # Progress is the last record's number at the claim: -1 says that there was none.
     runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)
     [(waiting, firing)] = await tx.fetch(NEXT, ())
     next_wake = left_until if waiting is None else min(left_until, waiting)
     next_fire = FAR if firing is None else firing
-    return Claimed(runs=runs, next_wake=next_wake, suspects=suspects, now=tx.now, next_fire=next_fire)
+    return ClaimResult(runs=runs, next_wake=next_wake, suspects=suspects, now=tx.now, next_fire=next_fire)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import Again, Block, Finish, Park, Record, Release, Turn, Verdict
+from perdure.core.model.record import Record
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.sql.audit import note_heartbeats
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.runs.children import start_children
@@ -85,25 +85,27 @@ WHERE run_id = ? AND seq <= ? AND consumed = 0
 """
 
 #: What comes last.
-_RESTS = (Park, Renew)
+_RESTS = (Park, ContinueAsNew)
 
 
-async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Verdict]:
+async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnOutcome]:
     """Write the turns; one verdict each."""
-    verdicts = [Verdict.APPLIED] * len(turns)
+    verdicts = [TurnOutcome.APPLIED] * len(turns)
     for wave in waves(turns):
         await _commit_wave(tx, turns, wave, verdicts)
     return verdicts
 
 
-async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[Verdict]) -> None:
+async def _commit_wave(
+    tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[TurnOutcome]
+) -> None:
     rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
     in_crowds = len(rows) - len(rows) % CROWD
     written = await tx.execute_many(RECORDS, rows[:in_crowds]) + await tx.execute_many(
         RECORD, list(map(_SINGLE, rows[in_crowds:]))
     )
     doubtful = written != len(rows)
-    rests: list[tuple[int, Park | Renew]] = []
+    rests: list[tuple[int, Park | ContinueAsNew]] = []
     finished: dict[str, Finish] = {}
     beyond: list[Turn] = []
     for index in wave:
@@ -114,7 +116,7 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
             if standing is Standing.OVERTAKEN:
                 await tx.execute(_TAKE_BACK, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
                 await _leave(tx, overtaken(turn))
-            verdicts[index] = Verdict.APPLIED if standing is Standing.DONE else Verdict.LOST
+            verdicts[index] = TurnOutcome.APPLIED if standing is Standing.DONE else TurnOutcome.LOST
             continue
         if turn.read or turn.children or turn.sends:
             await _reach_out(tx, turn)
@@ -125,7 +127,7 @@ async def _commit_wave(tx: SqliteTransaction, turns: Sequence[Turn], wave: list[
         elif isinstance(turn.next, _RESTS):
             rests.append((index, turn.next))
         elif not await _leave(tx, turn):
-            verdicts[index] = Verdict.APPLIED if await _stand(tx, turn) is Standing.DONE else Verdict.LOST
+            verdicts[index] = TurnOutcome.APPLIED if await _stand(tx, turn) is Standing.DONE else TurnOutcome.LOST
             continue
         elif isinstance(turn.next, Finish):
             finished[turn.lease.run_id] = turn.next
@@ -158,7 +160,7 @@ async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
     match turn.next:
         case Finish() as outcome:
             return await state_changes.finish(tx, turn.lease, outcome)
-        case Again() as retry:
+        case RetryLater() as retry:
             return await state_changes.again(tx, turn.lease, retry)
         case Release() as release:
             return await state_changes.release(tx, turn.lease, release)
@@ -168,22 +170,22 @@ async def _leave(tx: SqliteTransaction, turn: Turn) -> bool:
             return True
 
 
-async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | Renew) -> Verdict:
-    if isinstance(rest, Renew):
+async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | ContinueAsNew) -> TurnOutcome:
+    if isinstance(rest, ContinueAsNew):
         if await state_changes.renew(tx, turn.lease, rest, turn.read):
             await tx.execute(_CONSUME, (turn.lease.run_id, turn.read))
             for message in carried(turn.lease.run_id, rest):
                 await deliver(tx, message)
-            return Verdict.APPLIED
+            return TurnOutcome.APPLIED
     elif await state_changes.park(tx, turn.lease, rest):
-        return Verdict.APPLIED
+        return TurnOutcome.APPLIED
     match await _stand(tx, turn):
         case Standing.LIVE:
-            return Verdict.AWAKE
+            return TurnOutcome.AWAKE
         case Standing.DONE:
-            return Verdict.APPLIED
+            return TurnOutcome.APPLIED
         case Standing.LOST | Standing.OVERTAKEN:
-            return Verdict.LOST
+            return TurnOutcome.LOST
 
 
 async def _stand(tx: SqliteTransaction, turn: Turn) -> Standing:

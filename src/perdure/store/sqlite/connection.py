@@ -71,13 +71,13 @@ class Clock:
         self._system = system
         self._last = 0
         #: Whether `now` last gave the time that it had given before, as a virtual clock does.
-        self.stands = False
+        self.state = False
 
     def now(self) -> int:
         """Microseconds since the epoch."""
         now = self._system.now()
-        self.stands = now <= self._last
-        if not self.stands:
+        self.state = now <= self._last
+        if not self.state:
             self._last = now
         return self._last
 
@@ -300,7 +300,7 @@ class SqliteConnection:
                 actor,
                 audit,
                 listened=listened,
-                clock_stands=clock.stands,
+                clock_stands=clock.state,
                 lenient=self._lenient,
             )
             self._system.crash_point(f"{verb}.begun")

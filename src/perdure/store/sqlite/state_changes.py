@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import Again, Block, Finish, Lease, Park, Release, Status
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater
 from perdure.store.contract import Change
 from perdure.store.sql.audit import note_again, note_finish, of_block, of_park
 from perdure.store.sql.rows import to_json
@@ -115,7 +115,7 @@ async def tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) ->
         await deliver(tx, word_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
 
 
-async def again(tx: SqliteTransaction, lease: Lease, retry: Again) -> bool:
+async def again(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:
     """Wait for the next attempt at the whole run, unless it is to be stopped."""
     rows = await tx.fetch(_AGAIN, {"wake_at": retry.wake_at, "error": retry.error, **_proof(lease)})
     if not rows:
@@ -138,7 +138,7 @@ async def release(tx: SqliteTransaction, lease: Lease, release: Release) -> bool
     return True
 
 
-async def renew(tx: SqliteTransaction, lease: Lease, renew: Renew, read: int) -> bool:
+async def renew(tx: SqliteTransaction, lease: Lease, renew: ContinueAsNew, read: int) -> bool:
     """Begin anew, having read the inbox up to an entry; also refused when the inbox grew past what was seen."""
     rows = await tx.fetch(_RENEW, {"seen": renew.seen, "read": read, "now": tx.now, **_proof(lease)})
     if not rows:

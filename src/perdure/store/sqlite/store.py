@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import msgspec
 
-from perdure.core.model.run import Claimed, ClaimRequest, Turn, Verdict
+from perdure.core.model.claim import ClaimRequest, ClaimResult
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
 from perdure.core.system import System
 from perdure.store.contract import Change
@@ -89,11 +90,11 @@ class SqliteStore(SqlStore, ForkAware):
         self._check_open()
         return self._clock.now()
 
-    async def claim(self, request: ClaimRequest) -> Claimed:
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Wake what is due, then take ready runs."""
         return await self._write("claim", request.worker, lambda tx: claim(tx, request, self._system.entropy))
 
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[Verdict]:
+    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable."""
         return await self._write("commit", actor, lambda tx: commit(tx, turns))
 

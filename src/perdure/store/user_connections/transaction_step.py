@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from perdure.core.model.run import Turn, Verdict
+from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.errors import PerdureError, UsageError
 from perdure.store.sql.turn import NO_FENCE, Fence, append
 from perdure.store.user_connections.adapter import Wire
@@ -56,7 +56,7 @@ async def perform(
     mark: Callable[[str], None],
     limit: str = "",
     fence: Fence = NO_FENCE,
-) -> Verdict:
+) -> TurnOutcome:
     """Do it: APPLIED, or LOST with everything rolled back.
 
     `limit` has a server end what is not continued. `fence` says what proves the lease.
@@ -68,12 +68,12 @@ async def perform(
     try:
         await _inside(connection, wire, home, deed, mark, limit, fence)
     except _Lost:
-        return Verdict.LOST
+        return TurnOutcome.LOST
     finally:
         # What became of the transaction is known by now, and closing changes nothing about it.
         with suppress(Exception):
             await stack.__aexit__(None, None, None)
-    return Verdict.APPLIED
+    return TurnOutcome.APPLIED
 
 
 async def _inside(
@@ -96,7 +96,7 @@ async def _inside(
         async with _the_database(wire):
             await _still_open(tx)
             tx.now = max(tx.now, turn.records[-1].at)  # on a connection of the store's own the time was not asked for
-            if await append(tx, turn, fence) is Verdict.LOST:
+            if await append(tx, turn, fence) is TurnOutcome.LOST:
                 raise _Lost
         mark("transact.written")
     except BaseException:

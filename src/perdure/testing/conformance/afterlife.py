@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from perdure.core.model.dead_letter import DeadFilter, Deletion, Requeue, Requeued
-from perdure.core.model.listing import RunFilter
-from perdure.core.model.reopen import Reopened
-from perdure.core.model.run import FAR, Block, Finish, Park, Reason, SendOutcome, Status
-from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.model.dead_letter import DeadLetterFilter, DeleteOutcome, Requeue, RequeueOutcome
+from perdure.core.model.record import SendOutcome
+from perdure.core.model.reopen import ReopenOutcome
+from perdure.core.model.run import Reason, RunFilter, Status
+from perdure.core.model.turn import Block, Finish, Park
+from perdure.core.policy.retention import PruneRequest, PruneResult
+from perdure.core.time.duration import FAR
 from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -32,7 +34,7 @@ from perdure.testing.conformance.harness import (
 
 REFUSED = '{"type":"shop.Refused","message":"no"}'
 SLOW = '{"type":"TimeoutError","message":"slow"}'
-ALL = Prune(before=FAR)
+ALL = PruneRequest(before=FAR)
 
 
 async def failed(store: Store, run_id: str = "r1", error: str = REFUSED, **changes: Any) -> int:
@@ -73,7 +75,7 @@ async def ids(store: Store, **filter: Any) -> list[str]:
 
 async def dead_ids(store: Store, **filter: Any) -> list[str]:
     """The ids of dead letters."""
-    return [letter.run_id for letter in (await store.dead(DeadFilter(**filter), 100, None)).letters]
+    return [letter.run_id for letter in (await store.dead(DeadLetterFilter(**filter), 100, None)).letters]
 
 
 class Deleting:
@@ -83,18 +85,18 @@ class Deleting:
         await finished(store, "r1")
         await failed(store, "r2")
         for run_id in ("r1", "r2"):
-            assert await store.delete(run_id, "old", ACTOR) is Deletion.DONE
-            assert await store.delete(run_id, "old", ACTOR) is Deletion.ALREADY
+            assert await store.delete(run_id, "old", ACTOR) is DeleteOutcome.DONE
+            assert await store.delete(run_id, "old", ACTOR) is DeleteOutcome.ALREADY
         assert await ids(store) == await dead_ids(store) == []
         assert sorted(await ids(store, deleted=True)) == sorted(await ids(store, deleted=None)) == ["r1", "r2"]
         assert await dead_ids(store, deleted=True) == ["r2"]
         run = await store.get("r1")
         assert run is not None
         assert (run.output, run.deleted_at) == ("1", START)
-        assert await store.reopen("r2", 1, None, ACTOR) is Reopened.DELETED
-        assert await store.requeue(Requeue(run_id="r2", token=1), ACTOR) is Requeued.DELETED
-        assert await store.undelete("r2", ACTOR) is Deletion.DONE
-        assert await store.undelete("r2", ACTOR) is Deletion.ALREADY
+        assert await store.reopen("r2", 1, None, ACTOR) is ReopenOutcome.DELETED
+        assert await store.requeue(Requeue(run_id="r2", token=1), ACTOR) is RequeueOutcome.DELETED
+        assert await store.undelete("r2", ACTOR) is DeleteOutcome.DONE
+        assert await store.undelete("r2", ACTOR) is DeleteOutcome.ALREADY
         assert await ids(store) == await dead_ids(store) == ["r2"]
         kinds = [event.kind for event in await store.events("r2")]
         assert kinds[-2:] == ["deleted", "undeleted"]
@@ -103,21 +105,21 @@ class Deleting:
         await held(store, "r1")
         await set_aside(store, "r2")
         for run_id in ("r1", "r2"):
-            assert await store.delete(run_id, "", ACTOR) is Deletion.REFUSED
-        assert await store.delete("nobody", "", ACTOR) is Deletion.UNKNOWN
-        assert await store.undelete("nobody", ACTOR) is Deletion.UNKNOWN
+            assert await store.delete(run_id, "", ACTOR) is DeleteOutcome.REFUSED
+        assert await store.delete("nobody", "", ACTOR) is DeleteOutcome.UNKNOWN
+        assert await store.undelete("nobody", ACTOR) is DeleteOutcome.UNKNOWN
 
     async def test_a_discarded_run_that_was_set_aside_is_cancelled_and_its_parent_told(self, store: Store) -> None:
         parent = await held(store, "parent")
         await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
         await commit(store, await lease_of(store, "c"), next=Block(Reason.POISON, SLOW))
-        assert await store.delete("c", "hopeless", ACTOR, discard=True) is Deletion.DONE
+        assert await store.delete("c", "hopeless", ACTOR, discard=True) is DeleteOutcome.DONE
         run = await store.get("c")
         assert run is not None
         assert (run.status, run.deleted_at) == (Status.CANCELLED, START)
         assert [one.failed for one in await store.inbox("parent", 0)] == [True]
         assert [event.kind for event in await store.events("c")][-1] == "discarded"
-        assert await store.delete("parent", "", ACTOR, discard=True) is Deletion.REFUSED
+        assert await store.delete("parent", "", ACTOR, discard=True) is DeleteOutcome.REFUSED
 
 
 class Pruning:
@@ -127,7 +129,7 @@ class Pruning:
         lease = await held(store, "r1", idempotency_key="k")
         await store.send([a_message()], ACTOR)
         await commit(store, lease, a_record(0), subscribes=("news@1",), next=Finish(Status.COMPLETED, "1"))
-        assert await store.prune(ALL, 10, None, ACTOR) == Pruned(runs=1, spared=0, cursor=None)
+        assert await store.prune(ALL, 10, None, ACTOR) == PruneResult(runs=1, spared=0, cursor=None)
         for table in ("runs", "history", "messages", "outputs", "topics", "events"):
             assert await harness.query(f"SELECT * FROM perdure_{table}") == []
         [created] = await store.create([a_run("r2", idempotency_key="k")], ACTOR)
@@ -141,12 +143,14 @@ class Pruning:
         await finished(store, "new")
         await held(store, "busy")
         late = START + 5 * SECOND
-        pruned = await store.prune(Prune(before=late, statuses=(Status.CANCELLED,)), 10, None, ACTOR)
+        pruned = await store.prune(PruneRequest(before=late, statuses=(Status.CANCELLED,)), 10, None, ACTOR)
         assert pruned.runs == 0
-        assert (await store.prune(Prune(before=late, types=("other.%", "suite")), 10, None, ACTOR)).runs == 0
-        pruned = await store.prune(Prune(before=late, statuses=(Status.FAILED,), types=("suite.%",)), 10, None, ACTOR)
+        assert (await store.prune(PruneRequest(before=late, types=("other.%", "suite")), 10, None, ACTOR)).runs == 0
+        pruned = await store.prune(
+            PruneRequest(before=late, statuses=(Status.FAILED,), types=("suite.%",)), 10, None, ACTOR
+        )
         assert (pruned.runs, await ids(store)) == (1, ["new", "busy", "old"])
-        assert (await store.prune(Prune(before=late), 10, None, ACTOR)).runs == 1
+        assert (await store.prune(PruneRequest(before=late), 10, None, ACTOR)).runs == 1
         assert sorted(await ids(store)) == ["busy", "new"]
 
     async def test_what_was_deleted_goes_by_when_that_was(self, store: Store, harness: Harness) -> None:
@@ -155,14 +159,14 @@ class Pruning:
         await store.delete("r1", "", ACTOR)
         harness.system.advance(10)
         await store.delete("r2", "", ACTOR)
-        what = Prune(before=START + 5 * SECOND, deleted=True)
+        what = PruneRequest(before=START + 5 * SECOND, deleted=True)
         assert (await store.prune(what, 10, None, ACTOR)).runs == 1
         assert sorted(await ids(store, deleted=None)) == ["r2", "r3"]
 
     async def test_batches_are_bounded_and_lead_through_everything(self, store: Store) -> None:
         for number in range(7):
             await (failed if number % 2 else finished)(store, f"r{number}")
-        what, cursor, batches = Prune(before=FAR, statuses=(Status.COMPLETED,)), None, []
+        what, cursor, batches = PruneRequest(before=FAR, statuses=(Status.COMPLETED,)), None, []
         while True:
             batch = await store.prune(what, 2, cursor, ACTOR)
             batches.append(batch.runs)
@@ -178,19 +182,19 @@ class Pruning:
         parent = await held(store, "parent")
         await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
         await commit(store, await lease_of(store, "c"), next=Finish(Status.COMPLETED, "1"))
-        assert await store.prune(ALL, 10, None, ACTOR) == Pruned(runs=0, spared=1, cursor=None)
+        assert await store.prune(ALL, 10, None, ACTOR) == PruneResult(runs=0, spared=1, cursor=None)
         await commit(store, await lease_of(store, "parent", nonce="second"), next=Finish(Status.FAILED, REFUSED))
         # It may be opened again, and then ask for its child.
-        completed = Prune(before=FAR, statuses=(Status.COMPLETED,))
-        assert await store.prune(completed, 10, None, ACTOR) == Pruned(runs=0, spared=1, cursor=None)
-        assert (await store.prune(Prune(before=FAR, statuses=(Status.FAILED,)), 10, None, ACTOR)).runs == 2
+        completed = PruneRequest(before=FAR, statuses=(Status.COMPLETED,))
+        assert await store.prune(completed, 10, None, ACTOR) == PruneResult(runs=0, spared=1, cursor=None)
+        assert (await store.prune(PruneRequest(before=FAR, statuses=(Status.FAILED,)), 10, None, ACTOR)).runs == 2
         assert await ids(store) == []
 
     async def test_a_parent_stays_while_a_run_below_it_is_under_way(self, store: Store) -> None:
         parent = await held(store, "parent")
         await commit(store, parent, children=(a_child("a"), a_child("b")), next=Finish(Status.FAILED, REFUSED))
         await commit(store, await lease_of(store, "a"), next=Finish(Status.COMPLETED, "1"))
-        assert await store.prune(ALL, 10, None, ACTOR) == Pruned(runs=0, spared=2, cursor=None)
+        assert await store.prune(ALL, 10, None, ACTOR) == PruneResult(runs=0, spared=2, cursor=None)
         await commit(store, await lease_of(store, "b", "w1", nonce="nonce-w1-a"), next=Finish(Status.COMPLETED, "1"))
         assert (await store.prune(ALL, 10, None, ACTOR)).runs == 3
 
@@ -199,14 +203,14 @@ class Pruning:
         self, store: Store, status: Status
     ) -> None:
         await a_family(store, 11, status)
-        what, cursor, batches = Prune(before=FAR, types=(TYPE,)), None, []
+        what, cursor, batches = PruneRequest(before=FAR, types=(TYPE,)), None, []
         while True:
             batch = await store.prune(what, 1, cursor, ACTOR)
             batches.append(batch.runs)
             cursor = batch.cursor
             left = await store.get("parent")
             if left is not None and status is Status.FAILED and len(await ids(store, deleted=None)) < 12:
-                assert await store.reopen("parent", 1, None, ACTOR) is Reopened.DELETED
+                assert await store.reopen("parent", 1, None, ACTOR) is ReopenOutcome.DELETED
             if cursor is None:
                 break
         assert (sum(batches), max(batches) <= 4) == (12, True)
@@ -233,8 +237,8 @@ class Pruning:
     async def test_only_the_named_go_if_some_are_named(self, store: Store) -> None:
         for number in range(3):
             await finished(store, f"r{number}")
-        named = Prune(before=FAR, ids=("r0", "r2", "nobody"))
-        assert await store.prune(named, 10, None, ACTOR) == Pruned(runs=2, spared=0, cursor=None)
+        named = PruneRequest(before=FAR, ids=("r0", "r2", "nobody"))
+        assert await store.prune(named, 10, None, ACTOR) == PruneResult(runs=2, spared=0, cursor=None)
         assert await ids(store) == ["r1"]
 
     async def test_a_run_that_was_opened_again_is_not_touched(self, store: Store, harness: Harness) -> None:

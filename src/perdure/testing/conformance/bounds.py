@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from perdure.core.limits.limit import Bounds
-from perdure.core.model.dead_letter import Deletion
-from perdure.core.model.run import Verdict
-from perdure.core.policy.retention import Prune
+from perdure.core.limits.limit import LimitBounds
+from perdure.core.model.dead_letter import DeleteOutcome
+from perdure.core.model.turn import TurnOutcome
+from perdure.core.policy.retention import PruneRequest
 from perdure.store import Store
 from perdure.testing.conformance.gates import DONE, GATE, ONE, a_gating, admit, admit_ids, admit_patiently, asks, ready
 from perdure.testing.conformance.harness import (
@@ -36,7 +36,7 @@ class Forgetting:
         gatings = {
             "r1": a_gating(gate="tenant/done"),
             "r2": a_gating(gate="tenant/held"),
-            "r3": a_gating(Bounds(pace=SECOND), gate="tenant/paced"),
+            "r3": a_gating(LimitBounds(pace=SECOND), gate="tenant/paced"),
             "r4": a_gating(gate="shared"),
             "r5": a_gating(gate="tenant/held"),
         }
@@ -61,13 +61,13 @@ class Forgetting:
         self, store: Store, harness: Harness
     ) -> None:
         await ready(store, "r1")
-        await admit(store, a_gating(Bounds(pace=SECOND), gate="tenant/a"))
+        await admit(store, a_gating(LimitBounds(pace=SECOND), gate="tenant/a"))
         await ready(store, "r2")
-        assert await admit_ids(store, a_gating(Bounds(pace=SECOND), gate="tenant/a"), nonce="n") == []
+        assert await admit_ids(store, a_gating(LimitBounds(pace=SECOND), gate="tenant/a"), nonce="n") == []
         await store.cancel("r2", "", "c", ACTOR)
-        assert await store.delete("r2", "", ACTOR) is Deletion.DONE
+        assert await store.delete("r2", "", ACTOR) is DeleteOutcome.DONE
         harness.system.advance(10)
-        await store.prune(Prune(before=START + 5 * SECOND, deleted=True), 10, None, ACTOR)
+        await store.prune(PruneRequest(before=START + 5 * SECOND, deleted=True), 10, None, ACTOR)
         assert await store.forget_gates(10, ACTOR) == 1
 
     async def test_one_that_is_forgotten_while_others_want_it_is_made_again(
@@ -84,7 +84,7 @@ class Forgetting:
             admitted, _ = await asyncio.gather(admit_patiently(store, request), other.forget_gates(10, ACTOR))
             [one] = admitted.runs
             assert one.run.id == f"r{number}"
-            assert await commit(store, one.lease, next=DONE) is Verdict.APPLIED
+            assert await commit(store, one.lease, next=DONE) is TurnOutcome.APPLIED
 
 
 class Setting:
@@ -92,10 +92,15 @@ class Setting:
 
     async def test_what_was_set_holds_until_it_is_cleared(self, store: Store) -> None:
         await ready(store, "r1", "r2", "r3", "r4")
-        await store.set_bounds(GATE, Bounds(concurrency=3), "boss")
+        await store.set_bounds(GATE, LimitBounds(concurrency=3), "boss")
         assert len(await admit_ids(store)) == 3
         [gate] = await store.gates("", 10)
-        assert (gate.bounds.concurrency, gate.override, gate.held, gate.waiting) == (3, Bounds(concurrency=3), 3, 1)
+        assert (gate.bounds.concurrency, gate.override, gate.held, gate.waiting) == (
+            3,
+            LimitBounds(concurrency=3),
+            3,
+            1,
+        )
         await store.set_bounds(GATE, None, "boss")
         [gate] = await store.gates("", 10)
         assert (gate.bounds, gate.override) == (ONE, None)
@@ -107,8 +112,8 @@ class Setting:
     ) -> None:
         names = [f"{key}{number}" for key in "ab" for number in range(4)]
         await ready(store, *names)
-        await store.set_bounds("tenant", Bounds(concurrency=2), ACTOR)
-        await store.set_bounds("tenant/b", Bounds(concurrency=3), ACTOR)
+        await store.set_bounds("tenant", LimitBounds(concurrency=2), ACTOR)
+        await store.set_bounds("tenant/b", LimitBounds(concurrency=3), ACTOR)
         passed = await admit_ids(store, {name: a_gating(gate=f"tenant/{name[0]}") for name in names})
         assert sorted(passed) == ["a0", "a1", "b0", "b1", "b2"]
 
@@ -119,7 +124,7 @@ class Setting:
         claimed = await claim(store, nonce="n1")
         assert (claimed.runs, claimed.limited) == ((), (gate,))
         assert await store.pauses() == []
-        assert await admit_ids(store, a_gating(Bounds(), gate=gate)) == ["r1"]
+        assert await admit_ids(store, a_gating(LimitBounds(), gate=gate)) == ["r1"]
         await store.set_bounds(gate, None, ACTOR)
         assert (await claim(store, nonce="n2")).limited == (gate,), "somebody stands in line there"
         assert await admit_ids(store, nonce="n3") == ["r2"]

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure.core.limits.admission import AdmitRequest, Admitted, Arrival, StepArrival, StepLeft, StepVerdict
-from perdure.core.limits.breaker import PREFIX, BreakerRule, BreakerView, Circuit, Report
-from perdure.core.limits.limit import Bounds, Gating, Pass
-from perdure.core.model.run import Finish, Kind, Lease, Reason, Release, Status
+from perdure.core.limits.admission import (
+    AdmissionRequest,
+    AdmissionResult,
+    RunArrival,
+    StepAdmission,
+    StepArrival,
+    StepDeparture,
+)
+from perdure.core.limits.breaker import PREFIX, BreakerInfo, BreakerReport, BreakerRule, Circuit
+from perdure.core.limits.limit import LimitBounds, RequiredGate, RequiredGates
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Lease, Release
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -33,29 +42,29 @@ PLACE = "call#1"
 Verb = Callable[[Store], Awaitable[object]]
 
 
-async def breaker_of(store: Store) -> BreakerView:
+async def breaker_of(store: Store) -> BreakerInfo:
     """Where the one breaker stands."""
     [gate] = await store.gates(PREFIX, 1)
     assert gate.breaker is not None
     return gate.breaker
 
 
-def a_request(nonce: str, *, worker: str = "w1", **changes: Any) -> AdmitRequest:
+def a_request(nonce: str, *, worker: str = "w1", **changes: Any) -> AdmissionRequest:
     """What a worker wants."""
     fields: dict[str, Any] = {"limit": 10, "types": (TYPE, ""), "queues": ("default",)}
-    return AdmitRequest(worker=worker, nonce=nonce, **{**fields, **changes})
+    return AdmissionRequest(worker=worker, nonce=nonce, **{**fields, **changes})
 
 
-def a_report(number: int, failures: int, successes: int = 0, *, since: int = START) -> Report:
+def a_report(number: int, failures: int, successes: int = 0, *, since: int = START) -> BreakerReport:
     """How attempts ended."""
-    return Report(API, RULE, number, ((since, failures, successes),))
+    return BreakerReport(API, RULE, number, ((since, failures, successes),))
 
 
-async def admit_all(store: Store, nonce: str, rule: BreakerRule = RULE, **changes: Any) -> Admitted:
+async def admit_all(store: Store, nonce: str, rule: BreakerRule = RULE, **changes: Any) -> AdmissionResult:
     """Have pass what has arrived, and what may."""
-    gating = Gating((Pass(API, rule=rule),))
+    gating = RequiredGates((RequiredGate(API, rule=rule),))
     arrived = (await store.look([("default", TYPE)], 100)).arrived
-    arrivals = tuple(Arrival(one.run_id, one.token, gating) for one in arrived)
+    arrivals = tuple(RunArrival(one.run_id, one.token, gating) for one in arrived)
     return await store.admit(a_request(nonce, arrivals=arrivals, **changes))
 
 
@@ -65,18 +74,18 @@ async def opened(store: Store) -> None:
     await store.admit(a_request("reports", reports=(a_report(1, 2),)))
 
 
-def a_step(lease: Lease, bounds: Bounds, place: str = PLACE) -> StepArrival:
+def a_step(lease: Lease, bounds: LimitBounds, place: str = PLACE) -> StepArrival:
     """A step that has to pass one gate."""
-    return StepArrival(lease.run_id, lease.token, place, 100, Gating((Pass("external", bounds),)))
+    return StepArrival(lease.run_id, lease.token, place, 100, RequiredGates((RequiredGate("external", bounds),)))
 
 
-async def ask(store: Store, nonce: str, *steps: StepArrival, **changes: Any) -> tuple[StepVerdict, ...]:
+async def ask(store: Store, nonce: str, *steps: StepArrival, **changes: Any) -> tuple[StepAdmission, ...]:
     """What becomes of steps."""
     return (await store.admit(a_request(nonce, steps=steps, **changes))).steps
 
 
-def _passed(run_id: str) -> StepVerdict:
-    return StepVerdict(run_id, PLACE, permit=True)
+def _passed(run_id: str) -> StepAdmission:
+    return StepAdmission(run_id, PLACE, permit=True)
 
 
 async def _prepare_set_breaker(store: Store) -> Verb:
@@ -154,7 +163,7 @@ class StepsAtGates:
 
     async def test_a_step_that_asks_again_has_what_it_was_given(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
-        step = a_step(lease, Bounds(concurrency=1, pace=SECOND))
+        step = a_step(lease, LimitBounds(concurrency=1, pace=SECOND))
         for nonce in ("a", "a", "b"):
             assert await ask(store, nonce, step) == (_passed("r1"),)
         [(arrival,)] = await harness.query("SELECT arrival FROM perdure_gates")
@@ -164,15 +173,15 @@ class StepsAtGates:
         self, store: Store, harness: Harness
     ) -> None:
         first, second = await held(store, "r1"), await held(store, "r2")
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
-        assert await ask(store, "b", a_step(second, one)) == (StepVerdict("r2", PLACE, gate="external"),)
+        assert await ask(store, "b", a_step(second, one)) == (StepAdmission("r2", PLACE, gate="external"),)
         await commit(store, second, next=a_park(reason=Reason.LIMIT))
-        freed = await store.admit(a_request("c", left=(StepLeft("r1", first.token, PLACE),)))
+        freed = await store.admit(a_request("c", left=(StepDeparture("r1", first.token, PLACE),)))
         assert freed.called == 1
         [message] = await store.inbox("r2", 0)
-        assert (message.kind, message.name) == (Kind.CALL, PLACE)
-        assert await ask(store, "d", a_step(first, one)) == (StepVerdict("r1", PLACE, gate="external"),)
+        assert (message.kind, message.name) == (RecordKind.CALL, PLACE)
+        assert await ask(store, "d", a_step(first, one)) == (StepAdmission("r1", PLACE, gate="external"),)
         again = await lease_of(store, "r2", "w1", nonce="later")
         assert await ask(store, "e", a_step(again, one)) == (_passed("r2"),)
         rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
@@ -180,16 +189,16 @@ class StepsAtGates:
 
     async def test_runs_and_steps_at_one_gate_pass_in_the_order_of_their_turns(self, store: Store) -> None:
         first, second, third = [await held(store, name) for name in ("s1", "s2", "s3")]
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
         await ask(store, "b", a_step(second, one))
         await store.create([a_run("r1")], ACTOR)
-        gating = Gating((Pass("external", one),))
-        await store.admit(a_request("c", arrivals=(Arrival("r1", 0, gating),)))
+        gating = RequiredGates((RequiredGate("external", one),))
+        await store.admit(a_request("c", arrivals=(RunArrival("r1", 0, gating),)))
         await ask(store, "d", a_step(third, one))
         passed: list[str] = []
         for nonce, lease in (("e", first), ("f", second)):
-            admitted = await store.admit(a_request(nonce, left=(StepLeft(lease.run_id, lease.token, PLACE),)))
+            admitted = await store.admit(a_request(nonce, left=(StepDeparture(lease.run_id, lease.token, PLACE),)))
             passed += [run.run.id for run in admitted.runs] + ["a step"] * admitted.called
             # The one that was called takes its turn up.
             if admitted.called:
@@ -198,34 +207,34 @@ class StepsAtGates:
 
     async def test_a_turn_that_nobody_takes_up_goes_to_the_next(self, store: Store, harness: Harness) -> None:
         first, second, third = [await held(store, name) for name in ("r1", "r2", "r3")]
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
         await ask(store, "b", a_step(second, one))
         await ask(store, "c", a_step(third, one))
         await commit(store, second, next=a_park(reason=Reason.LIMIT))
-        assert (await store.admit(a_request("d", left=(StepLeft("r1", first.token, PLACE),)))).called == 1
+        assert (await store.admit(a_request("d", left=(StepDeparture("r1", first.token, PLACE),)))).called == 1
         harness.system.advance(60)
         assert (await store.admit(a_request("e"))).called == 1
         assert await ask(store, "f", a_step(third, one)) == (_passed("r3"),)
 
     async def test_a_permit_is_for_one_lease(self, store: Store, harness: Harness) -> None:
         first = await held(store, "r1")
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
         harness.system.advance(60)
         await store.sweep(100)
         again = await lease_of(store, "r1", "w2")
         other = await held(store, "r2", "w2")
         assert await ask(store, "b", a_step(other, one), worker="w2") == (_passed("r2"),)
-        assert await ask(store, "c", a_step(again, one), worker="w2") == (StepVerdict("r1", PLACE, gate="external"),)
+        assert await ask(store, "c", a_step(again, one), worker="w2") == (StepAdmission("r1", PLACE, gate="external"),)
 
     async def test_a_former_owner_who_asks_late_takes_nothing_from_the_owner(self, store: Store) -> None:
         former = await held(store, "r1")
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await commit(store, former, next=Release())
         lease = await lease_of(store, "r1", "w2")
         assert await ask(store, "a", a_step(lease, one), worker="w2") == (_passed("r1"),)
-        assert await ask(store, "b", a_step(former, one)) == (StepVerdict("r1", PLACE, gate="external"),)
+        assert await ask(store, "b", a_step(former, one)) == (StepAdmission("r1", PLACE, gate="external"),)
         [gate] = await store.gates("", 1)
         assert (gate.held, gate.waiting) == (1, 0)
 
@@ -233,34 +242,34 @@ class StepsAtGates:
         self, store: Store, harness: Harness
     ) -> None:
         former, other = await held(store, "r1"), await held(store, "r2")
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(former, one))
         await commit(store, former, next=Release())
         lease = await lease_of(store, "r1", "w2")
         assert await ask(store, "b", a_step(lease, one), worker="w2") == (_passed("r1"),)
-        await store.admit(a_request("c", left=(StepLeft("r1", former.token, PLACE),)))
+        await store.admit(a_request("c", left=(StepDeparture("r1", former.token, PLACE),)))
         rows = await harness.query("SELECT run_id, token, hold FROM perdure_permits")
         assert rows == [("r1", lease.token, "lease")]
-        assert await ask(store, "d", a_step(other, one)) == (StepVerdict("r2", PLACE, gate="external"),)
+        assert await ask(store, "d", a_step(other, one)) == (StepAdmission("r2", PLACE, gate="external"),)
 
     async def test_who_gives_up_stands_in_line_no_more(self, store: Store, harness: Harness) -> None:
         first, second = await held(store, "r1"), await held(store, "r2")
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
         await ask(store, "b", a_step(second, one))
-        left = (StepLeft("r2", second.token, PLACE, stood_at=START - 1),)
+        left = (StepDeparture("r2", second.token, PLACE, stood_at=START - 1),)
         await store.admit(a_request("c", left=left))
         assert len(await harness.query("SELECT 1 FROM perdure_lines")) == 1, "that was a word about an earlier place"
-        left = (StepLeft("r2", second.token, PLACE, stood_at=START),)
+        left = (StepDeparture("r2", second.token, PLACE, stood_at=START),)
         await store.admit(a_request("d", left=left))
         assert await harness.query("SELECT 1 FROM perdure_lines") == []
 
     async def test_a_step_of_a_run_that_has_ended_is_passed_over(self, store: Store, harness: Harness) -> None:
         first, second = await held(store, "r1"), await held(store, "r2")
-        one = Bounds(concurrency=1)
+        one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
         await ask(store, "b", a_step(second, one))
         await commit(store, second, next=DONE)
-        freed = await store.admit(a_request("c", left=(StepLeft("r1", first.token, PLACE),)))
+        freed = await store.admit(a_request("c", left=(StepDeparture("r1", first.token, PLACE),)))
         assert freed.called == 0
         assert await harness.query("SELECT 1 FROM perdure_lines") == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.run import FAR, Again, Finish, Reason, Release, Status
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Release, RetryLater
 from perdure.core.model.worker_info import WorkerStatus
+from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -285,7 +287,7 @@ class Suspects:
         assert claimed.run.claims == 2
 
     @pytest.mark.parametrize(
-        "next", [a_park(wake_at=START), Release(), Again(START, "{}")], ids=["park", "release", "again"]
+        "next", [a_park(wake_at=START), Release(), RetryLater(START, "{}")], ids=["park", "release", "again"]
     )
     async def test_giving_it_up_in_order_is_progress(self, store: Store, harness: Harness, next: Release) -> None:
         await store.create([a_run("r1")], ACTOR)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.dead_letter import DeadFilter, DeadReason, Requeue, Requeued
-from perdure.core.model.run import Again, Block, Finish, Kind, Reason, Status
+from perdure.core.model.dead_letter import DeadLetterFilter, DeadLetterReason, Requeue, RequeueOutcome
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, RetryLater
 from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.testing.conformance.afterlife import REFUSED, SLOW, dead_ids, failed, finished, set_aside
@@ -38,7 +40,7 @@ class DeadLetters:
         await set_aside(store, "c", Reason.UNDECODABLE)
         await set_aside(store, "code", Reason.DIVERGED)
         await held(store, "busy")
-        page = await store.dead(DeadFilter(), 10, None)
+        page = await store.dead(DeadLetterFilter(), 10, None)
         assert [(one.run_id, one.reason.value) for one in page.letters] == [
             ("c", "undecodable"),
             ("b", "poison"),
@@ -65,7 +67,7 @@ class DeadLetters:
         assert (
             await dead_ids(store, error="Refused") == await dead_ids(store, error="shop.Refused") == ["r3", "r1", "r0"]
         )
-        assert await dead_ids(store, reasons=(DeadReason.POISON,)) == ["r4"]
+        assert await dead_ids(store, reasons=(DeadLetterReason.POISON,)) == ["r4"]
         assert await dead_ids(store, dead_after=START, dead_before=START + 2 * SECOND) == ["r1"]
 
     async def test_pages_lead_through_all_of_them_once(self, store: Store) -> None:
@@ -74,14 +76,14 @@ class DeadLetters:
         seen: list[str] = []
         cursor = None
         while True:
-            page = await store.dead(DeadFilter(), 2, cursor)
+            page = await store.dead(DeadLetterFilter(), 2, cursor)
             seen += [one.run_id for one in page.letters]
             cursor = page.cursor
             if cursor is None:
                 break
         assert seen == [f"r{number}" for number in reversed(range(7))]
         with pytest.raises(InvalidCursor):
-            await store.dead(DeadFilter(), 2, "nonsense")
+            await store.dead(DeadLetterFilter(), 2, "nonsense")
 
     async def test_a_letter_has_every_error_of_every_attempt_and_generation(
         self, store: Store, harness: Harness
@@ -91,16 +93,16 @@ class DeadLetters:
             lease = await (held(store) if generation == 1 else lease_of(store, nonce="second"))
             seq = len(await store.history("r1"))
             stumble = a_record(
-                seq, TYPE, kind=Kind.ATTEMPT, failed=True, payload=SLOW, attempts=1, at=harness.system.now()
+                seq, TYPE, kind=RecordKind.ATTEMPT, failed=True, payload=SLOW, attempts=1, at=harness.system.now()
             )
-            await commit(store, lease, stumble, next=Again(harness.system.now(), SLOW))
+            await commit(store, lease, stumble, next=RetryLater(harness.system.now(), SLOW))
             harness.system.advance(1)
             lease = await lease_of(store, nonce=f"again {generation}")
             await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
             token = lease.token
             if generation == 1:
                 harness.system.advance(1)
-                assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is Requeued.OPEN
+                assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is RequeueOutcome.OPEN
         letter = await store.letter("r1")
         assert letter is not None
         assert [(one.location, one.attempt, one.error.type, one.at) for one in letter.errors] == [
@@ -119,7 +121,7 @@ class DeadLetters:
     async def test_an_error_that_somebody_else_wrote_can_be_read(self, store: Store, harness: Harness) -> None:
         await failed(store)
         await harness.execute("UPDATE perdure_runs SET error = 'out of paper' WHERE id = 'r1'")
-        [letter] = (await store.dead(DeadFilter(), 10, None)).letters
+        [letter] = (await store.dead(DeadLetterFilter(), 10, None)).letters
         assert letter.error.message == "out of paper"
 
     async def test_looking_costs_the_same_however_many_completed(self, store: Store, harness: Harness) -> None:
@@ -136,15 +138,15 @@ class Requeueing:
         self, store: Store, harness: Harness
     ) -> None:
         lease = await held(store)
-        stumble = a_record(0, TYPE, kind=Kind.ATTEMPT, failed=True, payload=SLOW, attempts=1)
-        await commit(store, lease, stumble, next=Again(START, SLOW))
+        stumble = a_record(0, TYPE, kind=RecordKind.ATTEMPT, failed=True, payload=SLOW, attempts=1)
+        await commit(store, lease, stumble, next=RetryLater(START, SLOW))
         lease = await lease_of(store, nonce="second")
         await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
         order = Requeue(
             run_id="r1", token=lease.token, is_activity=True, input="[2]", options='{"heartbeat":1.0}', max_attempts=9,
             deadline=START + 9 * SECOND, close_by=START + 20 * SECOND, queue="slow", priority=3,
         )  # fmt: skip
-        assert await store.requeue(order, ACTOR) is Requeued.OPEN
+        assert await store.requeue(order, ACTOR) is RequeueOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.attempt, run.generation, run.error, run.finished_at) == (Status.PENDING, 1, 2, None, 0)
@@ -157,34 +159,34 @@ class Requeueing:
         )
         got = await claim(store, nonce="third", queues=("slow",))
         assert got.runs[0].run.deadline == START + 20 * SECOND
-        again = a_record(1, TYPE, kind=Kind.ATTEMPT, failed=True, payload=SLOW, attempts=1)
-        await commit(store, got.runs[0].lease, again, next=Again(START, SLOW))
+        again = a_record(1, TYPE, kind=RecordKind.ATTEMPT, failed=True, payload=SLOW, attempts=1)
+        await commit(store, got.runs[0].lease, again, next=RetryLater(START, SLOW))
         assert [event.kind for event in await store.events("r1")].count("requeued") == 1
 
     async def test_a_workflow_goes_on_as_its_next_attempt(self, store: Store) -> None:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
         await commit(store, lease, a_record(0), next=Finish(Status.FAILED, REFUSED))
-        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is Requeued.OPEN
+        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is RequeueOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.attempt, run.generation, run.inbox_read) == (2, 2, 1)
         # What came too late for the attempt that failed is part of it.
-        assert [record.kind for record in await store.history("r1")] == [Kind.STEP, Kind.MESSAGE]
+        assert [record.kind for record in await store.history("r1")] == [RecordKind.STEP, RecordKind.MESSAGE]
 
     async def test_another_input_does_not_fit_a_history(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=Finish(Status.FAILED, REFUSED))
         order = Requeue(run_id="r1", token=lease.token, input="[2]")
-        assert await store.requeue(order, ACTOR) is Requeued.BEGUN
+        assert await store.requeue(order, ACTOR) is RequeueOutcome.BEGUN
         token = await failed(store, "fresh")
-        assert await store.requeue(Requeue(run_id="fresh", token=token, input="[2]"), ACTOR) is Requeued.OPEN
+        assert await store.requeue(Requeue(run_id="fresh", token=token, input="[2]"), ACTOR) is RequeueOutcome.OPEN
 
     @pytest.mark.parametrize("reason", [Reason.POISON, Reason.UNDECODABLE])
     async def test_one_that_was_set_aside_is_taken_up_where_it_was(self, store: Store, reason: Reason) -> None:
         lease = await held(store)
         await commit(store, lease, a_record(0), next=Block(reason, SLOW))
-        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is Requeued.OPEN
+        assert await store.requeue(Requeue(run_id="r1", token=lease.token), ACTOR) is RequeueOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.generation, run.attempt, run.claims, run.error) == (Status.PENDING, 1, 1, 0, None)
@@ -193,33 +195,33 @@ class Requeueing:
     async def test_what_is_not_dead_is_left_alone(self, store: Store) -> None:
         await finished(store, "done")
         token = await set_aside(store, "code", Reason.DIVERGED)
-        assert await store.requeue(Requeue(run_id="done", token=1), ACTOR) is Requeued.ALIVE
-        assert await store.requeue(Requeue(run_id="code", token=token), ACTOR) is Requeued.ALIVE
-        assert await store.requeue(Requeue(run_id="nobody", token=1), ACTOR) is Requeued.UNKNOWN
+        assert await store.requeue(Requeue(run_id="done", token=1), ACTOR) is RequeueOutcome.ALIVE
+        assert await store.requeue(Requeue(run_id="code", token=token), ACTOR) is RequeueOutcome.ALIVE
+        assert await store.requeue(Requeue(run_id="nobody", token=1), ACTOR) is RequeueOutcome.UNKNOWN
 
     async def test_a_deadline_that_has_passed_has_to_be_another_one(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(deadline=START + SECOND)], ACTOR)
         harness.system.advance(2)
         await store.sweep(10)
-        assert await store.requeue(Requeue(run_id="r1", token=0), ACTOR) is Requeued.EXPIRED
+        assert await store.requeue(Requeue(run_id="r1", token=0), ACTOR) is RequeueOutcome.EXPIRED
         order = Requeue(run_id="r1", token=0, deadline=START + 9 * SECOND)
-        assert await store.requeue(order, ACTOR) is Requeued.OPEN
+        assert await store.requeue(order, ACTOR) is RequeueOutcome.OPEN
 
     async def test_two_who_want_something_else_are_told(self, store: Store) -> None:
         token = await failed(store)
         first = Requeue(run_id="r1", token=token, input="[1]")
-        assert await store.requeue(first, ACTOR) is Requeued.OPEN
-        assert await store.requeue(first, ACTOR) is Requeued.OPEN
-        assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is Requeued.OPEN
+        assert await store.requeue(first, ACTOR) is RequeueOutcome.OPEN
+        assert await store.requeue(first, ACTOR) is RequeueOutcome.OPEN
+        assert await store.requeue(Requeue(run_id="r1", token=token), ACTOR) is RequeueOutcome.OPEN
         second = Requeue(run_id="r1", token=token, input="[2]")
-        assert await store.requeue(second, ACTOR) is Requeued.OTHERWISE
+        assert await store.requeue(second, ACTOR) is RequeueOutcome.OTHERWISE
 
     async def test_a_late_repetition_does_not_open_the_next_death(self, store: Store) -> None:
         token = await failed(store)
         order = Requeue(run_id="r1", token=token)
         await store.requeue(order, ACTOR)
         await commit(store, await lease_of(store, nonce="second"), next=Finish(Status.FAILED, REFUSED))
-        assert await store.requeue(order, ACTOR) is Requeued.OPEN
+        assert await store.requeue(order, ACTOR) is RequeueOutcome.OPEN
         assert await dead_ids(store) == ["r1"]
 
     async def test_a_parent_that_waits_is_told_of_each_end_and_one_that_ended_of_none(self, store: Store) -> None:
@@ -227,10 +229,10 @@ class Requeueing:
         await commit(store, parent, children=(a_child("c"),), next=a_park(reason=Reason.CHILD))
         lease = await lease_of(store, "c")
         await commit(store, lease, next=Finish(Status.FAILED, REFUSED))
-        assert await store.requeue(Requeue(run_id="c", token=lease.token), ACTOR) is Requeued.OPEN
+        assert await store.requeue(Requeue(run_id="c", token=lease.token), ACTOR) is RequeueOutcome.OPEN
         lease = await lease_of(store, "c", "w2")
         await commit(store, lease, next=Finish(Status.COMPLETED, "7"))
         assert [(one.kind, one.failed) for one in await store.inbox("parent", 0)] == [
-            (Kind.CHILD, True),
-            (Kind.CHILD, False),
+            (RecordKind.CHILD, True),
+            (RecordKind.CHILD, False),
         ]

@@ -7,7 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from perdure.core.model.run import Again, Block, Finish, Kind, Reason, Release, Status, Turn, Verdict
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, Release, RetryLater, Turn, TurnOutcome
 from perdure.errors import EngineClosed, StoreUnavailable
 from perdure.store import MUTATING_VERBS, Retrying, Store
 from perdure.testing.conformance.harness import (
@@ -105,7 +107,7 @@ class LostVerdicts:
             a_park(wake_at=START),
             Finish(Status.COMPLETED, "1"),
             Finish(Status.FAILED, "{}"),
-            Again(START + SECOND, "{}"),
+            RetryLater(START + SECOND, "{}"),
             Release(),
             Block(Reason.DIVERGED, "{}"),
         ],
@@ -115,9 +117,9 @@ class LostVerdicts:
     async def test_the_verdict_is_applied(self, store: Store, harness: Harness, next: Release, records: int) -> None:
         lease = await held(store)
         turn = Turn(lease=lease, records=tuple(a_record(seq) for seq in range(records)), next=next)
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         before = await snapshot(harness)
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         assert await snapshot(harness) == before
 
     async def test_it_is_applied_even_when_the_run_has_moved_on(self, store: Store, harness: Harness) -> None:
@@ -127,16 +129,16 @@ class LostVerdicts:
         await store.send([a_message()], ACTOR)
         await claim(store, "w2")
         before = await snapshot(harness)
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         assert await snapshot(harness) == before
 
     async def test_an_awake_stays_awake(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
         turn = Turn(lease=lease, records=(a_record(0),), next=a_park(seen=0))
-        assert await store.commit([turn], ACTOR) == [Verdict.AWAKE]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.AWAKE]
         before = await snapshot(harness)
-        assert await store.commit([turn], ACTOR) == [Verdict.AWAKE]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.AWAKE]
         assert await snapshot(harness) == before
 
     async def test_children_sends_and_reads_happen_once(self, store: Store, harness: Harness) -> None:
@@ -145,14 +147,14 @@ class LostVerdicts:
         await store.send([a_message()], ACTOR)
         turn = Turn(
             lease=lease,
-            records=(a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1),),
+            records=(a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=1),),
             read=1,
             children=(a_child("child", "r1"),),
             sends=(a_message("other"),),
         )
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         before = await snapshot(harness)
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         assert await snapshot(harness) == before
 
     async def test_a_batch_of_old_and_new_turns_is_sorted_out(self, store: Store) -> None:
@@ -165,7 +167,7 @@ class LostVerdicts:
             Turn(lease=leases["new"], records=(a_record(0),)),
             old,
         ]
-        assert await store.commit(turns, ACTOR) == [Verdict.LOST, Verdict.APPLIED, Verdict.APPLIED]
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.LOST, TurnOutcome.APPLIED, TurnOutcome.APPLIED]
         assert [len(await store.history(id)) for id in ("lost", "new", "old")] == [0, 1, 1]
 
 

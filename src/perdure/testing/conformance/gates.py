@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from perdure.core.limits.admission import AdmitRequest, Admitted, Arrival
-from perdure.core.limits.limit import STRIDE, Bounds, Gating, Hold, Pass
-from perdure.core.model.orders import Order, Pause, PauseKind
-from perdure.core.model.run import FAR, Again, Finish, Kind, Reason, Release, Run, Status
+from perdure.core.limits.admission import AdmissionRequest, AdmissionResult, RunArrival
+from perdure.core.limits.limit import STRIDE, LimitBounds, PermitScope, RequiredGate, RequiredGates
+from perdure.core.model.orders import Pause, PauseKind, RunOrder
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.turn import Finish, Release, RetryLater
+from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -31,15 +34,17 @@ from perdure.testing.conformance.harness import (
 )
 
 GATE = "external"
-ONE = Bounds(concurrency=1)
+ONE = LimitBounds(concurrency=1)
 #: Two at once, and then one a second.
-SLOWLY = Bounds(pace=SECOND, burst=2)
+SLOWLY = LimitBounds(pace=SECOND, burst=2)
 DONE = Finish(Status.COMPLETED, "1")
 
 
-def a_gating(bounds: Bounds = ONE, *, gate: str = GATE, hold: Hold = Hold.LEASE, **changes: Any) -> Gating:
+def a_gating(
+    bounds: LimitBounds = ONE, *, gate: str = GATE, hold: PermitScope = PermitScope.LEASE, **changes: Any
+) -> RequiredGates:
     """What a run has to pass: one gate."""
-    return Gating((Pass(gate, bounds, hold),), **changes)
+    return RequiredGates((RequiredGate(gate, bounds, hold),), **changes)
 
 
 async def ready(store: Store, *ids: str, **changes: Any) -> None:
@@ -50,26 +55,28 @@ async def ready(store: Store, *ids: str, **changes: Any) -> None:
 
 async def asks(
     store: Store,
-    gating: Gating | dict[str, Gating] | None = None,
+    gating: RequiredGates | dict[str, RequiredGates] | None = None,
     *,
     worker: str = "w1",
     nonce: str = "",
     types: tuple[str, ...] = (TYPE,),
     queues: tuple[str, ...] = ("default",),
     **changes: Any,
-) -> AdmitRequest:
+) -> AdmissionRequest:
     """What a worker asks for that has looked at what has arrived; the same `gating` for all, or one for each."""
     await store.register(a_worker(worker))
     arrived = (await store.look([(queue, type) for queue in queues for type in types], 100)).arrived
     arrivals = tuple(
-        Arrival(one.run_id, one.token, (gating or {})[one.run_id] if isinstance(gating, dict) else gating or a_gating())
+        RunArrival(
+            one.run_id, one.token, (gating or {})[one.run_id] if isinstance(gating, dict) else gating or a_gating()
+        )
         for one in arrived
     )
     fields: dict[str, Any] = {"limit": 10, "types": types, "queues": queues, "arrivals": arrivals} | changes
-    return AdmitRequest(worker=worker, nonce=nonce or f"admits-{worker}-{len(arrivals)}", **fields)
+    return AdmissionRequest(worker=worker, nonce=nonce or f"admits-{worker}-{len(arrivals)}", **fields)
 
 
-async def admit_patiently(store: Store, request: AdmitRequest) -> Admitted:
+async def admit_patiently(store: Store, request: AdmissionRequest) -> AdmissionResult:
     """As a worker does: what somebody else has locked, or what has to be made first, is asked for again."""
     while True:
         admitted = await store.admit(request)
@@ -77,12 +84,16 @@ async def admit_patiently(store: Store, request: AdmitRequest) -> Admitted:
             return admitted
 
 
-async def admit(store: Store, gating: Gating | dict[str, Gating] | None = None, **changes: Any) -> Admitted:
+async def admit(
+    store: Store, gating: RequiredGates | dict[str, RequiredGates] | None = None, **changes: Any
+) -> AdmissionResult:
     """Look, and have pass what may."""
     return await store.admit(await asks(store, gating, **changes))
 
 
-async def admit_ids(store: Store, gating: Gating | dict[str, Gating] | None = None, **changes: Any) -> list[str]:
+async def admit_ids(
+    store: Store, gating: RequiredGates | dict[str, RequiredGates] | None = None, **changes: Any
+) -> list[str]:
     """The ids of those who passed."""
     return [one.run.id for one in (await admit(store, gating, **changes)).runs]
 
@@ -200,7 +211,7 @@ class Passing:
         assert await admit_ids(store, worker="w3") == []
 
     async def test_what_counts_to_its_end_counts_while_it_waits(self, store: Store) -> None:
-        whole = a_gating(hold=Hold.RUN)
+        whole = a_gating(hold=PermitScope.RUN)
         await ready(store, "r1", "r2")
         [first] = (await admit(store, whole)).runs
         await commit(store, first.lease, next=a_park())
@@ -214,7 +225,7 @@ class Passing:
         assert await admit_ids(store, whole, nonce="then", released=released) == ["r2"]
 
     async def test_what_was_let_in_to_its_end_waits_for_its_other_gates_alone(self, store: Store) -> None:
-        both = Gating((Pass("whole", ONE, Hold.RUN), Pass(GATE, ONE)))
+        both = RequiredGates((RequiredGate("whole", ONE, PermitScope.RUN), RequiredGate(GATE, ONE)))
         await ready(store, "r1")
         [first] = (await admit(store, both)).runs
         await commit(store, first.lease, next=a_park())
@@ -226,10 +237,10 @@ class Passing:
         assert await admit_ids(store, nonce="then", released=(("r2", second.run.token),)) == ["r1"]
 
     async def test_what_was_let_in_to_its_end_never_waits_for_itself(self, store: Store) -> None:
-        whole = a_gating(hold=Hold.RUN)
+        whole = a_gating(hold=PermitScope.RUN)
         await ready(store, "r1")
         [first] = (await admit(store, whole)).runs
-        await commit(store, first.lease, next=Again(START, "{}"))
+        await commit(store, first.lease, next=RetryLater(START, "{}"))
         await claim(store, types=(OTHER_TYPE,))
         await ready(store, "urgent", priority=-5)
         elsewhere = a_gating(gate="elsewhere")
@@ -237,7 +248,7 @@ class Passing:
         assert await admit_ids(store, whole, nonce="again") == ["r1"]
 
     async def test_a_run_that_is_opened_again_has_to_pass_again(self, store: Store) -> None:
-        whole = a_gating(hold=Hold.RUN)
+        whole = a_gating(hold=PermitScope.RUN)
         await ready(store, "r1", "r2")
         [first] = (await admit(store, whole)).runs
         await commit(store, first.lease, next=Finish(Status.FAILED, "{}"))
@@ -262,7 +273,7 @@ class Passing:
 
     async def test_a_lost_answer_is_given_again_and_uses_nothing_up(self, store: Store, harness: Harness) -> None:
         await ready(store, "r1", "r2", "r3", "r4")
-        request = await asks(store, a_gating(Bounds(concurrency=3, pace=SECOND, burst=2)))
+        request = await asks(store, a_gating(LimitBounds(concurrency=3, pace=SECOND, burst=2)))
         first = await store.admit(request)
         before = await snapshot(harness)
         harness.system.advance(5)
@@ -279,7 +290,7 @@ class Passing:
 
     async def test_what_has_changed_since_it_was_looked_at_is_left(self, store: Store) -> None:
         await ready(store, "r1", "r2")
-        request = await asks(store, a_gating(Bounds(concurrency=5)))
+        request = await asks(store, a_gating(LimitBounds(concurrency=5)))
         await commit(store, (await claim(store, "w2", limit=1)).runs[0].lease, next=Release())
         assert [one.run.id for one in (await store.admit(request)).runs] == ["r2"]
 
@@ -292,7 +303,7 @@ class Passing:
         except Unshared:
             pytest.skip("there can be only one")
         await ready(store, *(f"r{number}" for number in range(12)))
-        gating = a_gating(Bounds(concurrency=3))
+        gating = a_gating(LimitBounds(concurrency=3))
         requests = [await asks(store, gating, worker=f"w{number}", limit=2, insists=insists) for number in range(6)]
         asking = zip([store, *others] * 2, requests, strict=True)
         answers = await asyncio.gather(*(admit_patiently(one, request) for one, request in asking))
@@ -302,9 +313,11 @@ class Passing:
         assert waiting == [(9,)]
 
     async def test_all_gates_have_to_let_it_pass(self, store: Store) -> None:
-        both = Gating((Pass("a", Bounds(concurrency=2)), Pass("b", ONE)))
+        both = RequiredGates((RequiredGate("a", LimitBounds(concurrency=2)), RequiredGate("b", ONE)))
         await ready(store, "r1", "r2", "r3")
-        assert await admit_ids(store, {"r1": both, "r2": both, "r3": a_gating(Bounds(concurrency=2), gate="a")}) == [
+        assert await admit_ids(
+            store, {"r1": both, "r2": both, "r3": a_gating(LimitBounds(concurrency=2), gate="a")}
+        ) == [
             "r1",
             "r3",
         ]
@@ -355,8 +368,8 @@ class TakingTurns:
         await ready(store, "r1", "r2")
         await ready(store, "other", type=OTHER_TYPE)
         both = (TYPE, OTHER_TYPE)
-        await admit(store, a_gating(Bounds(concurrency=1)), types=both)
-        await store.set_bounds(GATE, Bounds(concurrency=9), ACTOR)
+        await admit(store, a_gating(LimitBounds(concurrency=1)), types=both)
+        await store.set_bounds(GATE, LimitBounds(concurrency=9), ACTOR)
         assert await admit_ids(store, nonce="n1", types=(OTHER_TYPE,)) == ["other"]
         assert await admit_ids(store, nonce="n2", queues=("elsewhere",)) == []
         assert await admit_ids(store, nonce="n3") == ["r2"]
@@ -364,11 +377,11 @@ class TakingTurns:
     async def test_one_that_is_paused_in_line_may_pass_when_it_is_resumed(self, store: Store) -> None:
         await ready(store, "r1", "r2", "r3")
         [first] = (await admit(store)).runs
-        await store.control(Order(run_id="r2", kind=Kind.PAUSE, key="p"), ACTOR)
+        await store.control(RunOrder(run_id="r2", kind=RecordKind.PAUSE, key="p"), ACTOR)
         await commit(store, first.lease, next=DONE)
         [third] = (await admit(store, nonce="n1", released=(("r1", 1),))).runs
         assert third.run.id == "r3", "nobody waits for one that is paused"
-        await store.control(Order(run_id="r2", kind=Kind.RESUME, key="r"), ACTOR)
+        await store.control(RunOrder(run_id="r2", kind=RecordKind.RESUME, key="r"), ACTOR)
         assert await admit_ids(store, nonce="n2") == []
         await commit(store, third.lease, next=DONE)
         assert await admit_ids(store, nonce="n3", released=(("r3", 1),)) == ["r2"]
@@ -376,7 +389,7 @@ class TakingTurns:
     async def test_what_is_paused_keeps_its_place(self, store: Store) -> None:
         await ready(store, "r1", "r2")
         await admit(store)
-        await store.set_bounds(GATE, Bounds(concurrency=2), ACTOR)
+        await store.set_bounds(GATE, LimitBounds(concurrency=2), ACTOR)
         await store.pause(Pause(kind=PauseKind.QUEUE, name="default"), ACTOR)
         assert await admit_ids(store, nonce="n1") == []
         await store.resume(PauseKind.QUEUE, "default", ACTOR)

@@ -10,22 +10,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from perdure.core.model.run import (
-    FAR,
-    Claimed,
-    ClaimRequest,
-    Kind,
-    Lease,
-    NewMessage,
-    NewRun,
-    Next,
-    Park,
-    Reason,
-    Record,
-    Turn,
-    Verdict,
-)
+from perdure.core.model.claim import ClaimRequest, ClaimResult
+from perdure.core.model.record import NewMessage, Record, RecordKind
+from perdure.core.model.run import NewRun, Reason
+from perdure.core.model.turn import Lease, NextState, Park, Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
+from perdure.core.time.duration import FAR
 from perdure.host import Host
 from perdure.store import Store
 from perdure.store.sql.dialect import _TABLES
@@ -137,7 +127,7 @@ def a_record(seq: int = 0, location: str = "", **changes: Any) -> Record:
     """A step's result."""
     fields: dict[str, Any] = {
         "seq": seq,
-        "kind": Kind.STEP,
+        "kind": RecordKind.STEP,
         "location": location or f"step-{seq}",
         "payload": f"{seq}",
         "at": START,
@@ -156,7 +146,7 @@ def a_park(seen: int = 0, *, wake_at: int = FAR, reason: Reason = Reason.MESSAGE
     return Park(wake_at, reason, seen)
 
 
-async def claim(store: Store, worker: str = "w1", *, nonce: str = "", **changes: Any) -> Claimed:
+async def claim(store: Store, worker: str = "w1", *, nonce: str = "", **changes: Any) -> ClaimResult:
     """Claim as a worker that is registered if need be."""
     await store.register(a_worker(worker))
     fields: dict[str, Any] = {"worker": worker, "nonce": nonce or f"nonce-{worker}", "limit": 10, "types": (TYPE,)}
@@ -180,7 +170,9 @@ async def held(store: Store, run_id: str = "r1", worker: str = "w1", **changes: 
     return await lease_of(store, run_id, worker)
 
 
-async def commit(store: Store, lease: Lease, *records: Record, next: Next | None = None, **changes: Any) -> Verdict:
+async def commit(
+    store: Store, lease: Lease, *records: Record, next: NextState | None = None, **changes: Any
+) -> TurnOutcome:
     """Commit one turn."""
     [verdict] = await store.commit([Turn(lease=lease, records=records, next=next, **changes)], ACTOR)
     return verdict

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from perdure.core.codec.failure import Failure
-from perdure.core.model.run import (
-    FAR,
-    Again,
-    Block,
-    Finish,
-    Kind,
-    Reason,
-    Record,
-    Release,
-    SendOutcome,
-    Status,
-    Verdict,
-)
+from perdure.core.model.record import Record, RecordKind, SendOutcome
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, Release, RetryLater, TurnOutcome
+from perdure.core.time.duration import FAR
 from perdure.errors import RunCancelled
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -35,7 +26,7 @@ from perdure.testing.conformance.harness import (
 )
 
 
-def taken(seq: int, inbox_seq: int, name: str = "news", kind: Kind = Kind.MESSAGE) -> Record:
+def taken(seq: int, inbox_seq: int, name: str = "news", kind: RecordKind = RecordKind.MESSAGE) -> Record:
     """The record that takes an inbox entry in."""
     return a_record(seq, name, kind=kind, inbox_seq=inbox_seq)
 
@@ -68,7 +59,7 @@ class Inbox:
         [message] = await store.inbox("r1", 0)
         assert (message.run_id, message.kind, message.name, message.payload) == (
             "r1",
-            Kind.MESSAGE,
+            RecordKind.MESSAGE,
             "approval",
             '{"by": "me"}',
         )
@@ -160,7 +151,7 @@ class Inbox:
 
     async def test_a_run_between_attempts_is_not_started_early_by_a_message(self, store: Store) -> None:
         lease = await held(store)
-        await commit(store, lease, next=Again(START + SECOND, "{}"))
+        await commit(store, lease, next=RetryLater(START + SECOND, "{}"))
         await store.send([a_message()], ACTOR)
         assert await claim_ids(store, nonce="early") == []
 
@@ -187,7 +178,7 @@ class Parking:
 
     async def test_a_run_that_has_seen_everything_parks(self, store: Store) -> None:
         lease = await held(store)
-        assert await commit(store, lease, next=a_park()) is Verdict.APPLIED
+        assert await commit(store, lease, next=a_park()) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.reason, run.worker, run.wake_at) == (Status.WAITING, Reason.MESSAGE, None, FAR)
@@ -195,7 +186,7 @@ class Parking:
     async def test_a_message_that_came_first_keeps_it_awake(self, store: Store) -> None:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
-        assert await commit(store, lease, a_record(0), next=a_park(seen=0)) is Verdict.AWAKE
+        assert await commit(store, lease, a_record(0), next=a_park(seen=0)) is TurnOutcome.AWAKE
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.worker) == (Status.RUNNING, "w1")
@@ -204,7 +195,7 @@ class Parking:
     async def test_it_parks_after_reading(self, store: Store) -> None:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
-        assert await commit(store, lease, taken(0, 1), read=1, next=a_park(seen=1)) is Verdict.APPLIED
+        assert await commit(store, lease, taken(0, 1), read=1, next=a_park(seen=1)) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert run.status is Status.WAITING
@@ -212,8 +203,8 @@ class Parking:
     async def test_a_cancellation_that_came_first_keeps_it_awake(self, store: Store) -> None:
         lease = await held(store)
         assert await store.cancel("r1", "enough", "c1", ACTOR) is SendOutcome.ACCEPTED
-        assert await commit(store, lease, next=a_park(seen=0)) is Verdict.AWAKE
-        assert [message.kind for message in await store.marked("w1")] == [Kind.CANCEL]
+        assert await commit(store, lease, next=a_park(seen=0)) is TurnOutcome.AWAKE
+        assert [message.kind for message in await store.marked("w1")] == [RecordKind.CANCEL]
 
     async def test_a_cancellation_that_came_second_wakes_it(self, store: Store) -> None:
         lease = await held(store)
@@ -224,7 +215,9 @@ class Parking:
     async def test_a_park_until_a_moment_that_has_passed_is_none(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         harness.system.advance(2)
-        assert await commit(store, lease, next=a_park(wake_at=START + SECOND, reason=Reason.TIMER)) is Verdict.APPLIED
+        assert (
+            await commit(store, lease, next=a_park(wake_at=START + SECOND, reason=Reason.TIMER)) is TurnOutcome.APPLIED
+        )
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.reason, run.wake_at) == (Status.PENDING, None, START + SECOND)
@@ -277,21 +270,21 @@ class Cancelling:
 
     async def test_one_between_attempts_is_woken(self, store: Store) -> None:
         lease = await held(store)
-        await commit(store, lease, next=Again(START + SECOND, "{}"))
+        await commit(store, lease, next=RetryLater(START + SECOND, "{}"))
         await store.cancel("r1", "enough", "c1", ACTOR)
         assert await claim_ids(store, nonce="now") == ["r1"]
 
     async def test_one_that_fails_with_a_cancellation_unread_does_not_wait_for_its_retry(self, store: Store) -> None:
         lease = await held(store)
         await store.cancel("r1", "enough", "c1", ACTOR)
-        assert await commit(store, lease, next=Again(START + SECOND, "{}")) is Verdict.APPLIED
+        assert await commit(store, lease, next=RetryLater(START + SECOND, "{}")) is TurnOutcome.APPLIED
         assert await claim_ids(store, nonce="now") == ["r1"]
 
     async def test_the_reason_is_in_the_inbox(self, store: Store) -> None:
         await held(store)
         await store.cancel("r1", 'he said "enough"', "c1", ACTOR)
         [message] = await store.marked("w1")
-        assert (message.kind, message.payload) == (Kind.CANCEL, '"he said \\"enough\\""')
+        assert (message.kind, message.payload) == (RecordKind.CANCEL, '"he said \\"enough\\""')
 
     async def test_asking_twice_is_asking_once(self, store: Store) -> None:
         await held(store)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from perdure.core.model.lock import Grant
+from perdure.core.model.lock import LockGrant
 from perdure.store import Store
 from perdure.testing.conformance.harness import ACTOR, SECOND, START, Harness, Unshared, snapshot
 from perdure.testing.conformance.singletons import PREPARE as SINGLETONS
@@ -19,7 +19,7 @@ WEEK = 7 * 24 * 3600
 Verb = Callable[[Store], Awaitable[object]]
 
 
-async def acquire(store: Store, nonce: str, name: str = "import") -> Grant:
+async def acquire(store: Store, nonce: str, name: str = "import") -> LockGrant:
     """Want a lock as somebody who is known by that nonce."""
     return await store.acquire_lock(name, f"owner of {nonce}", nonce, TTL, ACTOR)
 

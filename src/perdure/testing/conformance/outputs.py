@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.outputs import NewOutput, OutputKind, Trim
-from perdure.core.model.run import Finish, Kind, Lease, Release, Status, Turn, Verdict
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, Lease, Release, Trim, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.store.contract import Change
@@ -85,7 +87,7 @@ class Outputs:
         await commit(store, lease, outputs=outputs)
         before = await snapshot(harness)
         harness.system.advance(1)
-        assert await commit(store, lease, outputs=outputs) is Verdict.APPLIED
+        assert await commit(store, lease, outputs=outputs) is TurnOutcome.APPLIED
         assert await snapshot(harness) == before
         await commit(store, lease, outputs=(*outputs, an_item(2)))
         assert await items(store) == [(0, "0"), (1, "1"), (2, "2")]
@@ -101,7 +103,7 @@ class Outputs:
             )
             for lease in leases
         ]
-        assert await store.commit(turns, ACTOR) == [Verdict.APPLIED] * 3
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED] * 3
         assert [position for position, _ in await items(store, limit=1000)] == list(range(130))
 
     async def test_whoever_listens_is_told(self, store: Store) -> None:
@@ -124,7 +126,7 @@ class Outputs:
     async def test_a_turn_that_may_not_park_shows_what_it_has_to_show(self, store: Store) -> None:
         lease = await held(store)
         await store.send([a_message()], ACTOR)
-        assert await commit(store, lease, outputs=(an_item(0),), next=a_park(seen=0)) is Verdict.AWAKE
+        assert await commit(store, lease, outputs=(an_item(0),), next=a_park(seen=0)) is TurnOutcome.AWAKE
         assert await items(store) == [(0, "0")]
 
     @pytest.mark.parametrize("records", [0, 1])
@@ -132,7 +134,7 @@ class Outputs:
         lease = await held(store)
         await commit(store, lease, *(a_record(seq) for seq in range(records)), outputs=(an_item(0),), next=Release())
         late = await commit(store, lease, a_record(5), outputs=(an_item(8),))
-        assert late is Verdict.LOST
+        assert late is TurnOutcome.LOST
         heir = await lease_of(store, "r1", "w2")
         await commit(store, heir, outputs=(an_item(0), an_item(1)))
         assert await items(store) == [(0, "0"), (1, "1")]
@@ -145,7 +147,7 @@ class Trimming:
         lease = await held(store)
         await commit(store, lease, *(a_record(seq) for seq in range(6)))
         trim = Trim(records=((0, 2), (4, 5)))
-        assert await commit(store, lease, a_record(6, "loop", kind=Kind.SCOPE), trim=trim) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(6, "loop", kind=RecordKind.SCOPE), trim=trim) is TurnOutcome.APPLIED
         assert [record.seq for record in await store.history("r1")] == [3, 6]
         await commit(store, lease, a_record(7), a_record(8))
         [loaded] = await store.load(["r1"])
@@ -155,21 +157,21 @@ class Trimming:
         lease = await held(store)
         turn = Turn(
             lease=lease,
-            records=(a_record(3, "beside"), a_record(9, "loop", kind=Kind.SCOPE)),
+            records=(a_record(3, "beside"), a_record(9, "loop", kind=RecordKind.SCOPE)),
             trim=Trim(records=((0, 2), (4, 8))),
             next=a_park(),
         )
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         [loaded] = await store.load(["r1"])
         assert [record.seq for record in loaded.records] == [3, 9]
 
     async def test_only_what_was_taken_in_leaves_the_inbox(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         await store.send([a_message(key=key) for key in ("a", "b", "c")], ACTOR)
-        taken = [a_record(seq, "news", kind=Kind.MESSAGE, inbox_seq=seq + 1) for seq in range(2)]
+        taken = [a_record(seq, "news", kind=RecordKind.MESSAGE, inbox_seq=seq + 1) for seq in range(2)]
         await commit(store, lease, *taken, read=2)
-        mark = a_record(2, "loop", kind=Kind.SCOPE)
+        mark = a_record(2, "loop", kind=RecordKind.SCOPE)
         await commit(store, lease, mark, trim=Trim(records=((0, 1),), inbox=3))
         assert await harness.query("SELECT seq, message_key FROM perdure_messages") == [(3, "c")]
         assert [message.key for message in await store.inbox("r1", 0)] == ["c"]
@@ -188,16 +190,16 @@ class Trimming:
         assert len(await store.events("other")) == 2
         await commit(store, lease, trim=Trim(events=3), next=Finish(Status.COMPLETED, "1"))
         assert [event.kind for event in await store.events("r1")][-1] == "completed"
-        assert await commit(store, other) is Verdict.APPLIED
+        assert await commit(store, other) is TurnOutcome.APPLIED
 
     async def test_trimming_again_changes_nothing(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         await commit(store, lease, *(a_record(seq) for seq in range(4)))
         trim = Trim(records=((0, 3),), inbox=5, events=1)
-        turn = Turn(lease=lease, records=(a_record(4, "loop", kind=Kind.SCOPE),), trim=trim)
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        turn = Turn(lease=lease, records=(a_record(4, "loop", kind=RecordKind.SCOPE),), trim=trim)
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         before = await snapshot(harness)
-        assert await store.commit([turn], ACTOR) == [Verdict.APPLIED]
+        assert await store.commit([turn], ACTOR) == [TurnOutcome.APPLIED]
         assert await snapshot(harness) == before
 
     async def test_many_runs_trim_in_one_batch(self, store: Store) -> None:
@@ -207,18 +209,18 @@ class Trimming:
         turns = [
             Turn(
                 lease=lease,
-                records=(a_record(4, "loop", kind=Kind.SCOPE),),
+                records=(a_record(4, "loop", kind=RecordKind.SCOPE),),
                 trim=Trim(records=((0, number), (3, 3)), inbox=1, events=1),
             )
             for number, lease in enumerate(leases)
         ]
-        assert await store.commit(turns, ACTOR) == [Verdict.APPLIED] * 3
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED] * 3
         left = [[record.seq for record in await store.history(lease.run_id)] for lease in leases]
         assert left == [[1, 2, 4], [2, 4], [4]]
 
     async def test_a_hole_that_no_scope_explains_is_damage(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
-        records = (a_record(0), a_record(1), a_record(2, "loop", kind=Kind.SCOPE), a_record(3), a_record(4))
+        records = (a_record(0), a_record(1), a_record(2, "loop", kind=RecordKind.SCOPE), a_record(3), a_record(4))
         await commit(store, lease, *records)
         await harness.execute("DELETE FROM perdure_history WHERE seq = 3")
         with pytest.raises(StoreCorrupt, match="r1"):
@@ -234,6 +236,6 @@ class Trimming:
         before = await snapshot(harness)
         for late in (lease, Lease("r1", heir.token, "guessed")):
             trim = Trim(records=((0, 0),), events=1)
-            assert await commit(store, late, a_record(1, "s", kind=Kind.SCOPE), trim=trim) is Verdict.LOST
-            assert await commit(store, late, trim=trim, next=Finish(Status.COMPLETED, "1")) is Verdict.LOST
+            assert await commit(store, late, a_record(1, "s", kind=RecordKind.SCOPE), trim=trim) is TurnOutcome.LOST
+            assert await commit(store, late, trim=trim, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.LOST
         assert await snapshot(harness) == before

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 
-from perdure.core.limits.limit import Bounds
+from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.dead_letter import Requeue
-from perdure.core.model.orders import Order, Pause, PauseKind
-from perdure.core.model.run import FAR, Block, Finish, Kind, Reason, Status, Turn, Verdict
-from perdure.core.policy.retention import Prune
+from perdure.core.model.orders import Pause, PauseKind, RunOrder
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, Turn, TurnOutcome
+from perdure.core.policy.retention import PruneRequest
+from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.store.user_connections.transaction_step import Deed
 from perdure.testing.conformance.breakers import PREPARE as BREAKERS
@@ -66,7 +69,7 @@ async def _prepare_cancel(store: Store) -> Verb:
 
 async def _prepare_control(store: Store) -> Verb:
     await commit(store, await held(store), next=a_park())
-    order = Order(run_id="r1", kind=Kind.PAUSE, key="p1", reason="lunch")
+    order = RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p1", reason="lunch")
     return lambda store: store.control(order, ACTOR)
 
 
@@ -91,7 +94,7 @@ async def _prepare_reopen(store: Store) -> Verb:
 
 
 async def _prepare_recover(store: Store) -> Verb:
-    stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
+    stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=3, retry_at=START + SECOND)
     await commit(store, await held(store), stumbled, next=a_park(reason=Reason.RETRY, wake_at=START + SECOND))
     return lambda store: store.recover("r1", 1, ACTOR)
 
@@ -126,7 +129,7 @@ async def _prepare_fire(store: Store) -> Verb:
 
 async def _prepare_admit(store: Store) -> Verb:
     await ready(store, "r1", "r2", "r3")
-    request = await asks(store, a_gating(Bounds(concurrency=2, pace=SECOND, burst=2)))
+    request = await asks(store, a_gating(LimitBounds(concurrency=2, pace=SECOND, burst=2)))
     # Gates are made in a transaction of their own, which may be there although the rest is not.
     await store.set_bounds(GATE, None, ACTOR)
     return lambda store: store.admit(request)
@@ -146,7 +149,7 @@ async def _prepare_stir_gates(store: Store) -> Verb:
 
 
 async def _prepare_set_bounds(store: Store) -> Verb:
-    return lambda store: store.set_bounds("queue:default", Bounds(concurrency=2), ACTOR)
+    return lambda store: store.set_bounds("queue:default", LimitBounds(concurrency=2), ACTOR)
 
 
 async def _prepare_requeue(store: Store) -> Verb:
@@ -168,7 +171,7 @@ async def _prepare_undelete(store: Store) -> Verb:
 async def _prepare_prune(store: Store) -> Verb:
     for name in ("r1", "r2"):
         await commit(store, await held(store, name), a_record(0), next=Finish(Status.COMPLETED, "1"))
-    return lambda store: store.prune(Prune(before=FAR), 10, None, ACTOR)
+    return lambda store: store.prune(PruneRequest(before=FAR), 10, None, ACTOR)
 
 
 async def _prepare_register(store: Store) -> Verb:
@@ -220,8 +223,8 @@ async def _prepare_transact(store: Store) -> Verb:
 
     async def ask(store: Store) -> None:
         # The function is somebody's own, so that whoever asks again has to look first.
-        if await store.recorded(turn, ACTOR) is Verdict.BUSY:
-            assert await store.transact(Deed(work=work, waits=True, seal=seal)) is Verdict.APPLIED
+        if await store.recorded(turn, ACTOR) is TurnOutcome.BUSY:
+            assert await store.transact(Deed(work=work, waits=True, seal=seal)) is TurnOutcome.APPLIED
 
     return ask
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.listing import RunFilter
-from perdure.core.model.run import Finish, Release, Status
+from perdure.core.model.run import RunFilter, Status
+from perdure.core.model.turn import Finish, Release
 from perdure.errors import InvalidCursor
 from perdure.store import Store
 from perdure.store.contract import Change

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, FAR, Block, Reason, Status
+from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, Reason, Status
+from perdure.core.model.turn import Block
+from perdure.core.time.duration import FAR
 from perdure.errors import StoreUnavailable
 from perdure.store import Store
 from perdure.testing.conformance.harness import (

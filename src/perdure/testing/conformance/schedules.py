@@ -9,9 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model.run import FAR, Finish, Kind, Status, Verdict
-from perdure.core.time.cron import Every, moment_of, to_stored
-from perdure.core.time.schedule import Misfire, Overlap, Saved, Schedule
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Status
+from perdure.core.model.turn import Finish, TurnOutcome
+from perdure.core.time.cron import Every, to_stored
+from perdure.core.time.duration import FAR, moment_of
+from perdure.core.time.schedule import Misfire, Overlap, SaveOutcome, Schedule
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -47,7 +50,7 @@ def a_schedule(id: str = "s1", **changes: Any) -> Schedule:
 async def saved(store: Store, id: str = "s1", **changes: Any) -> Schedule:
     """A schedule that is there."""
     wanted = a_schedule(id, **changes)
-    assert await store.save_schedule(wanted, 0, f"write-{id}", "schedule_created", ACTOR) is Saved.DONE
+    assert await store.save_schedule(wanted, 0, f"write-{id}", "schedule_created", ACTOR) is SaveOutcome.DONE
     there = await store.schedule(id)
     assert there is not None
     return there
@@ -61,7 +64,7 @@ async def fired(store: Store) -> tuple[str, ...]:
 async def finish(store: Store, run_id: str) -> None:
     """Let a run complete."""
     lease = await lease_of(store, run_id, nonce=f"finish-{run_id}")
-    assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+    assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
 
 
 async def trail(store: Store, id: str = "s1") -> list[str]:
@@ -88,7 +91,7 @@ class Scheduling:
             last_run="r",
             error="e",
         )
-        assert await store.save_schedule(wanted, 0, "w", "schedule_created", ACTOR) is Saved.DONE
+        assert await store.save_schedule(wanted, 0, "w", "schedule_created", ACTOR) is SaveOutcome.DONE
         assert await store.schedule("s1") == replace(wanted, created_at=START, changed_at=START, version=1)
         assert await store.schedule("s2") is None
         assert await trail(store) == ["schedule_created"]
@@ -97,23 +100,23 @@ class Scheduling:
         await saved(store)
         before = await snapshot(harness)
         other = a_schedule(type="other")
-        assert await store.save_schedule(other, 0, "another", "schedule_created", ACTOR) is Saved.CONFLICT
+        assert await store.save_schedule(other, 0, "another", "schedule_created", ACTOR) is SaveOutcome.CONFLICT
         assert await snapshot(harness) == before
 
     async def test_a_change_of_what_has_changed_meanwhile_is_refused(self, store: Store, harness: Harness) -> None:
         seen = await saved(store)
         changed = replace(seen, queue="q")
-        assert await store.save_schedule(changed, seen.version, "w1", "schedule_changed", ACTOR) is Saved.DONE
+        assert await store.save_schedule(changed, seen.version, "w1", "schedule_changed", ACTOR) is SaveOutcome.DONE
         before = await snapshot(harness)
-        assert await store.save_schedule(seen, seen.version, "w2", "schedule_changed", ACTOR) is Saved.CONFLICT
-        assert await store.save_schedule(a_schedule("s2"), 1, "w3", "schedule_changed", ACTOR) is Saved.CONFLICT
+        assert await store.save_schedule(seen, seen.version, "w2", "schedule_changed", ACTOR) is SaveOutcome.CONFLICT
+        assert await store.save_schedule(a_schedule("s2"), 1, "w3", "schedule_changed", ACTOR) is SaveOutcome.CONFLICT
         assert await snapshot(harness) == before
 
     async def test_a_firing_is_a_change(self, store: Store, harness: Harness) -> None:
         seen = await saved(store)
         harness.system.advance(60)
         assert await fired(store) == (FIRST,)
-        assert await store.save_schedule(seen, seen.version, "w1", "schedule_changed", ACTOR) is Saved.CONFLICT
+        assert await store.save_schedule(seen, seen.version, "w1", "schedule_changed", ACTOR) is SaveOutcome.CONFLICT
 
     async def test_they_are_listed_by_id_a_page_at_a_time(self, store: Store) -> None:
         for id in ("b", "a", "c", "B"):
@@ -223,7 +226,7 @@ class Firing:
         await lease_of(store, FIRST)
         harness.system.advance(60)
         assert await fired(store) == ()
-        assert [entry.kind for entry in await store.inbox(FIRST, 0)] == [Kind.CANCEL]
+        assert [entry.kind for entry in await store.inbox(FIRST, 0)] == [RecordKind.CANCEL]
         assert await fired(store) == ()
 
     async def test_one_that_has_not_begun_makes_way_at_once(self, store: Store, harness: Harness) -> None:

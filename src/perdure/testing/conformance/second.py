@@ -5,18 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from perdure.core.model.reopen import Fork, Reopened, randomness
-from perdure.core.model.run import (
-    FAR,
-    Again,
-    Block,
-    Finish,
-    Kind,
-    Reason,
-    SendOutcome,
-    Status,
-    Verdict,
-)
+from perdure.core.model.record import RecordKind, SendOutcome
+from perdure.core.model.reopen import Fork, ReopenOutcome, randomness
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, RetryLater, TurnOutcome
+from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -44,8 +37,8 @@ def a_fork(id: str = "copy", **changes: object) -> Fork:
     """A run with a past of two records, one of them a message."""
     records = (
         a_record(0, "quote"),
-        a_record(1, kind=Kind.FORK, payload="{}"),
-        a_record(2, "news", kind=Kind.MESSAGE, inbox_seq=1),
+        a_record(1, kind=RecordKind.FORK, payload="{}"),
+        a_record(2, "news", kind=RecordKind.MESSAGE, inbox_seq=1),
     )
     fork = Fork(run=a_run(id), source="r1", step="charge#2", records=records, started_at=START, seed="ab:1@1")
     return replace(fork, **changes)
@@ -57,7 +50,7 @@ class Reopening:
     @pytest.mark.parametrize("outcome", [FAILED, CANCELLED], ids=["failed", "cancelled"])
     async def test_a_finished_run_is_pending_again_with_its_history(self, store: Store, outcome: Finish) -> None:
         await commit(store, await held(store), a_record(0), next=outcome)
-        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.reason, run.generation, run.attempt) == (Status.PENDING, None, 2, 2)
@@ -70,7 +63,7 @@ class Reopening:
         await commit(store, await held(store), next=FAILED)
         await store.reopen("r1", 1, None, ACTOR)
         lease = await lease_of(store, "r1", "w2")
-        assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.output, run.error, run.generation) == (Status.COMPLETED, "1", None, 2)
@@ -89,23 +82,23 @@ class Reopening:
         await commit(store, await held(store), next=FAILED)
         await store.reopen("r1", 1, None, ACTOR)
         before = await snapshot(harness)
-        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
         assert await snapshot(harness) == before
 
     async def test_what_has_not_failed_is_left_alone(self, store: Store, harness: Harness) -> None:
         await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
         await held(store, "busy")
         before = await snapshot(harness)
-        assert await store.reopen("done", 1, None, ACTOR) is Reopened.COMPLETED
-        assert await store.reopen("busy", 1, None, ACTOR) is Reopened.UNFINISHED
-        assert await store.reopen("nobody", 1, None, ACTOR) is Reopened.UNKNOWN
+        assert await store.reopen("done", 1, None, ACTOR) is ReopenOutcome.COMPLETED
+        assert await store.reopen("busy", 1, None, ACTOR) is ReopenOutcome.UNFINISHED
+        assert await store.reopen("nobody", 1, None, ACTOR) is ReopenOutcome.UNKNOWN
         assert await snapshot(harness) == before
 
     async def test_past_its_deadline_it_needs_another_one(self, store: Store, harness: Harness) -> None:
         await commit(store, await held(store, deadline=START + SECOND), next=FAILED)
         harness.system.advance(2)
-        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.EXPIRED
-        assert await store.reopen("r1", 1, START + 9 * SECOND, ACTOR) is Reopened.OPEN
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.EXPIRED
+        assert await store.reopen("r1", 1, START + 9 * SECOND, ACTOR) is ReopenOutcome.OPEN
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.deadline) == (Status.PENDING, START + 9 * SECOND)
@@ -118,9 +111,9 @@ class Reopening:
         await store.reopen("r1", 1, None, ACTOR)
         history = await store.history("r1")
         assert [(record.kind, record.inbox_seq, record.run_attempt) for record in history] == [
-            (Kind.STEP, 0, 1),
-            (Kind.MESSAGE, 1, 1),
-            (Kind.CANCEL, 2, 1),
+            (RecordKind.STEP, 0, 1),
+            (RecordKind.MESSAGE, 1, 1),
+            (RecordKind.CANCEL, 2, 1),
         ]
         assert history[1].payload == '"k1"'
         assert await store.inbox("r1", 0) == []
@@ -138,7 +131,7 @@ class Reopening:
     async def test_one_that_was_cancelled_before_it_began_begins(self, store: Store) -> None:
         await store.create([a_run()], ACTOR)
         await store.cancel("r1", "", "c1", ACTOR)
-        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
         [claimed] = (await claim(store)).runs
         assert (claimed.run.attempt, claimed.run.generation, claimed.run.started_at) == (2, 2, START)
 
@@ -165,7 +158,7 @@ class Families:
         lease = await held(store, "parent")
         await commit(store, lease, children=(a_child("busy"),))
         child = await lease_of(store, "busy")
-        stop = a_message("busy", key="stop", kind=Kind.CANCEL, only_child_of="parent")
+        stop = a_message("busy", key="stop", kind=RecordKind.CANCEL, only_child_of="parent")
         await commit(store, lease, sends=(stop,), next=FAILED)
         await store.reopen("parent", 1, None, ACTOR)
         assert [(r.location, r.failed) for r in await store.history("parent")] == [("call-busy", True)]
@@ -220,8 +213,8 @@ class Recovering:
     async def test_a_step_that_waits_to_be_tried_again_is_tried_at_once_with_all_its_attempts(
         self, store: Store
     ) -> None:
-        stumbled = a_record(1, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=8, retry_at=START + 900 * SECOND)
-        earlier = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=7, retry_at=START)
+        stumbled = a_record(1, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=8, retry_at=START + 900 * SECOND)
+        earlier = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=7, retry_at=START)
         park = a_park(wake_at=START + 900 * SECOND, reason=Reason.RETRY)
         await commit(store, await held(store), earlier, stumbled, next=park)
         run = await store.get("r1")
@@ -235,7 +228,7 @@ class Recovering:
         assert (await store.events("r1"))[-1].kind == "recovered"
 
     async def test_steps_that_have_ended_keep_their_attempts(self, store: Store) -> None:
-        stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=1)
+        stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=1)
         await commit(store, await held(store), stumbled, a_record(1, "flaky", attempts=2), next=a_park())
         run = await store.get("r1")
         assert run is not None
@@ -243,7 +236,7 @@ class Recovering:
         assert [record.attempts for record in await store.history("r1")] == [1, 2]
 
     async def test_a_whole_run_that_waits_to_be_tried_again_is_tried_at_once(self, store: Store) -> None:
-        await commit(store, await held(store), next=Again(START + 900 * SECOND, "{}"))
+        await commit(store, await held(store), next=RetryLater(START + 900 * SECOND, "{}"))
         run = await store.get("r1")
         assert run is not None
         assert await store.recover("r1", run.token, ACTOR)
@@ -259,7 +252,7 @@ class Recovering:
 
     async def test_others_are_left_alone(self, store: Store, harness: Harness) -> None:
         await commit(store, await held(store, "diverged"), next=Block(Reason.DIVERGED, "{}"))
-        stumbled = a_record(0, "flaky", kind=Kind.ATTEMPT, failed=True, attempts=1)
+        stumbled = a_record(0, "flaky", kind=RecordKind.ATTEMPT, failed=True, attempts=1)
         await commit(store, await held(store, "busy"), stumbled)
         await commit(store, await held(store, "done"), next=Finish(Status.COMPLETED, "1"))
         before = await snapshot(harness)
@@ -289,8 +282,8 @@ class Forking:
         await store.fork(a_fork(), ACTOR)
         lease = await lease_of(store, "copy")
         await store.send([a_message("copy", key="new")], ACTOR)
-        news = a_record(3, "news", kind=Kind.MESSAGE, inbox_seq=2)
-        assert await commit(store, lease, news, read=2, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        news = a_record(3, "news", kind=RecordKind.MESSAGE, inbox_seq=2)
+        assert await commit(store, lease, news, read=2, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
 
     async def test_said_twice_it_is_done_once(self, store: Store, harness: Harness) -> None:
         first = await store.fork(a_fork(), ACTOR)

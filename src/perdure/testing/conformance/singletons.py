@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model.reopen import Reopened
-from perdure.core.model.run import Created, Finish, Kind, NewRun, Reason, Status, Verdict
-from perdure.core.policy.singleton import Policy, Single
+from perdure.core.model.record import RecordKind
+from perdure.core.model.reopen import ReopenOutcome
+from perdure.core.model.run import CreatedRun, NewRun, Reason, Status
+from perdure.core.model.turn import Finish, TurnOutcome
+from perdure.core.policy.singleton import SingletonPolicy, StoredSingleton
 from perdure.errors import SingletonBusy
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -36,17 +38,17 @@ NAME = "suite/one"
 Verb = Callable[[Store], Awaitable[object]]
 
 
-def options(policy: Policy, name: str = NAME, **times: int) -> str:
+def options(policy: SingletonPolicy, name: str = NAME, **times: int) -> str:
     """The options of a run of a name."""
-    return msgspec.json.encode({"single": Single(name, policy, **times)}).decode()
+    return msgspec.json.encode({"single": StoredSingleton(name, policy, **times)}).decode()
 
 
-def one(id: str, policy: Policy = Policy.QUEUE, **changes: Any) -> NewRun:
+def one(id: str, policy: SingletonPolicy = SingletonPolicy.QUEUE, **changes: Any) -> NewRun:
     """A run to create."""
     return a_run(id, options=options(policy), **changes)
 
 
-async def start(store: Store, id: str, policy: Policy = Policy.QUEUE, **changes: Any) -> Created:
+async def start(store: Store, id: str, policy: SingletonPolicy = SingletonPolicy.QUEUE, **changes: Any) -> CreatedRun:
     """Create a run of the name."""
     [created] = await store.create([one(id, policy, **changes)], ACTOR)
     return created
@@ -55,7 +57,7 @@ async def start(store: Store, id: str, policy: Policy = Policy.QUEUE, **changes:
 async def finish(store: Store, run_id: str) -> None:
     """Let a run complete."""
     lease = await lease_of(store, run_id, nonce=f"finish-{run_id}")
-    assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+    assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
 
 
 async def status(store: Store, run_id: str) -> tuple[Status, Reason | None]:
@@ -90,18 +92,18 @@ class Singletons:
     """One at a time."""
 
     async def test_a_second_is_rejected_until_the_first_is_over(self, store: Store, harness: Harness) -> None:
-        assert (await start(store, "r1", Policy.REJECT)).created
+        assert (await start(store, "r1", SingletonPolicy.REJECT)).created
         before = await snapshot(harness)
         with pytest.raises(SingletonBusy, match="'r1'") as busy:
-            await start(store, "r2", Policy.REJECT)
+            await start(store, "r2", SingletonPolicy.REJECT)
         assert busy.value.run_id == "r1"
         assert await snapshot(harness) == before
         await finish(store, "r1")
-        assert (await start(store, "r2", Policy.REJECT)).created
+        assert (await start(store, "r2", SingletonPolicy.REJECT)).created
 
     async def test_a_second_is_attached_to_the_first(self, store: Store) -> None:
-        await start(store, "r1", Policy.ATTACH)
-        answer = await start(store, "r2", Policy.ATTACH, input="[2]")
+        await start(store, "r1", SingletonPolicy.ATTACH)
+        answer = await start(store, "r2", SingletonPolicy.ATTACH, input="[2]")
         assert (answer.run.id, answer.created, answer.attached) == ("r1", False, True)
         assert await store.get("r2") is None
 
@@ -130,10 +132,10 @@ class Singletons:
         assert await harness.query("SELECT name FROM perdure_singletons") == []
 
     async def test_one_that_was_begun_is_replaced_when_it_has_ended(self, store: Store) -> None:
-        lease = await held(store, "r1", options=options(Policy.REPLACE))
+        lease = await held(store, "r1", options=options(SingletonPolicy.REPLACE))
         await start(store, "r2")
-        await start(store, "r3", Policy.REPLACE)
-        assert [entry.kind for entry in await store.inbox("r1", 0)] == [Kind.CANCEL]
+        await start(store, "r3", SingletonPolicy.REPLACE)
+        assert [entry.kind for entry in await store.inbox("r1", 0)] == [RecordKind.CANCEL]
         assert (await status(store, "r2"))[0] is Status.CANCELLED
         assert await status(store, "r3") == IN_LINE
         await commit(store, lease, next=Finish(Status.CANCELLED, "{}"))
@@ -141,16 +143,20 @@ class Singletons:
         assert await status(store, "r3") == READY
 
     async def test_one_that_was_not_begun_is_replaced_at_once(self, store: Store, harness: Harness) -> None:
-        await start(store, "r1", Policy.REPLACE)
-        await start(store, "r2", Policy.REPLACE)
+        await start(store, "r1", SingletonPolicy.REPLACE)
+        await start(store, "r2", SingletonPolicy.REPLACE)
         assert (await status(store, "r1"))[0] is Status.CANCELLED
         assert await status(store, "r2") == READY
         before = await snapshot(harness)
-        assert (await start(store, "r2", Policy.REPLACE)).created
+        assert (await start(store, "r2", SingletonPolicy.REPLACE)).created
         assert await snapshot(harness) == before
 
-    @pytest.mark.parametrize("policy", [Policy.REJECT, Policy.ATTACH, Policy.REPLACE, Policy.QUEUE])
-    async def test_of_many_who_start_at_once_one_goes_on(self, store: Store, harness: Harness, policy: Policy) -> None:
+    @pytest.mark.parametrize(
+        "policy", [SingletonPolicy.REJECT, SingletonPolicy.ATTACH, SingletonPolicy.REPLACE, SingletonPolicy.QUEUE]
+    )
+    async def test_of_many_who_start_at_once_one_goes_on(
+        self, store: Store, harness: Harness, policy: SingletonPolicy
+    ) -> None:
         try:
             other = await harness.open()
         except Unshared:
@@ -164,15 +170,15 @@ class Singletons:
         assert len(ready) == 1
         rows = await harness.query("SELECT status, COUNT(*) FROM perdure_runs GROUP BY status ORDER BY status")
         expected = {
-            Policy.REJECT: [("pending", 1)],
-            Policy.ATTACH: [("pending", 1)],
-            Policy.REPLACE: [("cancelled", 15), ("pending", 1)],
-            Policy.QUEUE: [("pending", 1), ("waiting", 15)],
+            SingletonPolicy.REJECT: [("pending", 1)],
+            SingletonPolicy.ATTACH: [("pending", 1)],
+            SingletonPolicy.REPLACE: [("cancelled", 15), ("pending", 1)],
+            SingletonPolicy.QUEUE: [("pending", 1), ("waiting", 15)],
         }
         assert [tuple(row) for row in rows] == expected[policy]
 
     async def test_names_know_nothing_of_each_other(self, store: Store) -> None:
-        runs = [a_run(f"r{n}", options=options(Policy.QUEUE, f"suite/{n % 2}")) for n in range(4)]
+        runs = [a_run(f"r{n}", options=options(SingletonPolicy.QUEUE, f"suite/{n % 2}")) for n in range(4)]
         await store.create(runs, ACTOR)
         assert [await status(store, f"r{n}") for n in range(4)] == [READY, READY, IN_LINE, IN_LINE]
 
@@ -180,10 +186,10 @@ class Singletons:
         await start(store, "r1")
         before = await snapshot(harness)
         with pytest.raises(SingletonBusy):
-            await store.create([a_run("plain"), one("r2", Policy.REJECT)], ACTOR, all_or_none=True)
+            await store.create([a_run("plain"), one("r2", SingletonPolicy.REJECT)], ACTOR, all_or_none=True)
         assert await snapshot(harness) == before
         [first, second] = await store.create(
-            [one("a", Policy.ATTACH), one("b", Policy.ATTACH)], ACTOR, all_or_none=True
+            [one("a", SingletonPolicy.ATTACH), one("b", SingletonPolicy.ATTACH)], ACTOR, all_or_none=True
         )
         assert (first.run.id, second.run.id) == ("r1", "r1")
 
@@ -218,8 +224,8 @@ class Singletons:
     async def test_children_wait_for_their_turn(self, store: Store) -> None:
         await start(store, "r1")
         lease = await held(store, "parent")
-        child = a_child("child", options=options(Policy.QUEUE), held_back=True)
-        assert await commit(store, lease, children=(child,), next=a_park(reason=Reason.CHILD)) is Verdict.APPLIED
+        child = a_child("child", options=options(SingletonPolicy.QUEUE), held_back=True)
+        assert await commit(store, lease, children=(child,), next=a_park(reason=Reason.CHILD)) is TurnOutcome.APPLIED
         await store.succeed([NAME], ACTOR)
         assert await status(store, "child") == IN_LINE
         await _finish_held(store, "r1")
@@ -229,43 +235,43 @@ class Singletons:
     async def test_a_child_that_must_not_wait_fails_and_its_parent_is_told(self, store: Store) -> None:
         await start(store, "r1")
         lease = await held(store, "parent")
-        child = a_child("child", options=options(Policy.REJECT), held_back=True)
+        child = a_child("child", options=options(SingletonPolicy.REJECT), held_back=True)
         await commit(store, lease, children=(child,), next=a_park(reason=Reason.CHILD))
         await store.succeed([NAME], ACTOR)
         assert (await status(store, "child"))[0] is Status.FAILED
         [word] = await store.inbox("parent", 0)
-        assert (word.kind, word.failed) == (Kind.CHILD, True)
+        assert (word.kind, word.failed) == (RecordKind.CHILD, True)
         assert "SingletonBusy" in (word.payload or "")
 
     async def test_a_child_replaces_whoever_is_there(self, store: Store) -> None:
         await start(store, "r1")
         lease = await held(store, "parent")
-        child = a_child("child", options=options(Policy.REPLACE), held_back=True)
+        child = a_child("child", options=options(SingletonPolicy.REPLACE), held_back=True)
         await commit(store, lease, children=(child,), next=a_park(reason=Reason.CHILD))
         await sweep(store)
-        assert [entry.kind for entry in await store.inbox("r1", 0)] == [Kind.CANCEL]
+        assert [entry.kind for entry in await store.inbox("r1", 0)] == [RecordKind.CANCEL]
         assert await status(store, "child") == IN_LINE
 
     async def test_one_that_is_opened_again_waits_for_its_turn(self, store: Store) -> None:
-        lease = await held(store, "r1", options=options(Policy.QUEUE))
+        lease = await held(store, "r1", options=options(SingletonPolicy.QUEUE))
         await commit(store, lease, next=Finish(Status.FAILED, "{}"))
         await start(store, "r2")
-        assert await store.reopen("r1", 1, None, ACTOR) is Reopened.OPEN
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
         assert await status(store, "r1") == IN_LINE
         await finish(store, "r2")
         await store.succeed([NAME], ACTOR)
         assert await status(store, "r1") == READY
         lease = await lease_of(store, "r1", nonce="again")
         await commit(store, lease, next=Finish(Status.FAILED, "{}"))
-        assert await store.reopen("r1", 2, None, ACTOR) is Reopened.OPEN
+        assert await store.reopen("r1", 2, None, ACTOR) is ReopenOutcome.OPEN
         assert await status(store, "r1") == READY
 
 
 class Debouncing:
     """Several starts are one run."""
 
-    async def _start(self, store: Store, id: str, **changes: Any) -> Created:
-        given = options(Policy.DEBOUNCE, "~suite/x", delay=5 * SECOND, at_most=12 * SECOND)
+    async def _start(self, store: Store, id: str, **changes: Any) -> CreatedRun:
+        given = options(SingletonPolicy.DEBOUNCE, "~suite/x", delay=5 * SECOND, at_most=12 * SECOND)
         [created] = await store.create([a_run(id, options=given, **changes)], ACTOR)
         return created
 
@@ -319,4 +325,4 @@ class Debouncing:
 
 async def _finish_held(store: Store, run_id: str) -> None:
     [lease] = [lease for lease in await store.holdings("w1") if lease.run_id == run_id]
-    assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+    assert await commit(store, lease, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED

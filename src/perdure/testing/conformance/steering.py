@@ -7,8 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure.core.model.orders import Obeyed, Order, Pause, PauseKind
-from perdure.core.model.run import FAR, Again, Finish, Kind, Reason, Release, Status, Verdict
+from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, Release, RetryLater, TurnOutcome
+from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -31,9 +34,9 @@ from perdure.testing.conformance.harness import (
 )
 
 
-async def tell(store: Store, kind: Kind, run_id: str = "r1", *, key: str = "", at: int = 0) -> Obeyed:
+async def tell(store: Store, kind: RecordKind, run_id: str = "r1", *, key: str = "", at: int = 0) -> OrderOutcome:
     """Give an order."""
-    order = Order(run_id=run_id, kind=kind, key=key or f"{kind}-{run_id}", reason="because", at=at)
+    order = RunOrder(run_id=run_id, kind=kind, key=key or f"{kind}-{run_id}", reason="because", at=at)
     return await store.control(order, ACTOR)
 
 
@@ -50,49 +53,53 @@ PAUSED = (Status.WAITING, Reason.PAUSED, FAR)
 class Steering:
     """An order is carried out where nobody holds the run, and otherwise in its inbox."""
 
-    @pytest.mark.parametrize("kind", [Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.WAKE])
+    @pytest.mark.parametrize("kind", [RecordKind.PAUSE, RecordKind.RESUME, RecordKind.EVICT, RecordKind.WAKE])
     async def test_an_order_to_nobody_or_to_a_finished_run_changes_nothing(
-        self, harness: Harness, store: Store, kind: Kind
+        self, harness: Harness, store: Store, kind: RecordKind
     ) -> None:
-        assert await commit(store, await held(store), next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        assert await commit(store, await held(store), next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
         before = await snapshot(harness)
-        assert await tell(store, kind, "nobody") is Obeyed.UNKNOWN
-        assert await tell(store, kind) is Obeyed.FINISHED
+        assert await tell(store, kind, "nobody") is OrderOutcome.UNKNOWN
+        assert await tell(store, kind) is OrderOutcome.FINISHED
         assert await snapshot(harness) == before
 
     async def test_a_paused_run_is_not_claimed_and_no_message_wakes_it(self, store: Store) -> None:
-        assert await commit(store, await held(store), next=a_park()) is Verdict.APPLIED
-        assert await tell(store, Kind.PAUSE) is Obeyed.DONE
-        assert await tell(store, Kind.PAUSE, key="another") is Obeyed.ALREADY
+        assert await commit(store, await held(store), next=a_park()) is TurnOutcome.APPLIED
+        assert await tell(store, RecordKind.PAUSE) is OrderOutcome.DONE
+        assert await tell(store, RecordKind.PAUSE, key="another") is OrderOutcome.ALREADY
         await store.send([a_message()], ACTOR)
         assert await state(store) == PAUSED
         assert await claim_ids(store, nonce="while paused") == []
-        assert await tell(store, Kind.RESUME) is Obeyed.DONE
-        assert await tell(store, Kind.RESUME, key="another") is Obeyed.ALREADY
+        assert await tell(store, RecordKind.RESUME) is OrderOutcome.DONE
+        assert await tell(store, RecordKind.RESUME, key="another") is OrderOutcome.ALREADY
         assert await state(store) == (Status.PENDING, None, START)
-        assert [entry.kind for entry in await store.inbox("r1", 0)] == [Kind.PAUSE, Kind.MESSAGE, Kind.RESUME]
+        assert [entry.kind for entry in await store.inbox("r1", 0)] == [
+            RecordKind.PAUSE,
+            RecordKind.MESSAGE,
+            RecordKind.RESUME,
+        ]
         assert [event.kind for event in await store.events("r1")] == ["created", "started", "paused", "sent", "resumed"]
 
     async def test_the_word_of_a_child_does_not_wake_a_paused_parent(self, store: Store) -> None:
         parent = await held(store, "parent")
         park = a_park(reason=Reason.CHILD)
-        assert await commit(store, parent, children=(a_child("child"),), next=park) is Verdict.APPLIED
-        await tell(store, Kind.PAUSE, "parent")
+        assert await commit(store, parent, children=(a_child("child"),), next=park) is TurnOutcome.APPLIED
+        await tell(store, RecordKind.PAUSE, "parent")
         child = await lease_of(store, "child")
-        assert await commit(store, child, next=Finish(Status.COMPLETED, "1")) is Verdict.APPLIED
+        assert await commit(store, child, next=Finish(Status.COMPLETED, "1")) is TurnOutcome.APPLIED
         assert await state(store, "parent") == PAUSED
-        assert [entry.kind for entry in await store.inbox("parent", 0)] == [Kind.PAUSE, Kind.CHILD]
+        assert [entry.kind for entry in await store.inbox("parent", 0)] == [RecordKind.PAUSE, RecordKind.CHILD]
 
     async def test_a_cancellation_ends_a_pause(self, store: Store) -> None:
         await commit(store, await held(store), next=a_park())
-        await tell(store, Kind.PAUSE)
+        await tell(store, RecordKind.PAUSE)
         await store.cancel("r1", "enough", "c1", ACTOR)
         assert await state(store) == (Status.PENDING, None, START)
-        assert await tell(store, Kind.RESUME) is Obeyed.ALREADY
+        assert await tell(store, RecordKind.RESUME) is OrderOutcome.ALREADY
 
     async def test_a_pause_ends_with_the_deadline(self, harness: Harness, store: Store) -> None:
         await store.create([a_run(deadline=START + SECOND)], ACTOR)
-        await tell(store, Kind.PAUSE)
+        await tell(store, RecordKind.PAUSE)
         assert await state(store) == (Status.WAITING, Reason.PAUSED, START + SECOND)
         harness.system.advance(2)
         assert (await store.sweep(10)).expired == 1
@@ -101,43 +108,47 @@ class Steering:
         await store.create([a_run("r1", wake_at=START + 5 * SECOND), a_run("r2", wake_at=START + SECOND)], ACTOR)
         before = await state(store)
         for run_id in ("r1", "r2"):
-            assert await tell(store, Kind.PAUSE, run_id) is Obeyed.DONE
+            assert await tell(store, RecordKind.PAUSE, run_id) is OrderOutcome.DONE
         harness.system.advance(2)
         assert await claim_ids(store) == []
         for run_id in ("r1", "r2"):
-            assert await tell(store, Kind.RESUME, run_id) is Obeyed.DONE
+            assert await tell(store, RecordKind.RESUME, run_id) is OrderOutcome.DONE
         assert await state(store) == before
         assert await claim_ids(store, nonce="second") == ["r2"]
 
     async def test_a_run_that_is_tried_again_later_is_resumed_to_that_time(self, store: Store) -> None:
-        await commit(store, await held(store), next=Again(START + SECOND, "{}"))
-        await tell(store, Kind.PAUSE)
-        await tell(store, Kind.RESUME)
+        await commit(store, await held(store), next=RetryLater(START + SECOND, "{}"))
+        await tell(store, RecordKind.PAUSE)
+        await tell(store, RecordKind.RESUME)
         assert await state(store) == (Status.WAITING, Reason.RETRY, START + SECOND)
 
     async def test_a_running_run_is_told_and_parks_as_paused_with_entries_unread(self, store: Store) -> None:
         lease = await held(store)
-        assert await tell(store, Kind.PAUSE) is Obeyed.DONE
-        assert await tell(store, Kind.PAUSE, key="another") is Obeyed.ALREADY
+        assert await tell(store, RecordKind.PAUSE) is OrderOutcome.DONE
+        assert await tell(store, RecordKind.PAUSE, key="another") is OrderOutcome.ALREADY
         await store.send([a_message()], ACTOR)
-        assert [entry.kind for entry in await store.marked("w1")] == [Kind.PAUSE, Kind.MESSAGE]
+        assert [entry.kind for entry in await store.marked("w1")] == [RecordKind.PAUSE, RecordKind.MESSAGE]
         early = a_park(1, reason=Reason.PAUSED)
-        assert await commit(store, lease, next=early) is Verdict.AWAKE
-        assert await commit(store, lease, next=a_park(2, reason=Reason.PAUSED)) is Verdict.APPLIED
+        assert await commit(store, lease, next=early) is TurnOutcome.AWAKE
+        assert await commit(store, lease, next=a_park(2, reason=Reason.PAUSED)) is TurnOutcome.APPLIED
         assert await state(store) == PAUSED
-        assert await tell(store, Kind.RESUME) is Obeyed.DONE
+        assert await tell(store, RecordKind.RESUME) is OrderOutcome.DONE
         lease = await lease_of(store, nonce="again")
-        assert [entry.kind for entry in await store.marked("w1")] == [Kind.PAUSE, Kind.MESSAGE, Kind.RESUME]
-        news = a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=2)
-        assert await commit(store, lease, news, read=3, next=a_park(3)) is Verdict.APPLIED
+        assert [entry.kind for entry in await store.marked("w1")] == [
+            RecordKind.PAUSE,
+            RecordKind.MESSAGE,
+            RecordKind.RESUME,
+        ]
+        news = a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=2)
+        assert await commit(store, lease, news, read=3, next=a_park(3)) is TurnOutcome.APPLIED
         assert await store.inbox("r1", 0) == []
 
     async def test_an_eviction_is_for_the_holder_of_the_moment(self, store: Store) -> None:
         lease = await held(store)
-        assert await tell(store, Kind.EVICT) is Obeyed.DONE
+        assert await tell(store, RecordKind.EVICT) is OrderOutcome.DONE
         [entry] = await store.marked("w1")
-        assert (entry.kind, entry.payload) == (Kind.EVICT, str(lease.token))
-        assert await commit(store, lease, read=1, next=Release("w2")) is Verdict.APPLIED
+        assert (entry.kind, entry.payload) == (RecordKind.EVICT, str(lease.token))
+        assert await commit(store, lease, read=1, next=Release("w2")) is TurnOutcome.APPLIED
         await store.register(a_worker("w2"))
         assert await claim_ids(store, "w1", nonce="mine", affinity=SECOND) == []
         assert await claim_ids(store, "w2", nonce="theirs", affinity=SECOND) == ["r1"]
@@ -145,21 +156,21 @@ class Steering:
     async def test_a_run_that_nobody_holds_is_evicted_from_whoever_remembers_it(self, store: Store) -> None:
         lease = await held(store)
         await commit(store, lease, next=a_park())
-        assert await tell(store, Kind.EVICT) is Obeyed.ALREADY
+        assert await tell(store, RecordKind.EVICT) is OrderOutcome.ALREADY
         await store.send([a_message()], ACTOR)
         assert (await lease_of(store, nonce="again")).token > lease.token + 1
 
     async def test_a_sleep_ends_when_it_is_told_to(self, store: Store) -> None:
         await commit(store, await held(store), next=a_park(wake_at=START + 5 * SECOND, reason=Reason.TIMER))
-        assert await tell(store, Kind.WAKE, at=START + SECOND) is Obeyed.DONE
+        assert await tell(store, RecordKind.WAKE, at=START + SECOND) is OrderOutcome.DONE
         [entry] = await store.inbox("r1", 0)
-        assert (entry.kind, msgspec.json.decode(entry.payload or "")) == (Kind.WAKE, START + SECOND)
+        assert (entry.kind, msgspec.json.decode(entry.payload or "")) == (RecordKind.WAKE, START + SECOND)
         assert await claim_ids(store, nonce="again") == ["r1"]
 
     async def test_a_run_for_later_is_begun_when_it_is_told_to(self, harness: Harness, store: Store) -> None:
         await store.create([a_run("r1", wake_at=START + 5 * SECOND), a_run("r2", wake_at=START + 5 * SECOND)], ACTOR)
-        assert await tell(store, Kind.WAKE, "r1", at=0) is Obeyed.DONE
-        assert await tell(store, Kind.WAKE, "r2", at=START + SECOND) is Obeyed.DONE
+        assert await tell(store, RecordKind.WAKE, "r1", at=0) is OrderOutcome.DONE
+        assert await tell(store, RecordKind.WAKE, "r2", at=START + SECOND) is OrderOutcome.DONE
         assert await claim_ids(store) == ["r1"]
         harness.system.advance(1)
         assert await claim_ids(store, nonce="second") == ["r2"]
@@ -169,7 +180,7 @@ class Steering:
         await commit(store, await held(store), next=a_park(wake_at=START + SECOND))
         before = await snapshot(harness)
         for run_id in ("r1", "pending"):
-            assert await tell(store, Kind.WAKE, run_id) is Obeyed.REFUSED
+            assert await tell(store, RecordKind.WAKE, run_id) is OrderOutcome.REFUSED
         assert await snapshot(harness) == before
 
 

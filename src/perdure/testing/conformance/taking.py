@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure.core.limits.admission import AdmitRequest, Arrival
-from perdure.core.limits.limit import Bounds, Gating, Pass, of_type
-from perdure.core.model.claim_by_id import Refusal, Take, Taken
-from perdure.core.model.orders import Order, Pause, PauseKind
-from perdure.core.model.run import FAR, Block, Finish, Kind, Reason, Status
+from perdure.core.limits.admission import AdmissionRequest, RunArrival
+from perdure.core.limits.limit import LimitBounds, RequiredGate, RequiredGates, type_gate
+from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRefusal
+from perdure.core.model.orders import Pause, PauseKind, RunOrder
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish
+from perdure.core.time.duration import FAR
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
     ACTOR,
@@ -31,13 +34,13 @@ from perdure.testing.conformance.harness import (
 )
 
 
-def a_take(run_id: str = "r1", worker: str = "w1", **changes: Any) -> Take:
+def a_take(run_id: str = "r1", worker: str = "w1", **changes: Any) -> ClaimByIdRequest:
     """A request to take a run."""
     fields: dict[str, Any] = {"nonce": f"nonce-{worker}", "types": (TYPE,)}
-    return Take(run_id=run_id, worker=worker, **{**fields, **changes})
+    return ClaimByIdRequest(run_id=run_id, worker=worker, **{**fields, **changes})
 
 
-async def take(store: Store, run_id: str = "r1", worker: str = "w1", **changes: Any) -> Taken:
+async def take(store: Store, run_id: str = "r1", worker: str = "w1", **changes: Any) -> ClaimByIdResult:
     """Take a run as a worker that is registered if need be."""
     await store.register(a_worker(worker))
     return await store.take(a_take(run_id, worker, **changes))
@@ -71,7 +74,7 @@ class Taking:
     async def test_one_that_is_due_is_taken_and_one_that_is_not_is_left(self, store: Store, harness: Harness) -> None:
         await store.create([a_run("r1", wake_at=START + SECOND)], ACTOR)
         early = await take(store)
-        assert (early.refused, early.run) == (Refusal.WAITING, await store.get("r1"))
+        assert (early.refused, early.run) == (ClaimRefusal.WAITING, await store.get("r1"))
         harness.system.advance(1)
         assert (await take(store)).claimed is not None
 
@@ -83,12 +86,12 @@ class Taking:
         await held(store, "busy", worker="w2")
         answers = {name: await take(store, name) for name in ("none", "free", "done", "parked", "aside", "busy")}
         assert {name: answer.refused for name, answer in answers.items()} == {
-            "none": Refusal.UNKNOWN,
-            "free": Refusal.FOREIGN,
-            "done": Refusal.FINISHED,
-            "parked": Refusal.WAITING,
-            "aside": Refusal.BLOCKED,
-            "busy": Refusal.HELD,
+            "none": ClaimRefusal.UNKNOWN,
+            "free": ClaimRefusal.FOREIGN,
+            "done": ClaimRefusal.FINISHED,
+            "parked": ClaimRefusal.WAITING,
+            "aside": ClaimRefusal.BLOCKED,
+            "busy": ClaimRefusal.HELD,
         }
         assert all(answer.claimed is None for answer in answers.values())
         assert answers["busy"].run == await store.get("busy")
@@ -96,19 +99,19 @@ class Taking:
     async def test_a_pause_holds_it_back(self, store: Store) -> None:
         await store.create([a_run("r1"), a_run("r2", queue="slow")], ACTOR)
         await store.pause(Pause(kind=PauseKind.QUEUE, name="slow"), ACTOR)
-        assert (await take(store, "r2")).refused is Refusal.PAUSED
+        assert (await take(store, "r2")).refused is ClaimRefusal.PAUSED
         await store.pause(Pause(kind=PauseKind.TYPE, name=TYPE), ACTOR)
-        assert (await take(store, "r1")).refused is Refusal.PAUSED
+        assert (await take(store, "r1")).refused is ClaimRefusal.PAUSED
         await store.resume(PauseKind.TYPE, TYPE, ACTOR)
-        await store.control(Order(run_id="r1", kind=Kind.PAUSE, key="p"), ACTOR)
-        assert (await take(store, "r1")).refused is Refusal.WAITING
+        await store.control(RunOrder(run_id="r1", kind=RecordKind.PAUSE, key="p"), ACTOR)
+        assert (await take(store, "r1")).refused is ClaimRefusal.WAITING
 
     async def test_a_worker_that_is_not_alive_gets_nothing(self, store: Store) -> None:
         await store.create([a_run("r1")], ACTOR)
-        assert (await store.take(a_take())).refused is Refusal.DEAD
+        assert (await store.take(a_take())).refused is ClaimRefusal.DEAD
         await store.register(a_worker("w1"))
         await store.retire("w1")
-        assert (await store.take(a_take())).refused is Refusal.DEAD
+        assert (await store.take(a_take())).refused is ClaimRefusal.DEAD
 
     async def test_the_same_nonce_gets_the_same_answer_and_another_one_none(
         self, store: Store, harness: Harness
@@ -117,7 +120,7 @@ class Taking:
         taken = await take(store)
         before = await snapshot(harness)
         assert await store.take(a_take()) == taken
-        assert (await store.take(a_take(nonce="other"))).refused is Refusal.HELD
+        assert (await store.take(a_take(nonce="other"))).refused is ClaimRefusal.HELD
         assert await snapshot(harness) == before
 
     async def test_what_is_unread_marks_it_and_what_is_recorded_is_known(self, store: Store) -> None:
@@ -134,13 +137,13 @@ class Taking:
         await store.create([a_run("r1")], ACTOR)
         for crash in range(5):
             refused = (await take(store, "r1", f"w{crash}")).refused
-            assert refused is (Refusal.SUSPECT if crash >= 2 else None)
+            assert refused is (ClaimRefusal.SUSPECT if crash >= 2 else None)
             if refused is not None:
                 assert (await take(store, "r1", f"w{crash}", alone=True)).claimed is not None
             harness.system.advance(2 * LEASE / SECOND)
             await store.sweep(10)
         last = await take(store, "r1", "w9", alone=True)
-        assert (last.refused, last.run) == (Refusal.BLOCKED, await store.get("r1"))
+        assert (last.refused, last.run) == (ClaimRefusal.BLOCKED, await store.get("r1"))
         assert last.run is not None
         assert last.run.reason is Reason.POISON
         assert (await store.events("r1"))[-1].kind == "blocked"
@@ -149,24 +152,24 @@ class Taking:
         await store.create([a_run("r1"), a_run("r2", wake_at=START + SECOND), a_run("r3")], ACTOR)
         harness.system.advance(1)
         first = await take(store, "r1", gated=frozenset({TYPE}))
-        assert (first.refused, first.claimed, first.limited) == (Refusal.GATED, None, ())
+        assert (first.refused, first.claimed, first.limited) == (ClaimRefusal.GATED, None, ())
         assert first.run == await store.get("r1")
         due = await take(store, "r2", gated=frozenset({TYPE}))
         assert due.run == await store.get("r2")
         assert due.run is not None
         assert (due.run.status, due.run.wake_at) == (Status.PENDING, START + SECOND)
-        await store.set_bounds(of_type(TYPE), Bounds(1), ACTOR)
+        await store.set_bounds(type_gate(TYPE), LimitBounds(1), ACTOR)
         told = await take(store, "r3")
-        assert (told.refused, told.limited) == (Refusal.GATED, (of_type(TYPE),))
+        assert (told.refused, told.limited) == (ClaimRefusal.GATED, (type_gate(TYPE),))
 
     async def test_only_what_was_named_passes_whoever_stands_in_line(self, store: Store) -> None:
         await store.create([a_run("r1"), a_run("r2"), a_run("r3")], ACTOR)
-        gating = Gating((Pass("g", Bounds(1)),))
+        gating = RequiredGates((RequiredGate("g", LimitBounds(1)),))
         await store.register(a_worker("w1"))
 
         async def admitted(nonce: str, *names: str, only: bool = True) -> list[str]:
-            arrivals = [Arrival(run.id, run.token, gating) for run in await store.get_many(names)]
-            request = AdmitRequest(
+            arrivals = [RunArrival(run.id, run.token, gating) for run in await store.get_many(names)]
+            request = AdmissionRequest(
                 worker="w1",
                 nonce=nonce,
                 limit=1,
@@ -181,7 +184,7 @@ class Taking:
         assert await admitted("n2", "r2") == []
         assert await admitted("n3", "r3") == []
         standing = await take(store, "r3", nonce="t")
-        assert standing.refused is Refusal.GATED
+        assert standing.refused is ClaimRefusal.GATED
         assert standing.run is not None
         assert standing.run.status is Status.PENDING
         assert await store.due([TYPE], ["default"], 10) == ["r3"]

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from perdure.core.audit import Audit, EventFilter
-from perdure.core.model.run import Again, Block, Event, Finish, Reason, Release, Status, Turn
+from perdure.core.audit import Audit, Event, EventFilter
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, Release, RetryLater, Turn
 from perdure.store import Store
 from perdure.store.contract import Line
 from perdure.testing.conformance.harness import (
@@ -41,7 +42,7 @@ async def _lead_a_life(store: Store, harness: Harness, run_id: str) -> None:
     harness.system.advance(1)
     lease = await lease_of(store, run_id, nonce=f"again-{run_id}")
     harness.system.advance(1)
-    await commit(store, lease, next=Again(harness.system.now() + 1, _OOPS))
+    await commit(store, lease, next=RetryLater(harness.system.now() + 1, _OOPS))
     harness.system.advance(1)
     lease = await lease_of(store, run_id, nonce=f"third-{run_id}")
     await commit(store, lease, next=Finish(Status.COMPLETED, "1"))
@@ -77,7 +78,7 @@ class Levels:
             assert last == ([[]] * 4 if level is Audit.OFF else told)
 
     async def test_the_trail_says_what_went_wrong_each_time(self, store: Store, harness: Harness) -> None:
-        await commit(store, await held(store), next=Again(harness.system.now(), _OOPS))
+        await commit(store, await held(store), next=RetryLater(harness.system.now(), _OOPS))
         long = json.dumps({"type": "builtins.OSError", "message": "x" * 10_000})
         await commit(store, await lease_of(store, nonce="again"), next=Finish(Status.FAILED, long))
         await commit(store, await held(store, "odd"), next=Block(Reason.UNDECODABLE, _OOPS))

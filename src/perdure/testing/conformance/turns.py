@@ -6,19 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from perdure.core.model.outputs import NewOutput, OutputKind, Renew, Trim
-from perdure.core.model.run import (
-    Again,
-    Block,
-    Finish,
-    Kind,
-    Lease,
-    Reason,
-    Release,
-    Status,
-    Turn,
-    Verdict,
-)
+from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Release, RetryLater, Trim, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt
 from perdure.store import Store
 from perdure.testing.conformance.harness import (
@@ -48,11 +39,11 @@ class Turns:
         lease = await held(store)
         records = (
             a_record(0, "charge", payload='{"a": 1}', digest="d1", attempts=2, started_at=START - 5),
-            a_record(1, "charge#2", kind=Kind.ATTEMPT, failed=True, retry_at=START + SECOND, run_attempt=3),
-            a_record(2, "sleep", kind=Kind.TIMER, payload=None, at=START + 7, run_attempt=3),
+            a_record(1, "charge#2", kind=RecordKind.ATTEMPT, failed=True, retry_at=START + SECOND, run_attempt=3),
+            a_record(2, "sleep", kind=RecordKind.TIMER, payload=None, at=START + 7, run_attempt=3),
         )
-        assert await commit(store, lease, *records[:2]) is Verdict.APPLIED
-        assert await commit(store, lease, records[2]) is Verdict.APPLIED
+        assert await commit(store, lease, *records[:2]) is TurnOutcome.APPLIED
+        assert await commit(store, lease, records[2]) is TurnOutcome.APPLIED
         assert await store.history("r1") == list(records)
         [loaded] = await store.load(["r1"])
         assert loaded.records == records
@@ -64,14 +55,14 @@ class Turns:
 
     async def test_an_empty_turn_asks_whether_the_lease_holds(self, store: Store) -> None:
         lease = await held(store)
-        assert await commit(store, lease) is Verdict.APPLIED
+        assert await commit(store, lease) is TurnOutcome.APPLIED
         await commit(store, lease, next=Release())
-        assert await commit(store, lease) is Verdict.LOST
+        assert await commit(store, lease) is TurnOutcome.LOST
 
     async def test_a_run_completes_with_a_result(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         harness.system.advance(2)
-        assert await commit(store, lease, a_record(0), next=Finish(Status.COMPLETED, "42")) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(0), next=Finish(Status.COMPLETED, "42")) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.output, run.error) == (Status.COMPLETED, "42", None)
@@ -89,8 +80,8 @@ class Turns:
 
     async def test_another_attempt_begins_at_its_time(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
-        again = Again(START + 5 * SECOND, '{"type": "Oops"}')
-        assert await commit(store, lease, a_record(0), next=again) is Verdict.APPLIED
+        again = RetryLater(START + 5 * SECOND, '{"type": "Oops"}')
+        assert await commit(store, lease, a_record(0), next=again) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.reason, run.attempt, run.started_at) == (Status.WAITING, Reason.RETRY, 2, 0)
@@ -102,14 +93,14 @@ class Turns:
 
     async def test_no_attempt_waits_past_the_deadline(self, store: Store) -> None:
         lease = await held(store, deadline=START + SECOND)
-        await commit(store, lease, next=Again(START + 5 * SECOND, "{}"))
+        await commit(store, lease, next=RetryLater(START + 5 * SECOND, "{}"))
         run = await store.get("r1")
         assert run is not None
         assert run.wake_at == START + SECOND
 
     async def test_a_released_run_is_taken_at_once_under_a_higher_token(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
-        assert await commit(store, lease, a_record(0), next=Release()) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(0), next=Release()) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.token, run.worker) == (Status.PENDING, lease.token + 1, None)
@@ -121,7 +112,7 @@ class Turns:
 
     async def test_a_blocked_run_is_set_aside(self, store: Store) -> None:
         lease = await held(store)
-        assert await commit(store, lease, next=Block(Reason.UNDECODABLE, '{"type": "x"}')) is Verdict.APPLIED
+        assert await commit(store, lease, next=Block(Reason.UNDECODABLE, '{"type": "x"}')) is TurnOutcome.APPLIED
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.reason, run.worker) == (Status.BLOCKED, Reason.UNDECODABLE, None)
@@ -141,7 +132,7 @@ class Turns:
             Turn(lease=stale, records=(a_record(0),), next=Finish(Status.COMPLETED, "1")),
             Turn(lease=good[1], records=(a_record(0), a_record(1)), next=Finish(Status.COMPLETED, "1")),
         ]
-        assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.LOST, Verdict.APPLIED]
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST, TurnOutcome.APPLIED]
         assert [len(await store.history(id)) for id in ("good2", "stale", "good3")] == [1, 0, 2]
 
     async def test_two_turns_of_one_run_in_one_batch_are_taken_in_order(self, store: Store) -> None:
@@ -151,13 +142,13 @@ class Turns:
             Turn(lease=lease, records=(a_record(1),), next=Finish(Status.COMPLETED, "1")),
             Turn(lease=lease, records=(a_record(2),)),
         ]
-        assert await store.commit(turns, ACTOR) == [Verdict.APPLIED, Verdict.APPLIED, Verdict.LOST]
+        assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED, TurnOutcome.LOST]
         assert [record.seq for record in await store.history("r1")] == [0, 1]
 
     async def test_a_turn_that_is_twice_in_one_batch_is_written_once(self, store: Store) -> None:
         lease = await held(store)
         turn = Turn(lease=lease, records=(a_record(0),), next=Finish(Status.COMPLETED, "1"))
-        assert await store.commit([turn, turn], ACTOR) == [Verdict.APPLIED, Verdict.APPLIED]
+        assert await store.commit([turn, turn], ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
         assert len(await store.history("r1")) == 1
         assert [event.kind for event in await store.events("r1")][-1:] == ["completed"]
 
@@ -176,7 +167,7 @@ class Turns:
         await commit(store, former, a_record(0, payload='"former"'), next=Release())
         latter = await lease_of(store, nonce="another")
         # As if it had been loaded before that was written.
-        assert await commit(store, latter, a_record(0), a_record(1)) is Verdict.LOST
+        assert await commit(store, latter, a_record(0), a_record(1)) is TurnOutcome.LOST
         assert [record.payload for record in await store.history("r1")] == ['"former"']
         run = await store.get("r1")
         assert run is not None
@@ -189,13 +180,13 @@ class Turns:
         verdict = await commit(
             store,
             lease,
-            a_record(0, "news", kind=Kind.MESSAGE, inbox_seq=1),
+            a_record(0, "news", kind=RecordKind.MESSAGE, inbox_seq=1),
             read=1,
             children=(a_child("child", "r1"),),
             sends=(a_message("other"),),
             next=a_park(seen=1),
         )
-        assert verdict is Verdict.AWAKE
+        assert verdict is TurnOutcome.AWAKE
         assert len(await store.history("r1")) == len(await store.inbox("other", 0)) == 1
         assert [message.key for message in await store.inbox("r1", 0)] == ["b"]
         assert await store.get("child") is not None
@@ -205,12 +196,12 @@ class Turns:
 PATHS: dict[str, Callable[[Lease], Turn]] = {
     "nothing": lambda lease: Turn(lease=lease),
     "records": lambda lease: Turn(lease=lease, records=(a_record(9),)),
-    "read": lambda lease: Turn(lease=lease, records=(a_record(9, kind=Kind.MESSAGE, inbox_seq=1),), read=1),
+    "read": lambda lease: Turn(lease=lease, records=(a_record(9, kind=RecordKind.MESSAGE, inbox_seq=1),), read=1),
     "children": lambda lease: Turn(lease=lease, children=(a_child("child", "r1"),)),
     "sends": lambda lease: Turn(lease=lease, sends=(a_message("other"),)),
     "park": lambda lease: Turn(lease=lease, next=a_park(seen=1)),
     "finish": lambda lease: Turn(lease=lease, next=Finish(Status.FAILED, "{}")),
-    "again": lambda lease: Turn(lease=lease, next=Again(START, "{}")),
+    "again": lambda lease: Turn(lease=lease, next=RetryLater(START, "{}")),
     "release": lambda lease: Turn(lease=lease, next=Release()),
     "block": lambda lease: Turn(lease=lease, next=Block(Reason.UNDECODABLE, "{}")),
     "extras": lambda lease: Turn(
@@ -219,10 +210,10 @@ PATHS: dict[str, Callable[[Lease], Turn]] = {
         subscribes=("news@1",),
         trim=Trim(records=((0, 9),), inbox=9, events=1),
     ),
-    "renew": lambda lease: Turn(lease=lease, next=Renew(TYPE, "[]", 1)),
+    "renew": lambda lease: Turn(lease=lease, next=ContinueAsNew(TYPE, "[]", 1)),
     "everything": lambda lease: Turn(
         lease=lease,
-        records=(a_record(9, kind=Kind.MESSAGE, inbox_seq=1),),
+        records=(a_record(9, kind=RecordKind.MESSAGE, inbox_seq=1),),
         read=1,
         children=(a_child("child", "r1"),),
         sends=(a_message("other"),),
@@ -266,7 +257,7 @@ class Fencing:
         before = await snapshot(harness)
         [verdict] = await store.commit([PATHS[path](lease)], ACTOR)
         given_back_already = path == "release" and how == "reclaimed"
-        assert verdict is (Verdict.APPLIED if given_back_already else Verdict.LOST)
+        assert verdict is (TurnOutcome.APPLIED if given_back_already else TurnOutcome.LOST)
         assert await snapshot(harness) == before
 
     @pytest.mark.parametrize("path", PATHS)
@@ -274,10 +265,10 @@ class Fencing:
         await store.create([a_run("other")], ACTOR)
         before = await snapshot(harness)
         [verdict] = await store.commit([PATHS[path](Lease("r1", 1, "n"))], ACTOR)
-        assert verdict is Verdict.LOST
+        assert verdict is TurnOutcome.LOST
         assert await snapshot(harness) == before
 
     async def test_a_late_worker_that_was_not_swept_may_still_write(self, store: Store, harness: Harness) -> None:
         lease = await held(store)
         harness.system.advance(3600)
-        assert await commit(store, lease, a_record(0)) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.APPLIED

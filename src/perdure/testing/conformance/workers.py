@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from perdure.core.codec.failure import Failure
-from perdure.core.model.run import Block, Kind, Reason, Status, Verdict
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, TurnOutcome
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.errors import Expired
 from perdure.store import Store
@@ -115,7 +117,7 @@ class Leaving:
         run = await store.get("r1")
         assert run is not None
         assert (run.status, run.worker, run.token, run.claims) == (Status.PENDING, None, lease.token + 1, 0)
-        assert await commit(store, lease, a_record(0)) is Verdict.LOST
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.LOST
         assert (await store.events("r1"))[-1].kind == "released"
 
     async def test_it_is_no_longer_alive(self, store: Store) -> None:
@@ -129,7 +131,7 @@ class Leaving:
         lease = await held(store, "r1", "w1")
         await held(store, "r2", "w2")
         await store.retire("w2")
-        assert await commit(store, lease, a_record(0)) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.APPLIED
 
 
 class Sweeping:
@@ -145,7 +147,7 @@ class Sweeping:
         assert (run.status, run.worker, run.token) == (Status.PENDING, None, lease.token + 1)
         assert run.claims == 1
         assert (await store.events("r1"))[-1].kind == "reclaimed"
-        assert await commit(store, lease, a_record(0)) is Verdict.LOST
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.LOST
 
     async def test_the_living_keep_theirs(self, store: Store, harness: Harness) -> None:
         await held(store, "r1", "w1")
@@ -153,7 +155,7 @@ class Sweeping:
         lease = await held(store, "r2", "w2")
         harness.system.advance(10)
         assert (await store.sweep(100)).dead_workers == ("w1",)
-        assert await commit(store, lease, a_record(0)) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.APPLIED
 
     async def test_a_sweep_is_bounded_and_says_when_there_is_more(self, store: Store, harness: Harness) -> None:
         await store.create([a_run(f"r{number}") for number in range(5)], ACTOR)
@@ -208,7 +210,7 @@ class Deadlines:
         lease = await held(store, deadline=START + SECOND)
         harness.system.advance(2)
         assert (await store.sweep(100)).expired == 0
-        assert await commit(store, lease, a_record(0)) is Verdict.APPLIED
+        assert await commit(store, lease, a_record(0)) is TurnOutcome.APPLIED
 
     async def test_a_blocked_run_is_left_to_people(self, store: Store, harness: Harness) -> None:
         lease = await held(store, deadline=START + SECOND)
@@ -224,7 +226,7 @@ class Deadlines:
         await store.sweep(100)
         await self.expired(store, "child")
         [word] = await store.inbox("parent", 0)
-        assert (word.kind, word.name, word.failed) == (Kind.CHILD, "call-child", True)
+        assert (word.kind, word.name, word.failed) == (RecordKind.CHILD, "call-child", True)
         assert await claim_ids(store, nonce="woken") == ["parent"]
 
     async def test_expiring_is_bounded(self, store: Store, harness: Harness) -> None:

@@ -12,8 +12,8 @@ import msgspec
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
-from perdure.core.model.listing import RunFilter
-from perdure.core.model.run import Kind, Record, Run, Status
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run, RunFilter, Status
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.execution import Execution
 from perdure.replay.operations_api import RunOrigin
@@ -85,9 +85,9 @@ class Audit:
                 sometimes["a run completed although it was to be cancelled"] += run.status is Status.COMPLETED
             records = self._histories[run.id]
             sometimes["a step timed out"] += any("StepTimeout" in (r.payload or "") for r in records if r.failed)
-            sometimes["a child's outcome reached its parent"] += any(r.kind is Kind.CHILD for r in records)
-            sometimes["a part of a history was let go"] += any(r.kind is Kind.SCOPE for r in records)
-            sometimes["a version was pinned"] += any(r.kind is Kind.VERSION for r in records)
+            sometimes["a child's outcome reached its parent"] += any(r.kind is RecordKind.CHILD for r in records)
+            sometimes["a part of a history was let go"] += any(r.kind is RecordKind.SCOPE for r in records)
+            sometimes["a version was pinned"] += any(r.kind is RecordKind.VERSION for r in records)
 
     def _scan(self) -> list[str]:
         effects = tuple((effect.run_id, effect.location) for effect in self._ledger.effects)
@@ -123,9 +123,13 @@ class Audit:
         states: dict[str, str] = defaultdict(str)
         for run_id, history in self._everything():
             for record in history:
-                if record.kind in (Kind.STEP, Kind.MESSAGE, Kind.CHILD) and record.payload and not record.failed:
+                if (
+                    record.kind in (RecordKind.STEP, RecordKind.MESSAGE, RecordKind.CHILD)
+                    and record.payload
+                    and not record.failed
+                ):
                     recorded[run_id].add(str(msgspec.json.decode(record.payload)))
-                elif record.kind is Kind.SCOPE:
+                elif record.kind is RecordKind.SCOPE:
                     states[run_id] += record.payload or ""
         for effect in self._ledger.effects:
             if effect.ephemeral:
@@ -141,7 +145,10 @@ class Audit:
         """All records that there are, and those that were there and have been let go since."""
         yield from self._histories.items()
         for run_id, kind, location, payload, failed in self._query("SELECT * FROM temp.gone"):
-            yield run_id, (Record(seq=0, kind=Kind(kind), location=location, payload=payload, failed=failed, at=0),)
+            yield (
+                run_id,
+                (Record(seq=0, kind=RecordKind(kind), location=location, payload=payload, failed=failed, at=0),),
+            )
 
     def _deeds(self) -> Iterator[str]:
         """What transactions have written is what they have recorded, once."""
@@ -150,7 +157,7 @@ class Audit:
             (run_id, record.location, msgspec.json.decode(record.payload, type=str))
             for run_id, history in self._everything()
             for record in history
-            if record.kind is Kind.STEP
+            if record.kind is RecordKind.STEP
             and record.payload
             and not record.failed
             and _name(record) in (*DEEDS, *GUARDED_DEEDS)
@@ -164,7 +171,9 @@ class Audit:
     def _is_let_go(self, row: tuple[Any, ...]) -> bool:
         """Whether it was done in a part of the workflow that is over, and so may have no record any more."""
         marks = {
-            one.location: read_checkpoint(one) for one in self._histories.get(row[0], ()) if one.kind is Kind.SCOPE
+            one.location: read_checkpoint(one)
+            for one in self._histories.get(row[0], ())
+            if one.kind is RecordKind.SCOPE
         }
         *scopes, _ = row[1].split("/")
         found = ((scopes[depth], marks.get("/".join(scopes[:depth]))) for depth in range(1, len(scopes)))
@@ -179,7 +188,7 @@ class Audit:
             for record in history:
                 # One that is requeued lets go of children that have not ended yet, and notes them as failed.
                 let_go = record.failed and parent_id in self._requeued
-                if record.kind is Kind.CHILD and not let_go and record.payload not in ended[parent_id]:
+                if record.kind is RecordKind.CHILD and not let_go and record.payload not in ended[parent_id]:
                     yield f"{record.location} of run {parent_id} has an outcome that no child had: {record.payload}"
 
     def _performances(self) -> Iterator[str]:
@@ -204,7 +213,9 @@ class Audit:
         for run in self._runs.values():
             if run.status is not Status.COMPLETED or run.id in self._requeued:
                 continue
-            told = [r.seq for r in self._histories[run.id] if r.kind is Kind.CANCEL and r.run_attempt == run.attempt]
+            told = [
+                r.seq for r in self._histories[run.id] if r.kind is RecordKind.CANCEL and r.run_attempt == run.attempt
+            ]
             # One that waits for its children has its outcome already, and stops only those.
             if told and '"wait"' not in run.input.replace("\\", ""):
                 yield f"run {run.id} was told to stop by record {told[0]}, and completed"

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.model.run import Kind, Record, Run
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run
 
 STREAM = "items"
 
@@ -61,7 +62,7 @@ class Emitted:
         for run_id, history in records:
             for record in history:
                 number = self._execution(run_id, record.payload)
-                if number and record.kind in (Kind.STEP, Kind.ATTEMPT):
+                if number and record.kind in (RecordKind.STEP, RecordKind.ATTEMPT):
                     yield number, record if record.location == runs[run_id].type else None
         for run in runs.values():
             if number := self._execution(run.id, run.output or run.error):

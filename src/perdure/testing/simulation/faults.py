@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from perdure.core.limits.admission import Admitted, StepVerdict
-from perdure.core.model.claim_by_id import Taken
-from perdure.core.model.outputs import Broadcasted
-from perdure.core.model.run import Claimed, Lease, Loaded, Release, Turn, Verdict
+from perdure.core.limits.admission import AdmissionResult, StepAdmission
+from perdure.core.model.claim import ClaimByIdResult, ClaimResult, LoadedRun
+from perdure.core.model.outputs import BroadcastResult
+from perdure.core.model.turn import Lease, Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.store import MUTATING_VERBS
 from perdure.store.contract import Change, Listener
@@ -202,10 +202,10 @@ class FaultStore:
 
     async def broadcast(
         self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
-    ) -> Broadcasted:
+    ) -> BroadcastResult:
         """As the verb, in the smallest of chunks, so that few runs are several."""
         chunk = await self._call("broadcast", topic, payload, key, after, min(limit, 1), actor)
-        return cast("Broadcasted", chunk)
+        return cast("BroadcastResult", chunk)
 
     async def lined(self, types: Sequence[str]) -> set[str]:
         """As the verb; none where nothing has to pass gates."""
@@ -273,36 +273,38 @@ class FaultStore:
             self._count_repeated(args[0], answer)
             self._look_for_dropped(args[0], answer)
         elif verb == "transact":
-            ledger.sometimes["a transaction of a former owner was refused"] += answer is Verdict.LOST
+            ledger.sometimes["a transaction of a former owner was refused"] += answer is TurnOutcome.LOST
         elif verb == "recorded":
-            ledger.sometimes["a transaction whose answer was lost was found"] += answer is Verdict.APPLIED
+            ledger.sometimes["a transaction whose answer was lost was found"] += answer is TurnOutcome.APPLIED
         elif verb in ("claim", "admit"):
-            for claimed in cast("Claimed | Admitted", answer).runs:
+            for claimed in cast("ClaimResult | AdmissionResult", answer).runs:
                 ledger.claimed(claimed.run, claimed.lease, self.process.name)
                 self._told_of.add(claimed.lease)
-        elif verb == "take" and (taken := cast("Taken", answer).claimed) is not None:
+        elif verb == "take" and (taken := cast("ClaimByIdResult", answer).claimed) is not None:
             ledger.claimed(taken.run, taken.lease, self.process.name)
         elif verb == "register":
             ledger.sometimes["a worker that had been declared dead began again"] += self._registered
             self._told_of.clear()
             self._registered = True
         elif verb == "load":
-            for loaded in cast("list[Loaded]", answer):
+            for loaded in cast("list[LoadedRun]", answer):
                 ledger.loaded(loaded.run, loaded.records)
 
-    def _count_repeated(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
-        if self._lost == turns and Verdict.APPLIED in verdicts:
+    def _count_repeated(self, turns: Sequence[Turn], verdicts: Sequence[TurnOutcome]) -> None:
+        if self._lost == turns and TurnOutcome.APPLIED in verdicts:
             self._database.ledger.sometimes["a commit whose answer was lost was recognised"] += 1
         self._lost = None
 
-    def _look_for_dropped(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
+    def _look_for_dropped(self, turns: Sequence[Turn], verdicts: Sequence[TurnOutcome]) -> None:
         """A worker gives back what it knows nothing of. What it was told of, it knows; gates may make it give that back at once."""
         if self.knows is None or self._database.turnstile is not None:
             return
         # One that was taken from it, it may drop; giving that back says that it is done.
-        self._told_of -= {turn.lease for turn, verdict in zip(turns, verdicts, strict=True) if verdict is Verdict.LOST}
+        self._told_of -= {
+            turn.lease for turn, verdict in zip(turns, verdicts, strict=True) if verdict is TurnOutcome.LOST
+        }
         for turn, verdict in zip(turns, verdicts, strict=True):
-            if isinstance(turn.next, Release) and verdict is Verdict.APPLIED and turn.lease in self._told_of:
+            if isinstance(turn.next, Release) and verdict is TurnOutcome.APPLIED and turn.lease in self._told_of:
                 run_id = turn.lease.run_id
                 if not self.knows(run_id):
                     name = self.process.name
@@ -310,14 +312,14 @@ class FaultStore:
 
 
 def _summary(answer: Any) -> str:
-    if isinstance(answer, Admitted):
+    if isinstance(answer, AdmissionResult):
         return " ".join([*(f"{one.run.id}/{one.run.token}" for one in answer.runs), *map(_verdict, answer.steps)])
-    if isinstance(answer, Claimed):
+    if isinstance(answer, ClaimResult):
         return " ".join(f"{claimed.run.id}/{claimed.run.token}" for claimed in answer.runs)
-    if isinstance(answer, list) and answer and isinstance(answer[0], Verdict):
+    if isinstance(answer, list) and answer and isinstance(answer[0], TurnOutcome):
         return " ".join(answer)
     return ""
 
 
-def _verdict(step: StepVerdict) -> str:
+def _verdict(step: StepAdmission) -> str:
     return f"{step.run_id}:{step.place}={step.gate or step.barred_until or 'passes'}"

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from perdure.core.limits.breaker import Breaker
-from perdure.core.limits.limit import Fair, Hold, Limit
+from perdure.core.limits.limit import Fair, Limit, PermitScope
 
 #: How many guards a world has.
 GUARDS = 3
@@ -37,7 +37,7 @@ class Guard:
 
     def of_steps(self) -> Guard:
         """The same without what holds until the end of a run, which a step has none of."""
-        return Guard([limit for limit in self.limits if limit.hold is not Hold.RUN], None, self.breaker)
+        return Guard([limit for limit in self.limits if limit.hold is not PermitScope.RUN], None, self.breaker)
 
     def of_calls(self) -> Guard:
         """The same without what is named after a type, which is no matter of a single call."""
@@ -49,7 +49,7 @@ class Guard:
         for limit in self.limits:
             name = limit.name or own
             gate = name if limit.key is None else f"{name}/{key}"
-            said, until_the_end = limit.bounds, whole or limit.hold is Hold.RUN
+            said, until_the_end = limit.bounds, whole or limit.hold is PermitScope.RUN
             found[gate] = Bound(said.concurrency, said.pace, said.burst, until_the_end)
         if self.breaker is not None:
             found[self.breaker.gate] = Bound(probes=self.breaker.rule.probes)
@@ -78,7 +78,7 @@ class Guards:
     def _guard(self) -> Guard:
         limits = self._rng.sample(self.limits, self._rng.choice((0, 1, 1, 2)))
         # Whether one that was kept out passed before, only the engine knows.
-        breakable = not any(limit.hold is Hold.RUN for limit in limits)
+        breakable = not any(limit.hold is PermitScope.RUN for limit in limits)
         breaker = self._rng.choice((None, *self.breakers)) if limits else self._rng.choice(self.breakers)
         return Guard(limits, self._fair(), breaker if breakable else None)
 

@@ -79,7 +79,7 @@ class Guest(Keeper):
         run = self._rng.choice(self._runs)
         timeout = self._rng.choice((None, 0.5, 5.0))
         done = await self._persist(lambda: pusher.execute(run.id, timeout=timeout))
-        self._ledger.note(name, "executed", run.id, done.stands, done.worked)
+        self._ledger.note(name, "executed", run.id, done.state, done.worked)
         self._ledger.sometimes["a run was worked on because somebody named it"] += done.worked
         self._ledger.sometimes["a run that somebody named stood in line"] += done.reason == Reason.LIMIT
 

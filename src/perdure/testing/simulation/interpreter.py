@@ -53,10 +53,10 @@ from perdure.testing.simulation.programs import (
 )
 from perdure.testing.simulation.steps import ACT, GIVEN, Steps
 from perdure.workflow.activity import Activity
-from perdure.workflow.activity_options import NO_SETTINGS
 from perdure.workflow.channels import Channel
 from perdure.workflow.context import Context
 from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.run_settings import NO_SETTINGS
 
 PLAIN = "sim.plain"
 STUBBORN = "sim.stubborn"

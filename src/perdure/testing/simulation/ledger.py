@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import Finish, Kind, Lease, Record, Run, Turn, Verdict
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run
+from perdure.core.model.turn import ContinueAsNew, Finish, Lease, Turn, TurnOutcome
 from perdure.testing.simulation.emitted import Emitted
 from perdure.testing.simulation.loop import SimLoop, Violation
 
@@ -140,26 +141,26 @@ class Ledger:
                 if self._orphaned[run_id] > 1:
                     self.sometimes["a run lost its worker more than once"] += 1
 
-    def committed(self, turns: Sequence[Turn], verdicts: Sequence[Verdict]) -> None:
+    def committed(self, turns: Sequence[Turn], verdicts: Sequence[TurnOutcome]) -> None:
         """The database said what became of these turns."""
         for turn, verdict in zip(turns, verdicts, strict=True):
             run_id = turn.lease.run_id
-            if verdict is Verdict.LOST:
+            if verdict is TurnOutcome.LOST:
                 self.sometimes["a write of a former owner was refused"] += 1
                 # Of a lease whose holder never heard of it, and gives it back, nothing is known.
                 if (run_id, self._leases.get(turn.lease)) in self._outcomes:
                     self.sometimes["a former owner came back after the end of the run"] += 1
-            elif verdict is not Verdict.BUSY:
+            elif verdict is not TurnOutcome.BUSY:
                 self._written(run_id, turn, verdict)
 
-    def _written(self, run_id: str, turn: Turn, verdict: Verdict) -> None:
+    def _written(self, run_id: str, turn: Turn, verdict: TurnOutcome) -> None:
         self.written(turn)
-        if isinstance(turn.next, Renew):
-            refused = verdict is Verdict.AWAKE
+        if isinstance(turn.next, ContinueAsNew):
+            refused = verdict is TurnOutcome.AWAKE
             self.sometimes["a renewal was refused because something came in"] += refused
             self.sometimes["a run began anew"] += not refused
             self.sometimes["a run began anew with messages that it had not received"] += bool(turn.next.carried)
-        if verdict is Verdict.AWAKE:
+        if verdict is TurnOutcome.AWAKE:
             self.sometimes["a park was refused because something came in"] += 1
         elif turn.next is not None:
             self._holders.pop(run_id, None)
@@ -180,7 +181,7 @@ class Ledger:
             before = self._records.setdefault((run_id, generation, record.seq), record)
             if before != record:
                 self.violated(f"record {record.seq} of run {run_id} was {before} and is {record}")
-            if record.kind is Kind.STEP and not again and record.run_attempt == 1:
+            if record.kind is RecordKind.STEP and not again and record.run_attempt == 1:
                 self._done.add((run_id, record.location))
 
     def loaded(self, run: Run, records: Sequence[Record]) -> None:

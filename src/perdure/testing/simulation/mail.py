@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.model.run import Kind, Record, Run
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run
 
 #: What makes it uncertain who has received what.
 _UNCERTAIN = ("gather", "group", "race", "limit", "join", "contest", "map", "loop", "outcome", "shield")
@@ -46,7 +47,7 @@ class Mail:
         self._first: dict[str, _Letter] = {}
         for letter in self._letters:
             self._first.setdefault(letter.text, letter)
-        self._recorded = {record.inbox_seq for record in history if record.kind is Kind.MESSAGE}
+        self._recorded = {record.inbox_seq for record in history if record.kind is RecordKind.MESSAGE}
         self._certain = not any(f'"type":"{op}"' in text.replace("\\", "") for text in inputs for op in _UNCERTAIN)
 
     def findings(self) -> Iterator[str]:

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from perdure.core.limits.admission import AdmitRequest, Admitted
+from perdure.core.limits.admission import AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import BreakerState, Circuit
-from perdure.core.limits.limit import base_of, place_of
+from perdure.core.limits.limit import limit_of_gate, stored_location
 from perdure.testing.rules import FINISHED, GATES
 from perdure.testing.simulation.guards import Bound
 from perdure.testing.simulation.ledger import Ledger
@@ -164,7 +164,7 @@ class Turnstile:
         half_open = frozenset(name for name, circuit in self._circuits.items() if circuit is Circuit.HALF_OPEN)
         return Grant(self._loop.now(), half_open)
 
-    def admitted(self, request: AdmitRequest, answer: Admitted) -> None:
+    def admitted(self, request: AdmissionRequest, answer: AdmissionResult) -> None:
         """The database has let steps pass, or kept them; whether anybody will be told is another matter."""
         asked = {(one.run_id, one.place): one for one in request.steps}
         for verdict in answer.steps:
@@ -189,7 +189,7 @@ class Turnstile:
         self, run_id: str, location: str, token: int, bounds: Mapping[str, Bound], *, again: bool = False
     ) -> Generator[None]:
         """A step's function is being called; perhaps `again` for one attempt, of which nothing else is left."""
-        place = run_id, place_of(location), token
+        place = run_id, stored_location(location), token
         granted = self._granted.pop(place, {})
         if not granted and again and place in self._used:
             with self._execution(run_id, token, bounds, {}):
@@ -252,7 +252,7 @@ class Turnstile:
         valid = [one for one in self._inside if self._held.get(one.run_id) == one.token]
         for gate, bound in bounds.items():
             held = sum(gate in one.gates for one in valid) + len(self._whole[gate])
-            most = max(bound.concurrency, self._set[gate], self._set[base_of(gate)])
+            most = max(bound.concurrency, self._set[gate], self._set[limit_of_gate(gate)])
             if bound.concurrency:
                 self._ledger.sometimes["a limit of concurrency was reached"] += held == most
             if bound.concurrency and held > most:

@@ -13,25 +13,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from perdure.core.background_loops import Guard
+from perdure.core.background_loops import LoopGuard
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
-from perdure.core.model.run import (
-    FAR,
-    Block,
-    Claimed,
-    ClaimedRun,
-    ClaimRequest,
-    Finish,
-    Lease,
-    Loaded,
-    Reason,
-    Release,
-    Status,
-    Turn,
-    Verdict,
-)
+from perdure.core.model.claim import ClaimedRun, ClaimRequest, ClaimResult, LoadedRun
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Block, Finish, Lease, Release, Turn, TurnOutcome
 from perdure.core.system import System
+from perdure.core.time.duration import FAR
 from perdure.errors import (
     EngineClosed,
     PerdureError,
@@ -69,7 +58,7 @@ class Claimer:
         self._store = store
         self._system = system
         self._worker = worker
-        self._guard = Guard("claimer", system, worker.health, logger)
+        self._guard = LoopGuard("claimer", system, worker.health, logger)
         #: Since when every round has failed; None while they succeed.
         self._failing_since: float | None = None
         self._alarm = Alarm(system)
@@ -265,7 +254,7 @@ class Claimer:
         """A run is about to be left to another worker; do not snatch it from there."""
         self._stand_off_until = self._system.monotonic() + self._worker.options.grace + STAND_OFF
 
-    async def _claim_in_turn(self, room: int) -> Claimed:
+    async def _claim_in_turn(self, room: int) -> ClaimResult:
         """Suspects and other runs take turns, unless there are only suspects."""
         alone = self._worker.holds_nothing
         claimed = await self._claim(room, alone=alone and self._quarantine.is_due)
@@ -273,7 +262,7 @@ class Claimer:
             claimed = await self._claim(room, alone=True)
         return claimed
 
-    async def _claim(self, room: int, *, alone: bool) -> Claimed:
+    async def _claim(self, room: int, *, alone: bool) -> ClaimResult:
         self._claims += 1
         by_age = room // AGE_SHARE or (1 if self._claims % AGE_SHARE == 0 else 0)
         options = self._worker.options
@@ -334,7 +323,7 @@ class Claimer:
             # They are marked, which is looked at in the next round.
             self._hint |= Change.MARKED
 
-    async def _load(self, claimed: list[ClaimedRun]) -> list[Loaded]:
+    async def _load(self, claimed: list[ClaimedRun]) -> list[LoadedRun]:
         while True:
             try:
                 return await self._store.load([one.run.id for one in claimed])
@@ -371,7 +360,7 @@ class Claimer:
         """End a run that was claimed and is not to be executed."""
         logger.error("run %s (%s) fails: %s", claimed.run.id, claimed.run.type, error)
         finish = Finish(Status.FAILED, replace(Failure.of(error, Codec()), given_up="fatal").to_json())
-        if Verdict.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=finish)], self._worker.id):
+        if TurnOutcome.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=finish)], self._worker.id):
             # It is given back, and comes here again.
             self._reconcile_at = 0.0
         else:
@@ -382,7 +371,7 @@ class Claimer:
         known = isinstance(error, PerdureError)
         logger.error("run %s is blocked: %s", lease.run_id, error, exc_info=None if known else error)
         block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
-        if Verdict.BUSY in await self._store.commit([Turn(lease=lease, next=block)], self._worker.id):
+        if TurnOutcome.BUSY in await self._store.commit([Turn(lease=lease, next=block)], self._worker.id):
             self._reconcile_at = 0.0
 
     async def _reconcile(self) -> None:
@@ -399,5 +388,5 @@ class Claimer:
     async def _give_back(self, leases: list[Lease]) -> None:
         """What is busy is tried again when what is held is looked at next, which is soon then."""
         turns = [Turn(lease=lease, next=Release()) for lease in leases]
-        if Verdict.BUSY in await self._store.commit(turns, self._worker.id):
+        if TurnOutcome.BUSY in await self._store.commit(turns, self._worker.id):
             self._reconcile_at = 0.0

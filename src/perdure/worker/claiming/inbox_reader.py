@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from perdure.core.background_loops import Guard, Health
-from perdure.core.model.run import Message
+from perdure.core.background_loops import LoopGuard, LoopHealth
+from perdure.core.model.record import Message
 from perdure.core.system import System
 from perdure.errors import StoreCorrupt, StoreError
 from perdure.store.contract import Store
@@ -30,11 +30,11 @@ class InboxReader:
         store: Store,
         system: System,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, HeldRun], None],
-        health: Health,
+        health: LoopHealth,
     ) -> None:
         self._store = store
         self._system = system
-        self._guard = Guard("inbox reader", system, health, logger)
+        self._guard = LoopGuard("inbox reader", system, health, logger)
         self._spawn = spawn
         #: Runs whose inboxes are being read, and whether somebody has asked for more since.
         self._reading: dict[HeldRun, bool] = {}

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from perdure.core.codec.failure import Failure
-from perdure.core.limits.limit import Position
-from perdure.core.model.claim_by_id import Executed, Refusal, Standing, Take, Taken
-from perdure.core.model.run import FAR, Finish, Reason, Run, Status, Turn, Verdict
+from perdure.core.limits.limit import WaitlistPosition
+from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRefusal, ExecutionResult, ExecutionState
+from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.turn import Finish, Turn, TurnOutcome
 from perdure.core.system import System
+from perdure.core.time.duration import FAR
 from perdure.errors import StoreError
 from perdure.store.contract import Store
 from perdure.worker.alarm import Alarm
@@ -35,11 +37,11 @@ _LINES = 8
 _MOMENT = 0.05
 
 _STANDS = {
-    Refusal.FINISHED: Standing.FINISHED,
-    Refusal.WAITING: Standing.WAITING,
-    Refusal.BLOCKED: Standing.BLOCKED,
-    Refusal.HELD: Standing.HELD,
-    Refusal.PAUSED: Standing.PAUSED,
+    ClaimRefusal.FINISHED: ExecutionState.FINISHED,
+    ClaimRefusal.WAITING: ExecutionState.WAITING,
+    ClaimRefusal.BLOCKED: ExecutionState.BLOCKED,
+    ClaimRefusal.HELD: ExecutionState.HELD,
+    ClaimRefusal.PAUSED: ExecutionState.PAUSED,
 }
 
 
@@ -93,7 +95,7 @@ class PushExecutor:
 
     async def execute(
         self, run_id: str, timeout: float | None = None, credentials: Mapping[str, Any] | None = None
-    ) -> Executed:
+    ) -> ExecutionResult:
         """Work on a run until it waits, ends or the time is up. Raises `UnknownRun` and `UnservedType`."""
         until = None if timeout is None else self._system.monotonic() + timeout
         while (asked := self._asked.get(run_id)) is not None:
@@ -117,11 +119,11 @@ class PushExecutor:
             turn = Turn(lease=taken.claimed.lease, next=finish)
             while True:
                 [verdict] = await self._store.commit([turn], self._worker.id)
-                if verdict is not Verdict.BUSY:
+                if verdict is not TurnOutcome.BUSY:
                     self._taking.discard(run_id)
                     self._worker.gatekeeper.ended(run_id, finish)
                     await self._tell()
-                    return None if verdict is Verdict.APPLIED else await self._store.get(run_id)
+                    return None if verdict is TurnOutcome.APPLIED else await self._store.get(run_id)
 
     @contextmanager
     def _asking(self, run_id: str) -> Generator[None]:
@@ -134,7 +136,7 @@ class PushExecutor:
             self._credentials.pop(run_id, None)
             asked.set_result(None)
 
-    async def _work_on(self, run_id: str, until: float | None) -> Executed:
+    async def _work_on(self, run_id: str, until: float | None) -> ExecutionResult:
         worked = progressed = False
         while True:
             taken = await self._take(run_id)
@@ -154,24 +156,24 @@ class PushExecutor:
         with suppress(StoreError):
             await self._worker.gatekeeper.tell(self._worker.id)
 
-    async def _left(self, taken: Taken, *, worked: bool, progressed: bool) -> Executed:
+    async def _left(self, taken: ClaimByIdResult, *, worked: bool, progressed: bool) -> ExecutionResult:
         """Where a run stands that was not to be had."""
         run = taken.run
         assert run is not None
-        stands = _STANDS.get(taken.refused or Refusal.HELD, Standing.HELD)
-        if taken.refused is Refusal.WAITING:
+        stands = _STANDS.get(taken.refused or ClaimRefusal.HELD, ExecutionState.HELD)
+        if taken.refused is ClaimRefusal.WAITING:
             # It may have been taken by somebody else since, or been let pass.
             stands = _stands(run, taken.now)
         return await self._in_turn(_executed(run, stands, taken.now, worked, progressed), taken.now)
 
-    async def _in_turn(self, done: Executed, now: int) -> Executed:
+    async def _in_turn(self, done: ExecutionResult, now: int) -> ExecutionResult:
         """Say when to ask again for a run that, or a step of which, stands in a line."""
-        if done.reason not in (Reason.LIMIT, Reason.BREAKER) or done.stands is not Standing.WAITING:
+        if done.reason not in (Reason.LIMIT, Reason.BREAKER) or done.state is not ExecutionState.WAITING:
             return done
         again_at = _turn_of(await self._store.standing(done.run_id), now)
         return replace(done, again_at=again_at, again_in=(again_at - now) / 1e6)
 
-    async def _take(self, run_id: str) -> Taken:
+    async def _take(self, run_id: str) -> ClaimByIdResult:
         """Take it, and hand it to the worker; or say why not. Raises `UnknownRun` and `UnservedType`."""
         suspect = False
         while True:
@@ -185,19 +187,19 @@ class PushExecutor:
             match taken.refused:
                 case None:
                     return taken
-                case Refusal.DEAD:
+                case ClaimRefusal.DEAD:
                     self._worker.declared_dead()
                     await self._system.sleep(_MOMENT)
-                case Refusal.SUSPECT:
+                case ClaimRefusal.SUSPECT:
                     suspect = True
-                case Refusal.UNKNOWN:
+                case ClaimRefusal.UNKNOWN:
                     raise UnknownRun(run_id)
-                case Refusal.FOREIGN:
+                case ClaimRefusal.FOREIGN:
                     raise UnservedType("" if taken.run is None else taken.run.type)
                 case _:
                     return taken
 
-    async def _take_alone(self, run_id: str) -> Taken:
+    async def _take_alone(self, run_id: str) -> ClaimByIdResult:
         """Keep others from taking anything until nothing is held, and take it then."""
         while self._alone is not None:
             await self._wait(self._alone, None)
@@ -210,17 +212,17 @@ class PushExecutor:
             self._alone = None
             alone.set_result(None)
 
-    async def _ask_for(self, run_id: str) -> Taken:
+    async def _ask_for(self, run_id: str) -> ClaimByIdResult:
         alone = self._worker.holds_nothing and not self._taking
         self._taking.add(run_id)
         taken = await self._store.take(self._request(run_id, alone=alone))
-        if taken.refused is Refusal.GATED and taken.run is not None:
+        if taken.refused is ClaimRefusal.GATED and taken.run is not None:
             taken = await self._pass(taken, taken.run, alone=alone)
         if taken.claimed is None:
             self._taking.discard(run_id)
         return taken
 
-    async def _pass(self, taken: Taken, run: Run, *, alone: bool) -> Taken:
+    async def _pass(self, taken: ClaimByIdResult, run: Run, *, alone: bool) -> ClaimByIdResult:
         """Have a run pass its gates; one that may not waits in line."""
         worker = self._worker
         admitted = await worker.gatekeeper.admit_one(
@@ -228,9 +230,9 @@ class PushExecutor:
         )
         if admitted.runs:
             [claimed] = admitted.runs
-            return Taken(claimed=claimed, now=admitted.now, progress=claimed.last)
-        refused = Refusal.SUSPECT if admitted.suspects else Refusal.WAITING
-        return Taken(refused=refused, run=await self._store.get(run.id), now=admitted.now)
+            return ClaimByIdResult(claimed=claimed, now=admitted.now, progress=claimed.last)
+        refused = ClaimRefusal.SUSPECT if admitted.suspects else ClaimRefusal.WAITING
+        return ClaimByIdResult(refused=refused, run=await self._store.get(run.id), now=admitted.now)
 
     async def _wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
         """Wait for its end (True), or for so long (False)."""
@@ -245,8 +247,8 @@ class PushExecutor:
         finally:
             future.remove_done_callback(ring)
 
-    def _request(self, run_id: str, *, alone: bool) -> Take:
-        return Take(
+    def _request(self, run_id: str, *, alone: bool) -> ClaimByIdRequest:
+        return ClaimByIdRequest(
             run_id=run_id,
             worker=self._worker.id,
             nonce=self._system.entropy(16).hex(),
@@ -256,7 +258,7 @@ class PushExecutor:
             poison_after=self._worker.options.poison_after,
         )
 
-    async def _until_let_go(self, taken: Taken, until: float | None) -> bool:
+    async def _until_let_go(self, taken: ClaimByIdResult, until: float | None) -> bool:
         """Work on it; whether it was let go of in time."""
         assert taken.claimed is not None
         run_id = taken.claimed.run.id
@@ -286,7 +288,7 @@ class PushExecutor:
         records = await self._store.history(run_id)
         return bool(records) and records[-1].seq > progress
 
-    async def _look(self, run_id: str, *, worked: bool, progressed: bool) -> Executed:
+    async def _look(self, run_id: str, *, worked: bool, progressed: bool) -> ExecutionResult:
         run = await self._store.get(run_id)
         if run is None:
             raise UnknownRun(run_id)
@@ -294,7 +296,7 @@ class PushExecutor:
         return await self._in_turn(_executed(run, _stands(run, now), now, worked, progressed), now)
 
 
-def _turn_of(place: Position | None, now: int) -> int:
+def _turn_of(place: WaitlistPosition | None, now: int) -> int:
     """When to ask again for a run that stands in line: when it is its turn, by the pace of its gate, or after a while that grows with the line."""
     if place is None:
         return now + HELD_FOR
@@ -307,27 +309,27 @@ def _is_ready(run: Run, now: int) -> bool:
     return run.status in (Status.PENDING, Status.WAITING) and run.wake_at <= now
 
 
-def _stands(run: Run, now: int) -> Standing:
+def _stands(run: Run, now: int) -> ExecutionState:
     if run.status.finished:
-        return Standing.FINISHED
+        return ExecutionState.FINISHED
     if run.status is Status.BLOCKED:
-        return Standing.BLOCKED
+        return ExecutionState.BLOCKED
     if run.status is Status.RUNNING:
-        return Standing.HELD
-    return Standing.READY if _is_ready(run, now) else Standing.WAITING
+        return ExecutionState.HELD
+    return ExecutionState.READY if _is_ready(run, now) else ExecutionState.WAITING
 
 
-def _executed(run: Run, stands: Standing, now: int, worked: bool, progressed: bool) -> Executed:
+def _executed(run: Run, stands: ExecutionState, now: int, worked: bool, progressed: bool) -> ExecutionResult:
     again_at = None
-    if stands is Standing.HELD:
+    if stands is ExecutionState.HELD:
         again_at = now + HELD_FOR
-    elif stands is Standing.READY:
+    elif stands is ExecutionState.READY:
         again_at = now
-    elif stands is Standing.WAITING and run.wake_at < FAR:
+    elif stands is ExecutionState.WAITING and run.wake_at < FAR:
         again_at = run.wake_at
-    return Executed(
+    return ExecutionResult(
         run_id=run.id,
-        stands=stands,
+        state=stands,
         status=run.status,
         reason=run.reason,
         again_at=again_at,

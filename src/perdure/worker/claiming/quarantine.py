@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from perdure.core.model.run import SUSPECT_AFTER, ClaimedRun
+from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun
 from perdure.core.system import System
 
 #: For how long slots are left empty, in seconds, at first and at the most, and how much longer they are not after that.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from perdure.core.model.run import ClaimedRun
+from perdure.core.model.claim import ClaimedRun
 from perdure.worker.run.workflow_run import WorkflowRun
 
 

@@ -14,10 +14,12 @@ from typing import Protocol
 from msgspec import Struct
 
 from perdure.core.codec.failure import Failure
-from perdure.core.model.run import Again, Block, Finish, Kind, Record, Run, Status, Turn, Verdict
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run, Status
+from perdure.core.model.turn import Block, Finish, RetryLater, Turn, TurnOutcome
 
 # Members of an enum are slow to find by their class; these are looked at for every turn.
-_STEP, _ATTEMPT, _COMPLETED, _CANCELLED = Kind.STEP, Kind.ATTEMPT, Status.COMPLETED, Status.CANCELLED
+_STEP, _ATTEMPT, _COMPLETED, _CANCELLED = RecordKind.STEP, RecordKind.ATTEMPT, Status.COMPLETED, Status.CANCELLED
 
 #: The scope of a run whose code is a single function.
 ACTIVITY = "activity"
@@ -52,7 +54,7 @@ def has_failures(turn: Turn) -> bool:
     after = turn.next
     if after is not None:
         kind = type(after)
-        if kind is Again or kind is Block or (isinstance(after, Finish) and after.status is not _COMPLETED):
+        if kind is RetryLater or kind is Block or (isinstance(after, Finish) and after.status is not _COMPLETED):
             return True
     return any(record.failed for record in turn.records)
 
@@ -73,7 +75,7 @@ def attempt_ends(run: Run, scope: str, turn: Turn, now: int) -> Iterator[Attempt
                 run=run, scope=scope, attempt=run.attempt, status=word, duration=duration, at=now, payload=error
             )
         # What an activity's attempt came to is in its record.
-        case Again(wake_at=wake_at, error=error) if scope == RUN or attempt is None:
+        case RetryLater(wake_at=wake_at, error=error) if scope == RUN or attempt is None:
             yield AttemptEnd(
                 run=run, scope=scope, attempt=run.attempt, status="retrying", duration=duration, at=now, retry_at=wake_at,
                 payload=error,
@@ -103,7 +105,7 @@ def _of_record(run: Run, scope: str, record: Record) -> AttemptEnd:
 
 logger = logging.getLogger("perdure.execution")
 
-_LANDED = frozenset({Verdict.APPLIED, Verdict.AWAKE})
+_LANDED = frozenset({TurnOutcome.APPLIED, TurnOutcome.AWAKE})
 
 
 class LoggedRun(Protocol):
@@ -124,7 +126,7 @@ class AttemptLog:
         """Whether anybody wants to know. Asked once a batch, before anything is looked up for it."""
         return self._tell is not None or logger.isEnabledFor(logging.INFO)
 
-    def saw(self, turns: Sequence[tuple[LoggedRun, Turn]], verdicts: Sequence[Verdict], now: int) -> None:
+    def saw(self, turns: Sequence[tuple[LoggedRun, Turn]], verdicts: Sequence[TurnOutcome], now: int) -> None:
         """What became of a batch."""
         if not self.enabled:
             return

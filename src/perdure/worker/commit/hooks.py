@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.audit import Event
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
-from perdure.core.model.run import Event
 from perdure.core.system import System
 from perdure.store.contract import Line, Store
 from perdure.worker.callbacks import is_end_of
@@ -68,8 +68,8 @@ class HookCaller:
         #: Calls that were never made.
         self.dropped = 0
         #: Errors of the loop itself; those of hooks are in the log only.
-        self.health = Health()
-        self._guard = Guard("hooks", system, self.health, logger)
+        self.health = LoopHealth()
+        self._guard = LoopGuard("hooks", system, self.health, logger)
 
     def start(self, user: object) -> None:
         """Begin to listen, for whoever asks for it."""

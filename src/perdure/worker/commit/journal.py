@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
-from perdure.core.background_loops import Guard, Health
+from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import Failure
-from perdure.core.model.run import Block, Reason, Turn, Verdict
+from perdure.core.model.run import Reason
+from perdure.core.model.turn import Block, Turn, TurnOutcome
 from perdure.core.system import System
 from perdure.errors import EngineClosed, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from perdure.store.contract import Store
@@ -36,7 +37,7 @@ REFUSALS = 3
 _PASSING = (StoreUnavailable, StoreFull, StoreReadOnly)
 
 # A member of an enum is slow to find by its class; this one is looked at for every step.
-_BUSY = Verdict.BUSY
+_BUSY = TurnOutcome.BUSY
 
 
 class TurnAuthor(Blockable, LoggedRun, Protocol):
@@ -45,7 +46,7 @@ class TurnAuthor(Blockable, LoggedRun, Protocol):
     def make_turn(self, reading: ClockReading) -> Turn | None:
         """What to write now; None if nothing any more. Asked at the last reading, so that one turn carries all there is."""
 
-    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+    def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
         """What became of that turn. Called from a plain callback of the loop, never inside a task."""
 
 
@@ -58,14 +59,14 @@ class Journal:
         system: System,
         actor: Callable[[], str],
         read_clock: Callable[[], ClockReading],
-        health: Health,
+        health: LoopHealth,
         attempt_log: AttemptLog | None = None,
     ) -> None:
         self._store = store
         self._system = system
         self._actor = actor
         self._read_clock = read_clock
-        self._guard = Guard("journal", system, health, logger)
+        self._guard = LoopGuard("journal", system, health, logger)
         self.attempt_log = AttemptLog() if attempt_log is None else attempt_log
         self._waiting: dict[TurnAuthor, Turn | None] = {}
         self._writing: set[asyncio.Task[None]] = set()
@@ -141,7 +142,7 @@ class Journal:
         except Exception as error:
             self._guard.failed(error)
             if author in self._broken:
-                author.landed(Verdict.LOST, reading)
+                author.landed(TurnOutcome.LOST, reading)
             else:
                 self._broken.add(author)
                 author.block(error)
@@ -151,10 +152,10 @@ class Journal:
         verdicts = await self._commit([turn for _, turn in batch], actor)
         if actor != self._actor():
             # What is busy is not tried again: a lease ends with the life in which it was got.
-            verdicts = [Verdict.LOST if verdict is _BUSY else verdict for verdict in verdicts]
+            verdicts = [TurnOutcome.LOST if verdict is _BUSY else verdict for verdict in verdicts]
         asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
 
-    async def _commit(self, turns: list[Turn], actor: str) -> list[Verdict]:
+    async def _commit(self, turns: list[Turn], actor: str) -> list[TurnOutcome]:
         tries = 0
         while True:
             try:
@@ -170,7 +171,7 @@ class Journal:
                     # One by one, to tell the one turn that cannot be written from its neighbours.
                     return [verdict for turn in turns for verdict in await self._commit([turn], actor)]
                 elif await self._set_aside(turns[0], error, actor):
-                    return [Verdict.LOST]
+                    return [TurnOutcome.LOST]
             else:
                 self._guard.succeeded()
                 return verdicts
@@ -193,7 +194,7 @@ class Journal:
         return True
 
     def _landed(
-        self, task: asyncio.Task[None] | None, batch: list[tuple[TurnAuthor, Turn]], verdicts: list[Verdict]
+        self, task: asyncio.Task[None] | None, batch: list[tuple[TurnAuthor, Turn]], verdicts: list[TurnOutcome]
     ) -> None:
         assert task is not None
         self._writing.remove(task)
@@ -205,7 +206,7 @@ class Journal:
                 self._guard.failed(error)
         self._tell(list(zip(batch, verdicts, strict=True)))
 
-    def _tell(self, news: list[tuple[tuple[TurnAuthor, Turn], Verdict]]) -> None:
+    def _tell(self, news: list[tuple[tuple[TurnAuthor, Turn], TurnOutcome]]) -> None:
         # In parts while the database has nothing to write: the runs told first are at work on their next turns while the rest are
         # told. With one lane both would only get in each other's way.
         part = len(news) if self._store.lanes == 1 or self._writing else max(SMALLEST_PART, len(news) // 2)

@@ -19,21 +19,24 @@ from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
 from perdure.core.limits.admission import (
-    AdmitRequest,
-    Admitted,
-    Arrival,
-    Look,
+    AdmissionPreview,
+    AdmissionRequest,
+    AdmissionResult,
+    RunArrival,
+    StepAdmission,
     StepArrival,
-    StepLeft,
-    StepVerdict,
-    Waiting,
+    StepDeparture,
+    UnadmittedRun,
 )
-from perdure.core.limits.breaker import Breaker, Report, aggregate
-from perdure.core.limits.call_limits import NOTHING_GIVEN, GivenLimit, given_by, says_of_gates
-from perdure.core.limits.limit import Gating, Hold, Limit, gating, of_queue, of_type
-from perdure.core.model.run import FAR, ClaimedRun, Finish, Next, Run
+from perdure.core.limits.breaker import Breaker, BreakerReport, count_outcomes
+from perdure.core.limits.call_limits import NO_CALL_LIMITS, CallLimit, call_limits_of, has_call_limits
+from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, queue_gate, required_gates, type_gate
+from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.run import Run
+from perdure.core.model.turn import Finish, NextState
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
+from perdure.core.time.duration import FAR
 from perdure.errors import BreakerOpen, InvalidId
 from perdure.store.contract import Store
 from perdure.workflow.activity import Activity
@@ -42,7 +45,7 @@ from perdure.workflow.definition import Definition
 logger = logging.getLogger("perdure.worker")
 
 #: Told what became of a step, under which token it had asked, and when.
-Answer = Callable[[StepVerdict, int, int], None]
+Answer = Callable[[StepAdmission, int, int], None]
 
 #: So many of each queue and type are looked at together; fewer while others pass, who need not wait until these stand in line.
 ARRIVALS = 200
@@ -80,7 +83,7 @@ class Gatekeeper:
         self._breaker_reports = BreakerReports()
         #: Steps that want to pass, and who is told what became of them; and those that want nothing any more.
         self._asking: dict[tuple[str, str], tuple[StepArrival, Answer]] = {}
-        self._left: list[StepLeft] = []
+        self._left: list[StepDeparture] = []
         self._has_steps = False
         #: Runs that are to fail because a breaker is open, and until when it is.
         self._barred: dict[str, int] = {}
@@ -132,7 +135,7 @@ class Gatekeeper:
 
     def turn_away(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
         """Those of claimed runs that have gates of their own to pass before; from now on, their types are claimed there."""
-        away = [one for one in claimed if says_of_gates(one.run.options)]
+        away = [one for one in claimed if has_call_limits(one.run.options)]
         mixed = self._mixed | {one.run.type for one in away}
         if mixed != self._mixed:
             self._mixed = mixed
@@ -141,8 +144,8 @@ class Gatekeeper:
 
     def _arrange(self) -> None:
         limited, asked = self._limited, self._declared | self._lined | self._mixed
-        gated = {type for type in self._definitions if type in asked or of_type(type) in limited}
-        queues = {queue for queue in self._queues if of_queue(queue) in limited}
+        gated = {type for type in self._definitions if type in asked or type_gate(type) in limited}
+        queues = {queue for queue in self._queues if queue_gate(queue) in limited}
         self.types = tuple(type for type in self._definitions if type not in gated)
         self.queues = tuple(queue for queue in self._queues if queue not in queues)
         self._pairs = [
@@ -151,7 +154,7 @@ class Gatekeeper:
         if self.has_steps:
             self._pairs += _STEPS
 
-    def ended(self, run_id: str, after: Next | None) -> None:
+    def ended(self, run_id: str, after: NextState | None) -> None:
         """A run is in this worker's hands no more."""
         passed = self._passed.get(run_id)
         if passed is None:
@@ -178,7 +181,7 @@ class Gatekeeper:
             self._arrange()
         self._ring()
 
-    def leave(self, left: StepLeft) -> None:
+    def leave(self, left: StepDeparture) -> None:
         """A step has ended, or is wanted no more."""
         asked = self._asking.get((left.run_id, left.place))
         if asked is not None and asked[0].token == left.token:
@@ -200,7 +203,7 @@ class Gatekeeper:
 
     def breaker_of(self, run: Run) -> Breaker | None:
         """What its call says, or else its code."""
-        given = given_by(run.options).breaker
+        given = call_limits_of(run.options).breaker
         return self._definitions[run.type].breaker if given is None else given.breaker
 
     def barred(self, run: Run) -> BreakerOpen | None:
@@ -218,7 +221,9 @@ class Gatekeeper:
         """Say what this worker has let go of, and ask for nothing."""
         if self._has_news:
             nonce = self._system.entropy(16).hex()
-            request = AdmitRequest(worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), insists=True)
+            request = AdmissionRequest(
+                worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), insists=True
+            )
             try:
                 await self._ask(request)
             except Exception as error:
@@ -251,11 +256,11 @@ class Gatekeeper:
 
     async def admit_one(
         self, worker: str, run: Run, limited: tuple[str, ...], *, alone: bool, poison_after: int
-    ) -> Admitted:
+    ) -> AdmissionResult:
         """Let a run pass that somebody has named, if its gates have room; if not, it stands in line."""
         self.hear(limited)
-        waiting = Waiting(run.id, run.type, run.queue, run.token, run.input, run.options)
-        request = AdmitRequest(
+        waiting = UnadmittedRun(run.id, run.type, run.queue, run.token, run.input, run.options)
+        request = AdmissionRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
             limit=1,
@@ -271,19 +276,19 @@ class Gatekeeper:
         self._note(admitted)
         return admitted
 
-    async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> Admitted:
+    async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> AdmissionResult:
         """What may be worked on."""
         if (off := self._off_for) > 0:
             now = self._store.clock()
-            return Admitted(next_due=now + int(off * 1e6), now=now)
+            return AdmissionResult(next_due=now + int(off * 1e6), now=now)
         page = FEW if self._busy else ARRIVALS
         pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         look = await self._store.look(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
         due = look.next_due <= look.now and not self._pace.is_patient
         if not (look.arrived or due or self.tells):
-            return Admitted(next_due=self._pace.expect(look.next_due, look.now), now=look.now)
-        request = AdmitRequest(
+            return AdmissionResult(next_due=self._pace.expect(look.next_due, look.now), now=look.now)
+        request = AdmissionRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
             limit=room,
@@ -301,7 +306,7 @@ class Gatekeeper:
         next_due = admitted.now if more else self._pace.expect(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
 
-    async def _overtaking(self, look: Look, page: int) -> list[Arrival]:
+    async def _overtaking(self, look: AdmissionPreview, page: int) -> list[RunArrival]:
         """Of types that take turns, who has come last of those whose keys have nobody among the first.
 
         So whoever has more runs ready than can be looked at together holds up nobody who comes later, and those of one key stay in their order.
@@ -313,14 +318,14 @@ class Gatekeeper:
         known = {(one.type, self._gating(one).fair_key) for one in look.arrived if one.type in full}
         last = (await self._store.look(fair, 4 * page, newest=True)).arrived
         found = [(one, self._gating(one)) for one in reversed(last)]
-        return [Arrival(one.run_id, one.token, own) for one, own in found if (one.type, own.fair_key) not in known]
+        return [RunArrival(one.run_id, one.token, own) for one, own in found if (one.type, own.fair_key) not in known]
 
-    def _note(self, admitted: Admitted) -> None:
+    def _note(self, admitted: AdmissionResult) -> None:
         for one in admitted.runs:
             if one.run.id in admitted.counted:
                 self._passed[one.run.id] = one.run.token, self._holds_whole(one.run)
 
-    async def _ask(self, request: AdmitRequest) -> Admitted:
+    async def _ask(self, request: AdmissionRequest) -> AdmissionResult:
         """Say what is to be told, and ask."""
         released, self._released = self._released, []
         asking, self._asking = self._asking, {}
@@ -345,7 +350,7 @@ class Gatekeeper:
         self._barred |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}
         return admitted
 
-    def _answer(self, asking: dict[tuple[str, str], tuple[StepArrival, Answer]], admitted: Admitted) -> None:
+    def _answer(self, asking: dict[tuple[str, str], tuple[StepArrival, Answer]], admitted: AdmissionResult) -> None:
         loop = asyncio.get_running_loop()
         for verdict in admitted.steps:
             arrival, answer = asking.pop((verdict.run_id, verdict.place))
@@ -353,19 +358,19 @@ class Gatekeeper:
         for key, unanswered in asking.items():
             self._asking.setdefault(key, unanswered)
 
-    def _arrivals(self, arrived: Iterable[Waiting]) -> Iterable[Arrival]:
+    def _arrivals(self, arrived: Iterable[UnadmittedRun]) -> Iterable[RunArrival]:
         for one in arrived:
-            yield Arrival(one.run_id, one.token, self._gating(one))
+            yield RunArrival(one.run_id, one.token, self._gating(one))
 
-    def _gating(self, one: Waiting) -> Gating:
+    def _gating(self, one: UnadmittedRun) -> RequiredGates:
         definition = self._definitions[one.type]
         breaker = definition.breaker
-        also = [gate for gate in (of_queue(one.queue), of_type(one.type)) if gate in self._limited]
-        hold = Hold.LEASE if isinstance(definition, Activity) else Hold.RUN
-        given = NOTHING_GIVEN
+        also = [gate for gate in (queue_gate(one.queue), type_gate(one.type)) if gate in self._limited]
+        hold = PermitScope.LEASE if isinstance(definition, Activity) else PermitScope.RUN
+        given = NO_CALL_LIMITS
         self._unfit.pop(one.run_id, None)
         try:
-            given = given_by(one.options)
+            given = call_limits_of(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
             limits, fair = definition.limits, definition.fair
@@ -373,7 +378,7 @@ class Gatekeeper:
         except InvalidId as error:
             # It passes nothing, is claimed, and fails at once: see `unfit`.
             self._unfit[one.run_id] = error
-            return Gating(())
+            return RequiredGates(())
         except Exception:
             # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
             logger.exception(
@@ -381,20 +386,24 @@ class Gatekeeper:
             )
             plain = [limit for limit in definition.limits if limit.key is None]
             rest = given.gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
-            return rest if rest.passes else gating(one.type, (), None, ((), {}), hold=hold, also=[of_type(one.type)])
+            return (
+                rest
+                if rest.passes
+                else required_gates(one.type, (), None, ((), {}), hold=hold, also=[type_gate(one.type)])
+            )
 
     def _holds_whole(self, run: Run) -> bool:
         """Whether it gives back nothing before its end."""
         definition = self._definitions[run.type]
         try:
-            given = given_by(run.options).limits
+            given = call_limits_of(run.options).limits
         except msgspec.MsgspecError:
             # It is set aside when it is taken up.
             return False
-        limits: Sequence[Limit | GivenLimit] = definition.limits if given is None else given
+        limits: Sequence[Limit | CallLimit] = definition.limits if given is None else given
         if isinstance(definition, Activity):
-            return bool(limits) and all(limit.hold is Hold.RUN for limit in limits)
-        return all(limit.hold is not Hold.LEASE for limit in limits)
+            return bool(limits) and all(limit.hold is PermitScope.RUN for limit in limits)
+        return all(limit.hold is not PermitScope.LEASE for limit in limits)
 
 
 #: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.
@@ -426,7 +435,7 @@ class PollPace:
         """Whether gates that are due were looked at a moment ago, in vain."""
         return self._system.monotonic() < self._patient_until
 
-    def saw(self, admitted: Admitted, *, arrived: bool, due: bool) -> None:
+    def saw(self, admitted: AdmissionResult, *, arrived: bool, due: bool) -> None:
         """What came of a look."""
         passed = bool(admitted.runs or admitted.called)
         now = self._system.monotonic()
@@ -465,7 +474,7 @@ class BreakerReports:
     def __init__(self) -> None:
         self._outcomes: dict[str, list[tuple[int, bool]]] = {}
         self._breakers: dict[str, Breaker] = {}
-        self._unanswered: tuple[Report, ...] = ()
+        self._unanswered: tuple[BreakerReport, ...] = ()
         self._number = 0
         self._urgent = False
 
@@ -482,19 +491,19 @@ class BreakerReports:
         self._urgent |= not succeeded or probe or len(outcomes) >= _ENOUGH
         return self._urgent
 
-    def report(self) -> tuple[Report, ...]:
+    def report(self) -> tuple[BreakerReport, ...]:
         """What to tell: what has not been answered, or all that has come since."""
         if not self._unanswered and self._urgent:
             self._number += 1
             self._unanswered = tuple(
-                Report(gate, self._breakers[gate].rule, self._number, aggregate(outcomes))
+                BreakerReport(gate, self._breakers[gate].rule, self._number, count_outcomes(outcomes))
                 for gate, outcomes in self._outcomes.items()
             )
             self._outcomes.clear()
             self._urgent = False
         return self._unanswered
 
-    def told(self, reports: tuple[Report, ...]) -> None:
+    def told(self, reports: tuple[BreakerReport, ...]) -> None:
         """These were counted."""
         if reports is self._unanswered:
             self._unanswered = ()

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
-from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.admission import StepAdmission, StepArrival, StepDeparture
 from perdure.core.limits.breaker import PREFIX, Breaker
-from perdure.core.limits.limit import Gating, Hold, Limit, gating, place_of
-from perdure.core.model.run import Kind, Message, Reason
+from perdure.core.limits.limit import Limit, PermitScope, RequiredGates, required_gates, stored_location
+from perdure.core.model.record import Message, RecordKind
+from perdure.core.model.run import Reason
 from perdure.replay.operations import StepOperation
 from perdure.worker.callbacks import guarded
 from perdure.worker.limits.gatekeeper import breaker_open_error
@@ -70,7 +71,7 @@ class StepLimits:
 
     def may_begin(self, operation: StepOperation) -> bool:
         """Whether a step has passed; one that has not asks."""
-        place = place_of(operation.location)
+        place = stored_location(operation.location)
         passed = self._passed.get(place)
         if passed is not None and passed.operation is operation:
             if passed.token == self._held.lease.token:
@@ -82,7 +83,7 @@ class StepLimits:
         return False
 
     def _ask(self, operation: StepOperation) -> None:
-        held, place = self._held, place_of(operation.location)
+        held, place = self._held, stored_location(operation.location)
         self._asked[place] = operation
         try:
             wanted = self._gating(operation)
@@ -93,21 +94,27 @@ class StepLimits:
         arrival = StepArrival(held.run.id, held.lease.token, place, held.run.priority, wanted)
         self._services.gatekeeper.ask(arrival, self.answered)
 
-    def _gating(self, operation: StepOperation) -> Gating:
+    def _gating(self, operation: StepOperation) -> RequiredGates:
         request, type = operation.request, self._held.run.type
         limits: tuple[Limit, ...] = request.options.limit if request.options.limit is not UNSET else ()
         own = f"step:{type}:{request.name}"
-        return gating(
-            type, limits, None, (request.args, request.kwargs), hold=Hold.LEASE, breaker=_breaker(operation), own=own
+        return required_gates(
+            type,
+            limits,
+            None,
+            (request.args, request.kwargs),
+            hold=PermitScope.LEASE,
+            breaker=_breaker(operation),
+            own=own,
         )
 
     @guarded
-    def answered(self, verdict: StepVerdict, token: int, now: int) -> None:
+    def answered(self, verdict: StepAdmission, token: int, now: int) -> None:
         """What became of a step that asked. From a plain callback of the loop."""
         held = self._held
         operation = self._asked.pop(verdict.place, None)
         if operation is None or held.stage is Stage.OVER or token != held.lease.token:
-            self._services.gatekeeper.leave(StepLeft(held.run.id, token, verdict.place))
+            self._services.gatekeeper.leave(StepDeparture(held.run.id, token, verdict.place))
             if operation is not None and held.stage is not Stage.OVER:
                 # That was for an earlier lease; under this one it has yet to ask.
                 held.make_ready(operation)
@@ -130,19 +137,19 @@ class StepLimits:
     @guarded
     def _fail(self, operation: StepOperation, error: Exception) -> None:
         """Fail a step whose function is not called."""
-        self._asked.pop(place_of(operation.location), None)
+        self._asked.pop(stored_location(operation.location), None)
         self._held.fail_uncalled(operation, error)
 
     def called(self, messages: Iterable[Message]) -> None:
         """Those whose turn has come ask again."""
         for message in messages:
-            waiting = self._waiting.pop(message.name, None) if message.kind is Kind.CALL else None
+            waiting = self._waiting.pop(message.name, None) if message.kind is RecordKind.CALL else None
             if waiting is not None and waiting[0].open:
                 self._ask(waiting[0])
 
     def ended(self, operation: StepOperation, error: BaseException | None) -> None:
         """An attempt has ended: it gives back what it had, and says how its breaker is doing."""
-        passed = self._passed.pop(place_of(operation.location), None)
+        passed = self._passed.pop(stored_location(operation.location), None)
         if passed is None:
             return
         services, breaker = self._services, _breaker(operation)
@@ -150,11 +157,11 @@ class StepLimits:
             services.gatekeeper.report_outcome(
                 breaker, error, policy_of(operation, services), passed.since, probe=passed.probe
             )
-        self._give_back(place_of(operation.location), passed)
+        self._give_back(stored_location(operation.location), passed)
 
     def _give_back(self, place: str, passed: _Passed) -> None:
         if passed.permit:
-            self._services.gatekeeper.leave(StepLeft(self._held.run.id, passed.token, place))
+            self._services.gatekeeper.leave(StepDeparture(self._held.run.id, passed.token, place))
 
     def tidy(self) -> None:
         """Let go of what nobody wants any more."""
@@ -165,7 +172,7 @@ class StepLimits:
         for place, (operation, _, since) in list(self._waiting.items()):
             if not operation.open:
                 del self._waiting[place]
-                gatekeeper.leave(StepLeft(run_id, token, place, stood_at=since))
+                gatekeeper.leave(StepDeparture(run_id, token, place, stood_at=since))
 
     def close(self, *, ended: bool) -> None:
         """The run is let go of; one that has ended stands in no line."""
@@ -173,9 +180,9 @@ class StepLimits:
         for place, passed in self._passed.items():
             self._give_back(place, passed)
         for place in self._asked:
-            gatekeeper.leave(StepLeft(run_id, token, place))
+            gatekeeper.leave(StepDeparture(run_id, token, place))
         for place, (_, _, since) in self._waiting.items() if ended else ():
-            gatekeeper.leave(StepLeft(run_id, token, place, stood_at=since))
+            gatekeeper.leave(StepDeparture(run_id, token, place, stood_at=since))
         self._asked.clear()
         self._passed.clear()
         self._waiting.clear()

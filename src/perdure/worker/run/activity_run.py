@@ -15,25 +15,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from perdure.core.codec.failure import Failure
+from perdure.core.model.claim import ClaimedRun
 from perdure.core.model.outputs import NewOutput, OutputKind
-from perdure.core.model.run import (
-    FAR,
-    Again,
-    ClaimedRun,
-    Finish,
-    Kind,
-    Message,
-    Next,
-    Park,
-    Reason,
-    Record,
-    Release,
-    Status,
-    Turn,
-    Verdict,
-)
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Reason, Status
+from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.core.policy.retry import Retry
 from perdure.core.system import System
+from perdure.core.time.duration import FAR
 from perdure.errors import ActivityTimeout, PerdureError, StoreError, UsageError
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
@@ -46,7 +35,7 @@ from perdure.worker.run.policy import expired
 from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.workflow.activity import Activity
-from perdure.workflow.activity_options import Settings
+from perdure.workflow.run_settings import RunSettings
 
 logger = logging.getLogger("perdure.worker")
 
@@ -80,7 +69,7 @@ class ActivityRun(HeldRun):
         self._settings = activity.settings
         self._last_heartbeat: Any = None
         #: What the end of the attempt has come to, and the record of it that is not yet durable.
-        self._after: Next | None = None
+        self._after: NextState | None = None
         self._record: Record | None = None
         #: Why it was cancelled; None: it was not.
         self._cancelled: str | None = None
@@ -107,7 +96,7 @@ class ActivityRun(HeldRun):
         run, services = self.run, self._services
         what = f"input of run {run.id!r} ({run.type})"
         self._arguments = self._activity.signature.decode(run.input, services.codec, what)
-        self._settings = Settings.from_json(run.options).over(self._activity.settings)
+        self._settings = RunSettings.from_json(run.options).over(self._activity.settings)
         if self._settings.schedule_to_close is not None and run.deadline == FAR and run.generation == 1:
             # Whoever created it knew nothing of its code, such as a producer in plain SQL.
             self.run = replace(run, deadline=self._begun_at + int(self._settings.schedule_to_close * 1e6))
@@ -140,9 +129,9 @@ class ActivityRun(HeldRun):
         self._orders = self._orders or RunOrders(self, self._services)
         for message in self._orders.sift(messages):
             self.seen = message.seq
-            if message.kind is Kind.CANCEL:
+            if message.kind is RecordKind.CANCEL:
                 self._cancel(message)
-            elif message.kind is Kind.MESSAGE:
+            elif message.kind is RecordKind.MESSAGE:
                 logger.warning(
                     "activity %s of run %s takes no messages; %r is ignored", self.run.type, self.run.id, message.name
                 )
@@ -219,12 +208,12 @@ class ActivityRun(HeldRun):
             self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json(), limit)
             return
         self._record = Record(
-            seq=self._seq, kind=Kind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
+            seq=self._seq, kind=RecordKind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
             started_at=attempt.started_at, attempts=attempt.number - (requested is not None), retry_at=retry_at,
             run_attempt=self.run.attempt,
         )  # fmt: skip
         if requested is None:
-            self._after = Again(retry_at, failure.to_json(), limit)
+            self._after = RetryLater(retry_at, failure.to_json(), limit)
         else:
             self._after = Park(retry_at, Reason.RETRY, self.seen)
 
@@ -373,7 +362,7 @@ class ActivityRun(HeldRun):
             next=state,
         )
 
-    def _next_state(self) -> Next | None:
+    def _next_state(self) -> NextState | None:
         if self._forced is not None and not (isinstance(self._forced, Release) and self._after is not None):
             return self._forced
         if isinstance(self._after, Park):
@@ -385,17 +374,17 @@ class ActivityRun(HeldRun):
         steered = None if self._orders is None else self._orders.next_state(ended=False)
         return steered or (Release() if self._services.owner.stopping else None)
 
-    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+    def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
         """See `TurnAuthor`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
         if self.stage is Stage.OVER:
             return
-        if verdict is Verdict.LOST:
+        if verdict is TurnOutcome.LOST:
             self.lose()
-        elif verdict is Verdict.AWAKE and self._forced is None:
+        elif verdict is TurnOutcome.AWAKE and self._forced is None:
             self._services.owner.unread(self)
-        elif verdict is Verdict.AWAKE or after is None:
+        elif verdict is TurnOutcome.AWAKE or after is None:
             self.settle(reading)
             self._say()
         else:

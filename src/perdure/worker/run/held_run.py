@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import Any
 
-from perdure.core.model.interruption import STOPPED, Interruption, output_of
-from perdure.core.model.outputs import NewOutput
-from perdure.core.model.run import ClaimedRun, Message, Next, Release, Turn, Verdict
+from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.outputs import STOPPED, Interruption, NewOutput, interruption_output
+from perdure.core.model.record import Message
+from perdure.core.model.turn import NextState, Release, Turn, TurnOutcome
 from perdure.errors import PerdureError
 from perdure.worker.alarm import Wakeup
 from perdure.worker.callbacks import ClockReading
@@ -47,9 +48,9 @@ class HeldRun(ABC):
         self.seen = claimed.run.inbox_read
         self._services = services
         self._backlog: list[Message] = []
-        self._verdict_next: Next | None = None
+        self._verdict_next: NextState | None = None
         self._committing = False
-        self._forced: Next | None = None
+        self._forced: NextState | None = None
         self._wakeup = Wakeup(services.system)
         self._orders: RunOrders | None = None
 
@@ -94,7 +95,7 @@ class HeldRun(ABC):
         """See `TurnAuthor`."""
 
     @abstractmethod
-    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+    def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
         """See `TurnAuthor`."""
 
     @abstractmethod
@@ -112,7 +113,7 @@ class HeldRun(ABC):
             worker=self._services.actor(), reason=STOPPED, generation=run.generation, attempt=run.attempt, last=last,
             steps=steps,
         )  # fmt: skip
-        return output_of(interruption, self.lease.token)
+        return interruption_output(interruption, self.lease.token)
 
     def release(self) -> None:
         """Give the run back unfinished, as it is."""
@@ -130,7 +131,7 @@ class HeldRun(ABC):
         logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
         self._force(set_aside(error, self._services))
 
-    def _force(self, state: Next) -> None:
+    def _force(self, state: NextState) -> None:
         self._cancel_attempts()
         self._forced = state
         self.stage = Stage.ACTIVE
@@ -142,7 +143,7 @@ class HeldRun(ABC):
         logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
         self._finish_here()
 
-    def _finish_here(self, after: Next | None = None) -> None:
+    def _finish_here(self, after: NextState | None = None) -> None:
         self.drop()
         self._services.owner.ended(self, after)
 

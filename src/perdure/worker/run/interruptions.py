@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.run import Record, Run
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Record
+from perdure.core.model.run import Run
 from perdure.core.system import System
 from perdure.errors import StoreError
 from perdure.replay.operations import StepOperation

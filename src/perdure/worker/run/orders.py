@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from perdure.core.model.run import Kind, Message, Next, Park, Reason, Release, Run
+from perdure.core.model.record import Message, RecordKind
+from perdure.core.model.run import Reason, Run
+from perdure.core.model.turn import NextState, Park, Release
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.core.system import System
 from perdure.errors import StoreError
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from perdure.worker.services import Services
 
 #: What only the worker is told; the history has no record of it.
-UNRECORDED = frozenset({Kind.PAUSE, Kind.RESUME, Kind.EVICT, Kind.CALL})
+UNRECORDED = frozenset({RecordKind.PAUSE, RecordKind.RESUME, RecordKind.EVICT, RecordKind.CALL})
 
 
 class RunOrders:
@@ -52,13 +54,15 @@ class RunOrders:
             if message.seq <= self.inbox_known:
                 continue
             self.inbox_known = message.seq
-            if message.kind in (Kind.RESUME, Kind.CANCEL):
+            if message.kind in (RecordKind.RESUME, RecordKind.CANCEL):
                 free += self._withheld
                 self._withheld.clear()
                 self.paused = False
-            elif message.kind is Kind.PAUSE:
+            elif message.kind is RecordKind.PAUSE:
                 self.paused = True
-            elif message.kind is Kind.EVICT and message.payload == str(self._held.lease.token) and not self._moves:
+            elif (
+                message.kind is RecordKind.EVICT and message.payload == str(self._held.lease.token) and not self._moves
+            ):
                 self._moves = True
                 self._services.owner.moving(self._held, self.leave)
             (self._withheld if self.paused else free).append(message)
@@ -74,7 +78,7 @@ class RunOrders:
         except Exception as error:
             self._held.block(error)
 
-    def next_state(self, *, ended: bool) -> Next | None:
+    def next_state(self, *, ended: bool) -> NextState | None:
         """What becomes of a run with nothing under way; `ended`: it has an outcome, with which it will go on later."""
         if self.paused:
             return Park(self._held.run.deadline, Reason.PAUSED, self.inbox_known)

@@ -8,8 +8,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perdure.core.codec.failure import Failure
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import Again, Block, Finish, Kind, Next, Reason, Run, Status
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Run, Status
+from perdure.core.model.turn import Block, ContinueAsNew, Finish, NextState, RetryLater
 from perdure.core.policy.retry import Retry
 from perdure.errors import Diverged, Expired, Fatal, UsageError
 from perdure.replay.execution import Execution
@@ -17,7 +18,7 @@ from perdure.replay.operations import StepOperation
 from perdure.replay.outcome import RunOutcome, cancelled
 from perdure.worker.run.turn_draft import TurnDraft
 from perdure.worker.services import Services
-from perdure.workflow.runtime import Listening
+from perdure.workflow.runtime import Subscription
 
 
 class NextAttempt(Struct, frozen=True):
@@ -61,7 +62,9 @@ def policy_of(operation: StepOperation, services: Services) -> Retry:
     return policy if isinstance(policy, Retry) else services.options.retry
 
 
-def after_failed_run(run: Run, policy: Retry | None, outcome: RunOutcome, services: Services, now: int) -> Again | None:
+def after_failed_run(
+    run: Run, policy: Retry | None, outcome: RunOutcome, services: Services, now: int
+) -> RetryLater | None:
     """When to try the whole run again; None if it has failed for good."""
     error = outcome.error
     delay = None if error is None else delay_of_run(run, policy, error, services.system.random())
@@ -69,7 +72,7 @@ def after_failed_run(run: Run, policy: Retry | None, outcome: RunOutcome, servic
         return None
     wake_at = now + int(delay * 1e6)
     in_time = wake_at < run.deadline or outcome.final is False
-    return Again(wake_at, outcome.payload or "{}") if in_time else None
+    return RetryLater(wake_at, outcome.payload or "{}") if in_time else None
 
 
 def delay_of_run(run: Run, policy: Retry | None, error: BaseException, random: float) -> float | None:
@@ -100,7 +103,7 @@ def end_with(
     policy: Retry | None,
     services: Services,
     now: int,
-) -> Next:
+) -> NextState:
     """What follows from a workflow's outcome: another attempt, or the end, for the children that nobody waits for too."""
     if outcome.final is False or (
         outcome.status is Status.FAILED and not execution.cancel_requested and not outcome.final
@@ -114,11 +117,11 @@ def end_with(
     if outcome.renewed is not None and not execution.cancel_requested:
         # Nobody else's key begins with a space.
         carried = [(name, payload, f" kept:{run.generation}:{seq}") for name, seq, payload in execution.unreceived()]
-        return Renew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried), draft.read)
+        return ContinueAsNew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried), draft.read)
     if outcome.renewed is not None:
         outcome = cancelled(run.id, run.type, "", services.codec)
     if execution.topics:
-        draft.add(Listening(topic, False) for topic in sorted(execution.topics))
+        draft.add(Subscription(topic, False) for topic in sorted(execution.topics))
     return Finish(outcome.status, outcome.payload)
 
 
@@ -127,9 +130,9 @@ def reason_to_wait(execution: Execution) -> Reason:
     if execution.awaited_messages():
         return Reason.MESSAGE
     kinds = {operation.kind for operation in execution.open_operations()}
-    if Kind.CHILD in kinds:
+    if RecordKind.CHILD in kinds:
         return Reason.CHILD
-    return Reason.RETRY if Kind.STEP in kinds else Reason.TIMER
+    return Reason.RETRY if RecordKind.STEP in kinds else Reason.TIMER
 
 
 def set_aside(error: Exception, services: Services) -> Block:

@@ -8,10 +8,11 @@ from msgspec import Struct
 
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import short_key
-from perdure.core.model.on_close import ABANDONED
-from perdure.core.model.outputs import NewOutput, Renew, Trim, source_of
-from perdure.core.model.run import Kind, Lease, NewMessage, NewRun, Next, Record, Run, Turn
-from perdure.core.policy.singleton import single_of
+from perdure.core.model.outputs import NewOutput, source_of
+from perdure.core.model.record import NewMessage, Record, RecordKind
+from perdure.core.model.run import ABANDONED, NewRun, Run
+from perdure.core.model.turn import ContinueAsNew, Lease, NextState, Trim, Turn
+from perdure.core.policy.singleton import stored_singleton_of
 from perdure.replay.operations import ChildOperation
 from perdure.workflow.child import cancel_key
 from perdure.workflow.runtime import Effect
@@ -98,7 +99,7 @@ class TurnDraft(Struct):
 
     def _start(self, new: NewRun) -> None:
         self.children[new.id] = new
-        if new.held_back and (single := single_of(new.options)) is not None:
+        if new.held_back and (single := stored_singleton_of(new.options)) is not None:
             self._singletons_to_start = (*self._singletons_to_start, single.name)
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
@@ -111,7 +112,7 @@ class TurnDraft(Struct):
             key = cancel_key(parent.id, operation.location)
             self.sends.append(
                 NewMessage(
-                    run_id=operation.child_id, kind=Kind.CANCEL, payload=reason, key=key, only_child_of=parent.id
+                    run_id=operation.child_id, kind=RecordKind.CANCEL, payload=reason, key=key, only_child_of=parent.id
                 )
             )
         self.filled = bool(self.children or self.sends or self._outputs or self._listening)
@@ -136,12 +137,12 @@ class TurnDraft(Struct):
         self.urgent = self.filled = False
         self.read = 0
 
-    def turn(self, lease: Lease, records: tuple[Record, ...], next: Next | None) -> Turn:
+    def turn(self, lease: Lease, records: tuple[Record, ...], next: NextState | None) -> Turn:
         """The turn; the draft is empty afterwards."""
         self.urgent = False
         if not (self.filled or self.read or self._unrecorded or self._carried or self._trim):
             return Turn(lease=lease, records=records, next=next)
-        read = max(self.read, self._unrecorded, self._carried if isinstance(next, Renew) else 0)
+        read = max(self.read, self._unrecorded, self._carried if isinstance(next, ContinueAsNew) else 0)
         self.read = self._unrecorded = 0
         if not self.filled and self._trim is None:
             return Turn(lease=lease, records=records, read=read, next=next)

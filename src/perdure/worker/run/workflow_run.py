@@ -15,25 +15,22 @@ from msgspec.structs import replace
 
 from perdure.core.codec.codec import Codec
 from perdure.core.codec.failure import ErrorTypes, Failure
-from perdure.core.model.interruption import Interruption
-from perdure.core.model.outputs import Renew
-from perdure.core.model.run import (
-    FAR,
-    Again,
+from perdure.core.model.claim import ClaimedRun
+from perdure.core.model.outputs import Interruption
+from perdure.core.model.record import Message, Record, RecordKind
+from perdure.core.model.run import Reason, Run
+from perdure.core.model.turn import (
     Block,
-    ClaimedRun,
+    ContinueAsNew,
     Finish,
-    Kind,
-    Message,
-    Next,
+    NextState,
     Park,
-    Reason,
-    Record,
     Release,
-    Run,
+    RetryLater,
     Turn,
-    Verdict,
+    TurnOutcome,
 )
+from perdure.core.time.duration import FAR
 from perdure.errors import ChildLimit, PerdureError
 from perdure.replay.execution import Execution
 from perdure.replay.operations import ChildOperation, OpenOperation, ScopeOperation, StepOperation
@@ -58,7 +55,7 @@ from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
 from perdure.worker.steps.transaction_attempt import CommitGrant, Committed
 from perdure.workflow.definition import Workflow
-from perdure.workflow.step import NO_OPTIONS
+from perdure.workflow.step import NO_STEP_SETTINGS
 
 logger = logging.getLogger("perdure.worker")
 
@@ -69,8 +66,8 @@ REPLAY_SLICE = 0.004
 LEASE_RECHECK = 0.1
 
 # A member of an enum is slow to find by its class; these are looked at for every step.
-_ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, Verdict.LOST, Verdict.AWAKE
-_MESSAGE = Kind.MESSAGE
+_ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, TurnOutcome.LOST, TurnOutcome.AWAKE
+_MESSAGE = RecordKind.MESSAGE
 
 
 class WorkflowRun(HeldRun):
@@ -120,7 +117,7 @@ class WorkflowRun(HeldRun):
         records, self._records = self._records, ()
         if self.run.token >= EARLIEST_TOKEN:
             self._failures = tuple(
-                one for one in records if one.kind is Kind.ATTEMPT and one.run_attempt == self.run.attempt
+                one for one in records if one.kind is RecordKind.ATTEMPT and one.run_attempt == self.run.attempt
             )
         execution = self._execution = make_execution(self.run, self._workflow, records, self._services)
         execution.begin(reading.drain_context)
@@ -148,7 +145,7 @@ class WorkflowRun(HeldRun):
             del self._execution.effects[: self._execution.known_effects]
         elif self.run.attempt == self.run.generation == 1:
             # One whose outcome has come was started; a start that is repeated is looked up.
-            told = {message.name for message in self._backlog if message.kind is Kind.CHILD}
+            told = {message.name for message in self._backlog if message.kind is RecordKind.CHILD}
             self._execution.fresh = [
                 operation
                 for operation in self._execution.fresh
@@ -261,12 +258,12 @@ class WorkflowRun(HeldRun):
         if another is None:
             failure = replace(failure, given_up=why_given_up(operation, number, error, services))
             execution.record(
-                Kind.STEP, operation.location, failure.to_json(), now, failed=True,
+                RecordKind.STEP, operation.location, failure.to_json(), now, failed=True,
                 started_at=attempt.started_at, digest=operation.digest, attempts=attempt.number,
             )  # fmt: skip
             return False
         execution.record(
-            Kind.ATTEMPT, operation.location, failure.to_json(), now, failed=True, started_at=attempt.started_at,
+            RecordKind.ATTEMPT, operation.location, failure.to_json(), now, failed=True, started_at=attempt.started_at,
             digest=operation.digest, attempts=another.attempts, retry_at=another.retry_at,
         )  # fmt: skip
         return True
@@ -299,7 +296,7 @@ class WorkflowRun(HeldRun):
             return
         while not self._paused and (timer := execution.next_timer()) is not None and timer.due <= reading.now:
             self._draft.urgent = True
-            execution.record(Kind.TIMER, timer.location, None, reading.now, started_at=timer.asked_at)
+            execution.record(RecordKind.TIMER, timer.location, None, reading.now, started_at=timer.asked_at)
         self.settle(reading)
 
     # what follows from it
@@ -395,7 +392,7 @@ class WorkflowRun(HeldRun):
             if execution.outcome is None:
                 draft.urgent = True
                 failure = Failure.of(error, self._services.codec).to_json()
-                execution.record(Kind.CHILD, operation.location, failure, now, failed=True)
+                execution.record(RecordKind.CHILD, operation.location, failure, now, failed=True)
 
     def _dispatch(self, reading: ClockReading, *, durable: bool) -> None:
         """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
@@ -411,7 +408,7 @@ class WorkflowRun(HeldRun):
             if operation.retry_at > reading.now or not reading.may_start or not (durable or operation.ephemeral):
                 waiting.append(operation)
                 continue
-            if operation.request.options is not NO_OPTIONS and is_limited(operation):
+            if operation.request.options is not NO_STEP_SETTINGS and is_limited(operation):
                 self._step_limits = self._step_limits or StepLimits(self, self._services)
                 if not self._step_limits.may_begin(operation):
                     continue
@@ -485,7 +482,7 @@ class WorkflowRun(HeldRun):
             self._wakeup.disarm()
         return turn
 
-    def _next_state(self, now: int) -> Next | None:
+    def _next_state(self, now: int) -> NextState | None:
         execution = self._execution
         outcome = None if execution is None else execution.outcome
         if self._forced is not None and (outcome is None or not isinstance(self._forced, Release)):
@@ -509,7 +506,7 @@ class WorkflowRun(HeldRun):
             return Park(self._next_wake(), reason, self.seen)
         return Release() if self._services.owner.stopping else None
 
-    def landed(self, verdict: Verdict, reading: ClockReading) -> None:
+    def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
         """See `TurnAuthor`."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
@@ -528,7 +525,7 @@ class WorkflowRun(HeldRun):
             self.stage = Stage.PARKED
             self._services.owner.parked(self, after)
         else:
-            if self._step_limits is not None and isinstance(after, Finish | Again | Renew):
+            if self._step_limits is not None and isinstance(after, Finish | RetryLater | ContinueAsNew):
                 self._step_limits.close(ended=True)
             self._finish_here(after)
 
@@ -550,7 +547,7 @@ class WorkflowRun(HeldRun):
         reading = self._services.read_clock()
         self._draft.urgent = True
         execution.record(
-            Kind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now, failed=True,
+            RecordKind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now, failed=True,
             started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
         )  # fmt: skip
         self.settle(reading)
@@ -595,7 +592,7 @@ class WorkflowRun(HeldRun):
             reading.drain_context,
         )  # fmt: skip
         turn = Turn(lease=self.lease, records=(record,))
-        self._services.journal.attempt_log.saw([(self, turn)], [Verdict.APPLIED], reading.now)
+        self._services.journal.attempt_log.saw([(self, turn)], [TurnOutcome.APPLIED], reading.now)
         # What follows the record are versions that the workflow asked for.
         assert execution.unsaved[0] == record
         del execution.unsaved[0]
@@ -646,7 +643,7 @@ class WorkflowRun(HeldRun):
         self._draft.start_nobody()
         self._force(expired(self.run, self._services))
 
-    def _force(self, state: Next) -> None:
+    def _force(self, state: NextState) -> None:
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
             self._draft.clear_all_but_emitted()
@@ -677,10 +674,10 @@ def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message],
             seen = draft.read = message.seq
             draft.urgent = True
             _record(execution, message, now)
-        elif message.kind is Kind.CANCEL:
+        elif message.kind is RecordKind.CANCEL:
             # Too late for this attempt, which has its outcome; but no other is to follow.
             execution.cancel_requested = True
-        elif message.kind is Kind.MESSAGE and message.seq > seen:
+        elif message.kind is RecordKind.MESSAGE and message.seq > seen:
             execution.carry(message)
         if renewed:
             seen = max(seen, message.seq)
@@ -698,7 +695,7 @@ def _record_messages(execution: Execution, draft: TurnDraft, together: list[Mess
 
 
 def _says_nothing(message: Message, execution: Execution) -> bool:
-    if message.kind is Kind.WAKE:
+    if message.kind is RecordKind.WAKE:
         # One that only changed when the run begins says nothing more.
         return message.payload is None or execution.sleep() is None
     return execution.is_of_the_past(message)
@@ -706,7 +703,7 @@ def _says_nothing(message: Message, execution: Execution) -> bool:
 
 def _record(execution: Execution, message: Message, now: int) -> None:
     location = message.name
-    if message.kind is Kind.WAKE:
+    if message.kind is RecordKind.WAKE:
         sleep = execution.sleep()
         assert sleep is not None
         location = sleep.location

@@ -15,9 +15,9 @@ from perdure.replay.operations import StepOperation
 from perdure.worker.callbacks import ResultRecipient, StepResults
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.activity import Activity
-from perdure.workflow.activity_options import Settings
+from perdure.workflow.run_settings import RunSettings
 from perdure.workflow.runtime import StepRequest
-from perdure.workflow.step import StepOptions
+from perdure.workflow.step import StepSettings
 from perdure.workflow.step_info import ActivityInfo, StepInfo
 
 
@@ -50,7 +50,7 @@ class ActivityAttempt(Attempt):
         run: Run,
         activity: Activity[Any, Any],
         arguments: dict[str, Any],
-        settings: Settings,
+        settings: RunSettings,
         max_attempts: int | None,
         last_heartbeat: Any,
         now: int,
@@ -61,7 +61,7 @@ class ActivityAttempt(Attempt):
     ) -> None:
         args, kwargs = activity.signature.spread(arguments)
         timeout = UNSET if settings.start_to_close is None else settings.start_to_close
-        options = StepOptions(timeout=timeout, process=activity.process or UNSET)
+        options = StepSettings(timeout=timeout, process=activity.process or UNSET)
         request = StepRequest(activity.type, activity.spec, args, kwargs, options)
         # Nobody waits for a future of it: its end is the end of the run.
         operation = StepOperation(activity.type, cast("Any", None), request, "")

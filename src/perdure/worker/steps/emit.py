@@ -19,7 +19,7 @@ from perdure.core.model.outputs import NewOutput, OutputKind, step_key
 from perdure.errors import StreamFull
 
 if TYPE_CHECKING:
-    from perdure.core.model.run import Lease
+    from perdure.core.model.turn import Lease
 
 #: What one attempt may have emitted that no turn has taken yet: items, and bytes of JSON.
 ROOM_ITEMS = 4096

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET, Struct
 
-from perdure.core.model.run import Kind, Lease, Record, Run, Turn, Verdict
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.run import Run
+from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.replay.operations import StepOperation
 from perdure.store.sql.dialect import drive
@@ -173,7 +175,7 @@ class TransactionAttempt(Attempt):
             )
         except StoreUnavailable as error:
             raise (Interrupted if self._turn is None else Doubtful) from error
-        if verdict is Verdict.LOST:
+        if verdict is TurnOutcome.LOST:
             raise LeaseLost
         assert self._made is not None
         return self._made
@@ -187,7 +189,7 @@ class TransactionAttempt(Attempt):
         if grant is None:
             raise _Unwanted
         record = Record(
-            seq=grant.seq, kind=Kind.STEP, location=operation.location, payload=payload,
+            seq=grant.seq, kind=RecordKind.STEP, location=operation.location, payload=payload,
             at=max(grant.time, self._services.read_clock().now), started_at=self.started_at, digest=operation.digest,
             attempts=self.number, run_attempt=grant.run_attempt,
         )  # fmt: skip
@@ -256,16 +258,16 @@ class TransactionAttempt(Attempt):
         except Exception as error:
             asyncio.get_running_loop().call_soon(self.recipient.block, error)
             return
-        if verdict is Verdict.APPLIED:
+        if verdict is TurnOutcome.APPLIED:
             super()._arrive(self._made, None)
-        elif verdict is Verdict.LOST:
+        elif verdict is TurnOutcome.LOST:
             super()._arrive(None, LeaseLost())
         else:
             interrupted = Interrupted()
             interrupted.__cause__ = doubt.__cause__
             self._arrive(None, interrupted)
 
-    async def _became(self) -> Verdict:
+    async def _became(self) -> TurnOutcome:
         """Ask what became of the commit, until there is an answer."""
         assert self._turn is not None
         while True:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
+from perdure.core.time.duration import Moment
 from perdure.workflow.channels import Channel
-from perdure.workflow.child import Moment
 
 if TYPE_CHECKING:
     from perdure.workflow.definition import Call
@@ -18,7 +18,7 @@ class Action(Struct, frozen=True):
     """Something that a state machine wants done. Its own methods make them; a handler returns them."""
 
 
-class Schedule(Action, frozen=True):
+class StartRun(Action, frozen=True):
     """Start an activity, or a child."""
 
     id: str
@@ -37,7 +37,7 @@ class StartTimer(Action, frozen=True):
     when: Moment
 
 
-class CancelOne(Action, frozen=True):
+class CancelById(Action, frozen=True):
     """Stop what is known by that id."""
 
     id: str

@@ -17,24 +17,24 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from perdure.core.codec.snapshot import snapshot
 from perdure.core.policy.retry import Retry
+from perdure.core.time.duration import Moment
 from perdure.errors import BadArguments, RunCancelled, UsageError
 from perdure.workflow.channels import Channel
-from perdure.workflow.child import Moment
 from perdure.workflow.context import Context
-from perdure.workflow.definition import Call, Definition, Workflow
+from perdure.workflow.definition import Call, Workflow
 from perdure.workflow.machine.actions import (
     Action,
     Actions,
-    CancelOne,
+    CancelById,
     Complete,
     EndCancelled,
     Fail,
     Publish,
-    Schedule,
     SendMessage,
+    StartRun,
     StartTimer,
 )
-from perdure.workflow.machine.operator import Operator
+from perdure.workflow.machine.runner import MachineRunner
 from perdure.workflow.scopes import WorkflowRandom
 
 I = TypeVar("I")  # noqa: E741  # as in Input; it is never mistaken for a number here
@@ -133,7 +133,7 @@ class StateMachine(Generic[I, O]):
         deadline: Moment | None = None,
     ) -> Action:
         """Start an activity. Its policy is its own, or that of `call.options(...)`. The id is free again when it has ended."""
-        return self._make(Schedule(id, call, "activity", queue, priority, deadline, "cancel"))
+        return self._make(StartRun(id, call, "activity", queue, priority, deadline, "cancel"))
 
     def child(
         self,
@@ -146,7 +146,7 @@ class StateMachine(Generic[I, O]):
         on_close: Literal["cancel", "abandon", "wait"] = "cancel",
     ) -> Action:
         """Start another workflow as a child run; `on_close` says what becomes of it if the machine ends first."""
-        return self._make(Schedule(id, call, "child", queue, priority, deadline, on_close))
+        return self._make(StartRun(id, call, "child", queue, priority, deadline, on_close))
 
     def timer(self, id: str, when: Moment) -> Action:
         """Start a timer: a duration from now, or a datetime with a time zone."""
@@ -154,7 +154,7 @@ class StateMachine(Generic[I, O]):
 
     def cancel(self, id: str, reason: str = "") -> Action:
         """Stop a timer, which is forgotten; or ask an activity or a child to stop, whose end is told when it has."""
-        return self._make(CancelOne(id, reason))
+        return self._make(CancelById(id, reason))
 
     def send(self, run: str, channel: Channel[Any] | str, value: Any = None, *, key: str | None = None) -> Action:
         """Send a message to another run; one that has finished or does not exist gets nothing."""
@@ -220,22 +220,9 @@ class StateMachine(Generic[I, O]):
         return self._context
 
 
-#: What an engine takes: a decorated function, or a state machine's class.
-Definable = Definition[Any, Any] | type[StateMachine[Any, Any]]
-
-
-def definition_of(value: Definable) -> Definition[Any, Any]:
-    """A workflow or an activity, also where it is written as a state machine. Raises `UsageError`."""
-    if isinstance(value, type) and issubclass(value, StateMachine):
-        return value.definition()
-    if not isinstance(value, Definition):
-        raise UsageError(f'{value!r} is not a workflow; decorate it with @workflow("...")')
-    return value
-
-
 def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | int | None) -> Workflow[..., Any]:
     async def operate(ctx: Context, input: Any) -> Any:
-        return await Operator(ctx, cls()).run(input)
+        return await MachineRunner(ctx, cls()).run(input)
 
     taken, given = _parameters(cls)
     operate.__annotations__ = {"ctx": Context, "input": taken, "return": given}

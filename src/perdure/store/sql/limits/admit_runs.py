@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from perdure.core.limits.admission import AdmitRequest, Admitted
+from perdure.core.limits.admission import AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import Bounds, Hold, Pass
-from perdure.core.model.run import ClaimedRun, ClaimRequest, Kind, Reason, Run, Status
+from perdure.core.limits.limit import LimitBounds, PermitScope, RequiredGate
+from perdure.core.model.claim import ClaimedRun, ClaimRequest
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import Reason, Run, Status
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import STEPS, Passage, steps_before
 from perdure.store.sql.limits.breakers import barred
@@ -53,15 +55,15 @@ _CANCELLED = f"""
 SELECT m.run_id
 FROM perdure_messages m
 JOIN perdure_runs r ON r.id = m.run_id
-WHERE m.run_id IN ({{names}}) AND m.kind = '{Kind.CANCEL.value}' AND m.seq > r.inbox_read
+WHERE m.run_id IN ({{names}}) AND m.kind = '{RecordKind.CANCEL.value}' AND m.seq > r.inbox_read
 """
 
 _LATER = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id = :run_id AND status = 'pending'"
 
 
 async def admit(
-    tx: Transaction, request: AdmitRequest, entropy: Callable[[int], bytes]
-) -> tuple[Admitted, dict[str, Bounds]]:
+    tx: Transaction, request: AdmissionRequest, entropy: Callable[[int], bytes]
+) -> tuple[AdmissionResult, dict[str, LimitBounds]]:
     """Let runs pass, and claim them. What comes with the answer are gates that have to be made first."""
     grip = Grip(tx, request)
     # A step passes without a slot.
@@ -70,10 +72,10 @@ async def admit(
     taken = await grip.take(due)
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
     if not taken and not before:
-        return Admitted(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
+        return AdmissionResult(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in before)
-        admitted = Admitted(
+        admitted = AdmissionResult(
             runs=runs,
             counted=frozenset(one.run.id for one in runs),
             barred=tuple(await barred(tx, [one.run for one in runs], request.failing)),
@@ -89,7 +91,7 @@ async def admit(
 class _Admission:
     """One transaction."""
 
-    def __init__(self, tx: Transaction, request: AdmitRequest, grip: Grip, entropy: Callable[[int], bytes]) -> None:
+    def __init__(self, tx: Transaction, request: AdmissionRequest, grip: Grip, entropy: Callable[[int], bytes]) -> None:
         self._tx = tx
         self._request = request
         self._entropy = entropy
@@ -102,7 +104,7 @@ class _Admission:
         self._placed: dict[str, tuple[str, int]] = {}
         #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
         self._joining: dict[str, InLine] = {}
-        self._passing: list[tuple[InLine, tuple[Pass, ...]]] = []
+        self._passing: list[tuple[InLine, tuple[RequiredGate, ...]]] = []
         #: Those that are to be set aside.
         self._poison: list[InLine] = []
         self._gone: list[str] = []
@@ -119,7 +121,7 @@ class _Admission:
         self._suspects = False
         self._group: frozenset[str] = frozenset()
 
-    async def run(self) -> Admitted:
+    async def run(self) -> AdmissionResult:
         """Look, let pass, write."""
         tx, request, grip = self._tx, self._request, self._grip
         lines = await self._heads()
@@ -140,7 +142,7 @@ class _Admission:
         runs = await self._write(lines)
         await tell_next(tx, self._gates, grip.freed, request)
         due_at = await next_due(tx, request.types)
-        return Admitted(
+        return AdmissionResult(
             runs=runs,
             counted=self._counted,
             barred=tuple(self._barred.items()),
@@ -187,7 +189,7 @@ class _Admission:
 
     async def _line_up(
         self, arrived: list[InLine], lines: dict[str, list[InLine]]
-    ) -> list[tuple[InLine, tuple[Pass, ...]]]:
+    ) -> list[tuple[InLine, tuple[RequiredGate, ...]]]:
         """Those of the arrived whom no line keeps from passing; the others join one."""
         tx, now = self._tx, self._tx.now
         tokens = {one.run_id: one.token for one in self._grip.arrivals}
@@ -204,7 +206,7 @@ class _Admission:
         runs = [self._runs[one.run_id][1] for one in present]
         told = [run.id for run in runs if run.inbox_seq > run.inbox_read]
         self._cancelled = {row[0] for row in await in_chunks(tx, _CANCELLED, told)}
-        direct: list[tuple[InLine, tuple[Pass, ...]]] = []
+        direct: list[tuple[InLine, tuple[RequiredGate, ...]]] = []
         behind: dict[str, list[InLine]] = {}
         for one in present:
             passes = self._passes(one)
@@ -225,7 +227,7 @@ class _Admission:
                 lines[gate] += those
         return direct
 
-    def _passes(self, one: InLine) -> tuple[Pass, ...]:
+    def _passes(self, one: InLine) -> tuple[RequiredGate, ...]:
         """What it has yet to pass: nothing where it was let in for good, and nothing at all if it is to end."""
         passes = () if one.run_id in self._cancelled else one.gating.passes
         return tuple(wanted for wanted in passes if (one.run_id, wanted.gate) not in self._kept)
@@ -234,7 +236,9 @@ class _Admission:
         await self._turns.give(gate, those)
         self._joining |= {one.run_id: one for one in those}
 
-    async def _let_pass(self, lines: dict[str, list[InLine]], direct: list[tuple[InLine, tuple[Pass, ...]]]) -> None:
+    async def _let_pass(
+        self, lines: dict[str, list[InLine]], direct: list[tuple[InLine, tuple[RequiredGate, ...]]]
+    ) -> None:
         """In turns: one of each line, and one of those who have only just come."""
         taking = deque([Line(gate, line) for gate, line in lines.items()])
         coming = deque(direct)
@@ -293,7 +297,7 @@ class _Admission:
     def _stands(self, run: Run, one: InLine) -> bool:
         return one.run_id in self._joining or (run.status is Status.WAITING and run.reason in _STANDING)
 
-    def _refused_by(self, passes: Sequence[Pass]) -> str | None:
+    def _refused_by(self, passes: Sequence[RequiredGate]) -> str | None:
         """The first gate that does not let it pass."""
         for wanted in passes:
             gate = self._gates.get(wanted.gate)
@@ -301,7 +305,7 @@ class _Admission:
                 return wanted.gate
         return None
 
-    def _bars(self, one: InLine, passes: Sequence[Pass]) -> bool:
+    def _bars(self, one: InLine, passes: Sequence[RequiredGate]) -> bool:
         """Whether it is to fail because a breaker does not let it pass."""
         for wanted in passes:
             breaker = self._gates[wanted.gate].breaker if wanted.gate in self._gates else None
@@ -312,7 +316,7 @@ class _Admission:
                     return True
         return False
 
-    def _judge(self, one: InLine, passes: tuple[Pass, ...]) -> bool:
+    def _judge(self, one: InLine, passes: tuple[RequiredGate, ...]) -> bool:
         """Let it pass, unless it may have killed its workers: that one passes with those of its group alone, or is set aside."""
         if self._is_suspect(one.run_id):
             if is_poison(self._runs[one.run_id][1].claims, self._request.poison_after):
@@ -369,7 +373,7 @@ class _Admission:
         suspects = [Suspect(id, self._runs[id][1].claims, self._homes[id]) for id in (run_id, *others)]
         return frozenset(group(suspects, self._request.limit))
 
-    async def _permit(self, passing: Sequence[tuple[InLine, tuple[Pass, ...]]], tokens: dict[str, int]) -> None:
+    async def _permit(self, passing: Sequence[tuple[InLine, tuple[RequiredGate, ...]]], tokens: dict[str, int]) -> None:
         rows = [
             {
                 "gate": wanted.gate,
@@ -380,7 +384,7 @@ class _Admission:
             }
             for one, passes in passing
             for wanted in passes
-            if wanted.hold is Hold.RUN or self._gates[wanted.gate].counts
+            if wanted.hold is PermitScope.RUN or self._gates[wanted.gate].counts
         ]
         await grant(self._tx, [one.run_id for one, _ in passing], rows)
         kept = {run_id for run_id, _ in self._kept}

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perdure.core.audit import NEXT
-from perdure.core.limits.admission import StepArrival, StepLeft, StepVerdict
+from perdure.core.limits.admission import StepAdmission, StepArrival, StepDeparture
 from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import Pass
-from perdure.core.model.run import FAR, FINISHED, Kind, NewMessage, Status
+from perdure.core.limits.limit import RequiredGate
+from perdure.core.model.record import NewMessage, RecordKind
+from perdure.core.model.run import FINISHED, Status
+from perdure.core.time.duration import FAR
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.gate_state import GateState
 from perdure.store.sql.limits.gates import RESERVED, in_chunks
@@ -78,7 +80,7 @@ class Passage:
         self._tx = tx
         self._gates = gates
         self.standing: list[StepInLine] = []
-        self.verdicts: list[StepVerdict] = []
+        self.verdicts: list[StepAdmission] = []
         #: Runs of those that stand in lines, which are locked: status and token.
         self._runs: dict[str, tuple[str, int]] = {}
         #: Gates at which something may have changed.
@@ -113,7 +115,7 @@ class Passage:
         await tx.execute(_LEAVE, {"run_id": run_id, "place": place, "stood_at": FAR})
         if Status(self._runs[run_id][0]) not in FINISHED:
             key = f" call:{tx.now}:{place}"
-            await deliver(tx, NewMessage(run_id=run_id, kind=Kind.CALL, name=place, key=key))
+            await deliver(tx, NewMessage(run_id=run_id, kind=RecordKind.CALL, name=place, key=key))
 
     async def run(self, arrivals: Sequence[StepArrival], turns: Turns, runs: Mapping[str, Sequence[InLine]]) -> None:
         """Let pass who may: those in lines whose turn is before that of the first run there, and those who have only just come."""
@@ -160,7 +162,7 @@ class Passage:
         await tx.execute(_LEAVE, {**place, "stood_at": tx.now})
         key = f" call:{tx.now}:{one.location}"
         self.called += 1
-        await deliver(tx, NewMessage(run_id=one.run_id, kind=Kind.CALL, name=one.location, key=key))
+        await deliver(tx, NewMessage(run_id=one.run_id, kind=RecordKind.CALL, name=one.location, key=key))
         if Status(status) is not Status.RUNNING:
             tx.note(one.run_id, NEXT)
         return True
@@ -183,7 +185,7 @@ class Passage:
         owned = {(run_id, token) for run_id, token in await in_chunks(tx, _TOKENS, ids)}
         for one in arrivals:
             if (one.run_id, one.token) not in owned:
-                self.verdicts.append(StepVerdict(one.run_id, one.place, gate=one.gating.passes[0].gate))
+                self.verdicts.append(StepAdmission(one.run_id, one.place, gate=one.gating.passes[0].gate))
                 continue
             stands_at = places.get((one.run_id, one.place))
             await self._arrived(one, permits.get((one.run_id, one.place), set()), stands_at, turns)
@@ -198,7 +200,7 @@ class Passage:
             return
         barred_until = self._bars(passes)
         if barred_until:
-            self.verdicts.append(StepVerdict(one.run_id, one.place, barred_until=barred_until))
+            self.verdicts.append(StepAdmission(one.run_id, one.place, barred_until=barred_until))
             return
         line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
         refused = stands_at or line or self._refused_by(passes)
@@ -214,27 +216,27 @@ class Passage:
             row = {"gate": refused, "turn": new.turn, "gating": one.gating.to_json(), "priority": one.priority}
             await tx.execute(_JOIN, {**place, **row, "now": tx.now})
             self.touched.add(refused)
-        self.verdicts.append(StepVerdict(one.run_id, one.place, gate=refused))
+        self.verdicts.append(StepAdmission(one.run_id, one.place, gate=refused))
 
     def _let_begin(self, one: StepArrival, *, permit: bool = True) -> None:
         breakers = [self._gates[wanted.gate].breaker for wanted in one.gating.passes]
         probe = any(breaker is not None and breaker.circuit is Circuit.HALF_OPEN for breaker in breakers)
-        self.verdicts.append(StepVerdict(one.run_id, one.place, permit=permit, probe=probe))
+        self.verdicts.append(StepAdmission(one.run_id, one.place, permit=permit, probe=probe))
 
-    async def _permit(self, run_id: str, place: str, token: int, hold: str, passes: Sequence[Pass]) -> None:
+    async def _permit(self, run_id: str, place: str, token: int, hold: str, passes: Sequence[RequiredGate]) -> None:
         for wanted in passes:
             self._gates[wanted.gate].let_pass(self._tx.now)
         row = {"run_id": run_id, "place": place, "token": token, "hold": hold, "now": self._tx.now}
         await self._tx.execute_many(_PERMIT, [{**row, "gate": wanted.gate} for wanted in passes])
 
-    def _refused_by(self, passes: Sequence[Pass]) -> str | None:
+    def _refused_by(self, passes: Sequence[RequiredGate]) -> str | None:
         for wanted in passes:
             gate = self._gates.get(wanted.gate)
             if gate is None or not gate.has_room(self._tx.now):
                 return wanted.gate
         return None
 
-    def _bars(self, passes: Sequence[Pass]) -> int:
+    def _bars(self, passes: Sequence[RequiredGate]) -> int:
         """Until when a breaker does not let pass what is to fail then; 0 if it may pass."""
         for wanted in passes:
             gate = self._gates.get(wanted.gate)
@@ -244,7 +246,7 @@ class Passage:
         return 0
 
 
-async def gates_of_steps(tx: Transaction, left: Sequence[StepLeft]) -> dict[tuple[str, str], set[str]]:
+async def gates_of_steps(tx: Transaction, left: Sequence[StepDeparture]) -> dict[tuple[str, str], set[str]]:
     """By run and place, the gates that steps passed or stand at which have ended, or are wanted no more."""
     steps = {(one.run_id, one.place): one for one in left}
     ids = sorted({one.run_id for one in left})
@@ -259,7 +261,7 @@ async def gates_of_steps(tx: Transaction, left: Sequence[StepLeft]) -> dict[tupl
     return found
 
 
-async def release_steps(tx: Transaction, left: Sequence[StepLeft]) -> None:
+async def release_steps(tx: Transaction, left: Sequence[StepDeparture]) -> None:
     """They need their permits and their places no more."""
     rows = [{"run_id": one.run_id, "place": one.place, "token": one.token} for one in left]
     await tx.execute_many(_RELEASE, rows)
@@ -267,7 +269,7 @@ async def release_steps(tx: Transaction, left: Sequence[StepLeft]) -> None:
     await tx.execute_many(_LEAVE, standing)
 
 
-async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[StepVerdict, ...]:
+async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[StepAdmission, ...]:
     """What became of steps that were asked for before; those of which nothing is known are to be asked for again."""
     ids = sorted({one.run_id for one in steps})
     granted = {
@@ -276,10 +278,10 @@ async def steps_before(tx: Transaction, steps: Sequence[StepArrival]) -> tuple[S
         if hold == "lease"
     }
     places = {(run_id, place): gate for run_id, place, gate in await in_chunks(tx, _PLACES, ids)}
-    verdicts: list[StepVerdict] = []
+    verdicts: list[StepAdmission] = []
     for one in steps:
         if (one.run_id, one.place, one.token) in granted:
-            verdicts.append(StepVerdict(one.run_id, one.place, permit=True, probe=True))
+            verdicts.append(StepAdmission(one.run_id, one.place, permit=True, probe=True))
         elif (one.run_id, one.place) in places:
-            verdicts.append(StepVerdict(one.run_id, one.place, gate=places[one.run_id, one.place]))
+            verdicts.append(StepAdmission(one.run_id, one.place, gate=places[one.run_id, one.place]))
     return tuple(verdicts)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from perdure.core.limits.admission import Arrival, StepArrival
-from perdure.core.limits.breaker import BreakerState, Circuit, Report
-from perdure.core.limits.call_limits import given_by
-from perdure.core.limits.limit import Bounds
+from perdure.core.limits.admission import RunArrival, StepArrival
+from perdure.core.limits.breaker import BreakerReport, BreakerState, Circuit
+from perdure.core.limits.call_limits import call_limits_of
+from perdure.core.limits.limit import LimitBounds
 from perdure.core.model.run import Run
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
@@ -26,8 +26,8 @@ _PERMITTED = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names})
 def attend(
     tx: Transaction,
     gates: Mapping[str, GateState],
-    arrivals: Iterable[Arrival | StepArrival],
-    reports: Sequence[Report],
+    arrivals: Iterable[RunArrival | StepArrival],
+    reports: Sequence[BreakerReport],
     worker: str,
 ) -> None:
     """What the code says of breakers, what became of attempts, and which of them may be tried again."""
@@ -72,7 +72,7 @@ def note(tx: Transaction, name: str, state: BreakerState) -> None:
 
 async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> None:
     """Open or close a breaker until somebody says otherwise; None: as its rule has it, with nothing counted."""
-    gate = (await lock_gates(tx, {name: Bounds()}))[name]
+    gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
     state = gate.breaker = gate.breaker or BreakerState()
     wanted, by_hand = circuit or Circuit.CLOSED, circuit is not None
     changed = (state.circuit, state.by_hand) != (wanted, by_hand) or "breaker" in gate.problems
@@ -110,7 +110,7 @@ async def barred(tx: Transaction, runs: Sequence[Run], failing: Sequence[tuple[s
 def _fails_at(run: Run, declared: Mapping[str, str]) -> str | None:
     """The gate of the breaker at which a run fails that does not let it pass."""
     try:
-        given = given_by(run.options).breaker
+        given = call_limits_of(run.options).breaker
     except UNREADABLE:
         # It is set aside when it is taken up.
         return None

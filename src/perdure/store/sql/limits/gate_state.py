@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from perdure.core.codec.decoders import decoder_for
 from perdure.core.limits.breaker import BreakerRule, BreakerState, Circuit
-from perdure.core.limits.limit import Bounds
-from perdure.core.model.run import FAR
+from perdure.core.limits.limit import LimitBounds
+from perdure.core.time.duration import FAR
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.rows import UNREADABLE, unreadable
 
@@ -21,7 +21,7 @@ LAST_TURN = 2**61
 
 COLUMNS = "name, concurrency, pace, burst, override, arrival, turn, due_at, waits_for, breaker"
 
-_bounds = decoder_for(Bounds)
+_bounds = decoder_for(LimitBounds)
 
 T = TypeVar("T")
 
@@ -38,9 +38,9 @@ class GateState:
         self.turn: int = min(turn, LAST_TURN)
         self.due_at: int = due_at
         self.waits_for: str = waits_for
-        self.declared = Bounds(concurrency, pace, burst)
+        self.declared = LimitBounds(concurrency, pace, burst)
         self.breaker: BreakerState | None = None
-        self.override: Bounds | None = None
+        self.override: LimitBounds | None = None
         #: By column, what cannot be read. Nothing passes until a person sets anew what holds.
         self.problems: dict[str, str] = {}
         self._breaker_text: str = breaker
@@ -67,12 +67,12 @@ class GateState:
             self.problems[column] = str(unreadable("perdure_gates", f"name {self.name!r}, {column}", error))
             return None
 
-    def declare(self, bounds: Bounds) -> None:
+    def declare(self, bounds: LimitBounds) -> None:
         """What the code says now."""
-        if bounds != Bounds() and "concurrency, pace, burst" in self.problems:
+        if bounds != LimitBounds() and "concurrency, pace, burst" in self.problems:
             del self.problems["concurrency, pace, burst"]
             self.changed = True
-        if bounds != self.declared and bounds != Bounds():
+        if bounds != self.declared and bounds != LimitBounds():
             self.declared = bounds
             self.bounds = self.override or bounds
             self.changed = True
@@ -120,7 +120,7 @@ class GateState:
         """One passes."""
         self.held += 1
         # A breaker that is closed stays as it is, so that what passes costs no write.
-        self.changed |= self.breaker is None or self.bounds != Bounds()
+        self.changed |= self.breaker is None or self.bounds != LimitBounds()
         if self.bounds.pace:
             self.arrival = max(self.arrival, now) + self.bounds.pace
 
@@ -160,12 +160,12 @@ class GateState:
         }
 
 
-def to_bounds(text: str) -> Bounds | None:
+def to_bounds(text: str) -> LimitBounds | None:
     """Bounds as a column has them."""
     return check_bounds(_bounds.decode(text)) if text else None
 
 
-def check_bounds(bounds: Bounds) -> Bounds:
+def check_bounds(bounds: LimitBounds) -> LimitBounds:
     """Give back bounds that make sense. Raises `ValueError`."""
     if not (0 <= bounds.concurrency < 2**31 and 0 <= bounds.pace < FAR and 1 <= bounds.burst < 2**31):
         raise ValueError(f"no bounds: {bounds!r}")

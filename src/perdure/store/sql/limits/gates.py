@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from perdure.core.limits.breaker import PREFIX, BreakerView, Circuit, view
-from perdure.core.limits.limit import KEYED, Bounds, Gate, base_of, of_queue, of_type
-from perdure.core.model.run import FAR
+from perdure.core.limits.breaker import PREFIX, BreakerInfo, Circuit, breaker_info
+from perdure.core.limits.limit import KEYED, LimitBounds, LimitInfo, limit_of_gate, queue_gate, type_gate
+from perdure.core.time.duration import FAR
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
 from perdure.store.sql.limits.gate_state import COLUMNS, GateState, to_bounds
@@ -114,7 +114,9 @@ _FULL = "SELECT name FROM perdure_gates WHERE waits_for = 'room' ORDER BY name L
 _STIR = "UPDATE perdure_gates SET due_at = :now WHERE name IN ({names}) AND waits_for = 'room' AND due_at > :now"
 
 
-async def lock_gates(tx: Transaction, wanted: Mapping[str, Bounds], *, waiting: bool = True) -> dict[str, GateState]:
+async def lock_gates(
+    tx: Transaction, wanted: Mapping[str, LimitBounds], *, waiting: bool = True
+) -> dict[str, GateState]:
     """Gates, made if need be, locked in the order of their names; without `waiting`, those that are there and free."""
     lock = _LOCKED.replace("{lock}", "{for_update}" if waiting else "{skip_locked}")
     gates: dict[str, GateState] = {}
@@ -131,21 +133,21 @@ async def lock_gates(tx: Transaction, wanted: Mapping[str, Bounds], *, waiting: 
     return gates
 
 
-async def missing_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> dict[str, Bounds]:
+async def missing_gates(tx: Transaction, wanted: Mapping[str, LimitBounds]) -> dict[str, LimitBounds]:
     """Those that are not there."""
     there = {row[0] for row in await in_chunks(tx, _THERE, sorted(wanted))}
     return {name: bounds for name, bounds in wanted.items() if name not in there}
 
 
-async def make_gates(tx: Transaction, wanted: Mapping[str, Bounds]) -> None:
+async def make_gates(tx: Transaction, wanted: Mapping[str, LimitBounds]) -> None:
     """Make gates; whoever makes the same one waits until this transaction is over."""
     await tx.execute_many(_MAKE, [{"name": name, **msgspec.structs.asdict(wanted[name])} for name in sorted(wanted)])
 
 
 async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
     """What was set for a limit holds for each of its keys that has nothing of its own."""
-    bases = sorted({base for name in gates if (base := base_of(name)) != name})
-    overrides: dict[str, Bounds | None] = {}
+    bases = sorted({base for name in gates if (base := limit_of_gate(name)) != name})
+    overrides: dict[str, LimitBounds | None] = {}
     broken: dict[str, str] = {}
     for name, text in await in_chunks(tx, _OVERRIDES, bases):
         try:
@@ -153,10 +155,10 @@ async def _override(tx: Transaction, gates: Mapping[str, GateState]) -> None:
         except UNREADABLE as error:
             broken[name] = str(unreadable("perdure_gates", f"name {name!r}, override", error))
     for name, gate in gates.items():
-        if gate.override is None and base_of(name) != name:
-            gate.bounds = overrides.get(base_of(name)) or gate.declared
-            if base_of(name) in broken:
-                gate.problems.setdefault("override", broken[base_of(name)])
+        if gate.override is None and limit_of_gate(name) != name:
+            gate.bounds = overrides.get(limit_of_gate(name)) or gate.declared
+            if limit_of_gate(name) in broken:
+                gate.problems.setdefault("override", broken[limit_of_gate(name)])
 
 
 async def count_held(tx: Transaction, gates: Iterable[GateState]) -> None:
@@ -193,7 +195,7 @@ async def forget_gates(tx: Transaction, limit: int) -> int:
     await mend_gates(tx, limit)
     params: dict[str, object] = {"now": tx.now, "limit": limit, "reserved": tx.now - RESERVED}
     found = [row[0] for row in await tx.fetch(_IDLE.replace("{among}", ""), params)]
-    locked = sorted(await lock_gates(tx, dict.fromkeys(found, Bounds()), waiting=False)) if found else []
+    locked = sorted(await lock_gates(tx, dict.fromkeys(found, LimitBounds()), waiting=False)) if found else []
     if not locked:
         return 0
     # Looked at again: somebody may have passed before the lock was had.
@@ -215,7 +217,7 @@ async def mend_gates(tx: Transaction, limit: int) -> None:
         if name is None:
             break
         names.append(name)
-    await make_gates(tx, await missing_gates(tx, dict.fromkeys(names, Bounds())))
+    await make_gates(tx, await missing_gates(tx, dict.fromkeys(names, LimitBounds())))
     for start in range(0, len(names), CHUNK):
         chosen, params = placeholders("name", names[start : start + CHUNK])
         idle = [row[0] for row in await tx.fetch(_NEVER_DUE.replace("{names}", chosen), params)]
@@ -225,9 +227,9 @@ async def mend_gates(tx: Transaction, limit: int) -> None:
             tx.stir(Change.READY)
 
 
-async def set_bounds(tx: Transaction, name: str, bounds: Bounds | None) -> None:
+async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None) -> None:
     """Override what the code says about a gate, or no longer."""
-    gate = (await lock_gates(tx, {name: Bounds()}))[name]
+    gate = (await lock_gates(tx, {name: LimitBounds()}))[name]
     override = "" if bounds is None else msgspec.json.encode(bounds).decode()
     if gate.override != bounds or "override" in gate.problems:
         await tx.execute(_SET, {"name": name, "override": override, "now": tx.now, "actor": tx.actor, "far": FAR})
@@ -247,29 +249,29 @@ async def open_up(tx: Transaction, gate: GateState) -> None:
         await tx.execute(_FORGET_PAUSE, row)
 
 
-async def gates(tx: Transaction, after: str, limit: int) -> list[Gate]:
+async def gates(tx: Transaction, after: str, limit: int) -> list[LimitInfo]:
     """Gates in the order of their names, past one."""
     return await _shown(tx, await tx.fetch(_PAGE, {"after": after, "limit": limit}))
 
 
-async def one_gate(tx: Transaction, name: str) -> Gate:
+async def one_gate(tx: Transaction, name: str) -> LimitInfo:
     """One gate, as it is."""
     found = await _shown(
         tx, await tx.fetch(_PAGE.replace("name > :after", "name = :after"), {"after": name, "limit": 1})
     )
     if not found:
         problem = f"perdure_gates has no row of the name {name!r}; one is made when the worker sweeps next"
-        return Gate(name=name, bounds=Bounds(), problem=problem)
+        return LimitInfo(name=name, bounds=LimitBounds(), problem=problem)
     return found[0]
 
 
-async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
+async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[LimitInfo]:
     states = {row[0]: GateState(row[:-1]) for row in rows}
     await _override(tx, states)
     rows_held = await in_chunks(tx, _HELD, sorted(states), reserved=tx.now - RESERVED)
     held = {name: int(count) for name, count, _ in rows_held}
     return [
-        Gate(
+        LimitInfo(
             name=name,
             bounds=state.bounds,
             override=state.override,
@@ -283,18 +285,18 @@ async def _shown(tx: Transaction, rows: Sequence[Row]) -> list[Gate]:
     ]
 
 
-def _shown_breaker(state: GateState, now: int, waiting: int) -> BreakerView | None:
+def _shown_breaker(state: GateState, now: int, waiting: int) -> BreakerInfo | None:
     if state.breaker is not None:
-        return view(state.name, state.breaker, now, waiting)
+        return breaker_info(state.name, state.breaker, now, waiting)
     if not (state.problem and state.name.startswith(PREFIX)):
         return None
     name = state.name.removeprefix(PREFIX)
-    return BreakerView(name=name, circuit=Circuit.OPEN, since=0, waiting=waiting, problem=state.problem)
+    return BreakerInfo(name=name, circuit=Circuit.OPEN, since=0, waiting=waiting, problem=state.problem)
 
 
 def limited(known: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Gates of whole types and queues, from kinds and names among the pauses."""
-    of = {LIMITED_TYPE: of_type, LIMITED_QUEUE: of_queue}
+    of = {LIMITED_TYPE: type_gate, LIMITED_QUEUE: queue_gate}
     return tuple(of[kind](name) for kind, name in known if kind in of)
 
 

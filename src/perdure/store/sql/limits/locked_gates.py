@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from perdure.core.limits.admission import AdmitRequest, Arrival, StepLeft
-from perdure.core.limits.limit import Bounds
+from perdure.core.limits.admission import AdmissionRequest, RunArrival, StepDeparture
+from perdure.core.limits.limit import LimitBounds
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import gates_of_steps, release_steps
@@ -25,7 +25,7 @@ from perdure.store.sql.limits.waitlist import InLine
 class Grip:
     """See the module."""
 
-    def __init__(self, tx: Transaction, request: AdmitRequest) -> None:
+    def __init__(self, tx: Transaction, request: AdmissionRequest) -> None:
         self._tx = tx
         self._request = request
         self.gates: dict[str, GateState] = {}
@@ -35,12 +35,12 @@ class Grip:
         #: The gates where that makes room, and for how many at the most.
         self.freed: Counter[str] = Counter()
         #: Of the arrivals those all of whose gates are locked.
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[RunArrival] = []
         #: What has to be told again.
         self.untold: list[tuple[str, int]] = []
-        self.untold_steps: list[StepLeft] = []
+        self.untold_steps: list[StepDeparture] = []
         #: Gates that have to be made.
-        self.missing: dict[str, Bounds] = {}
+        self.missing: dict[str, LimitBounds] = {}
         #: Somebody else has one locked that was asked for.
         self.busy = False
 
@@ -49,9 +49,9 @@ class Grip:
         tx, request = self._tx, self._request
         self._freed = await permits_of(tx, request.released)
         self._left = await gates_of_steps(tx, request.left)
-        needed = {report.gate: Bounds() for report in request.reports}
+        needed = {report.gate: LimitBounds() for report in request.reports}
         needed |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
-        others = dict.fromkeys([*due, *self._told], Bounds())
+        others = dict.fromkeys([*due, *self._told], LimitBounds())
         others |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
         if request.insists:
             needed, others = {**others, **needed}, {}
@@ -103,7 +103,7 @@ class Grip:
         self.untold = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
         released = [one for one in self._freed if one[1] in self.gates]
         await release(self._tx, released)
-        done: list[StepLeft] = []
+        done: list[StepDeparture] = []
         for one in self._request.left:
             free = self._left.get((one.run_id, one.place), set()) <= self.gates.keys()
             (done if free else self.untold_steps).append(one)

@@ -13,10 +13,11 @@ from collections.abc import Container, Mapping, Sequence
 from msgspec import Struct
 
 from perdure.core.audit import NEXT
-from perdure.core.limits.admission import AdmitRequest, Look, Waiting
-from perdure.core.limits.call_limits import given_by
-from perdure.core.limits.limit import STRIDE, Gating, Position
-from perdure.core.model.run import FAR, Run
+from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, UnadmittedRun
+from perdure.core.limits.call_limits import call_limits_of
+from perdure.core.limits.limit import STRIDE, RequiredGates, WaitlistPosition
+from perdure.core.model.run import Run
+from perdure.core.time.duration import FAR
 from perdure.errors import StoreCorrupt
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
@@ -135,7 +136,7 @@ class InLine(Struct):
     """One that wants to pass."""
 
     run_id: str
-    gating: Gating
+    gating: RequiredGates
     priority: int = 0
     #: Where it stands; -1 until that is known.
     turn: int = -1
@@ -148,7 +149,7 @@ class InLine(Struct):
         return self.priority, self.turn, self.run_id
 
 
-async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool) -> Look:
+async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool) -> AdmissionPreview:
     """Runs of these queues and types that are ready, and when somebody who stands in a line may pass."""
     rows: list[Row] = []
     for start in range(0, len(pairs), _PARTS):
@@ -159,9 +160,9 @@ async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *,
         arrived_by = _ARRIVED.replace(_FIRST, _LAST) if newest else _ARRIVED
         sql = " UNION ALL ".join(arrived_by.replace("#", str(number)) for number in range(len(part)))
         rows += await tx.fetch(sql, params)
-    arrived = tuple(Waiting(*row) for row in rows)
+    arrived = tuple(UnadmittedRun(*row) for row in rows)
     types = list(dict.fromkeys(type for _, type in pairs))
-    return Look(arrived=arrived, next_due=await next_due(tx, types), now=tx.now)
+    return AdmissionPreview(arrived=arrived, next_due=await next_due(tx, types), now=tx.now)
 
 
 async def heads(
@@ -192,10 +193,10 @@ async def heads(
     return {gate: list(those.values()) for gate, those in found.items()}
 
 
-def read_gating(text: str, run_id: str, location: str) -> Gating | None:
+def read_gating(text: str, run_id: str, location: str) -> RequiredGates | None:
     """What one that stands in a line has to pass; None, and an error in the log, if that cannot be read."""
     try:
-        return readable(Gating.from_json, text, "perdure_lines", f"run_id {run_id!r}, location {location!r}")
+        return readable(RequiredGates.from_json, text, "perdure_lines", f"run_id {run_id!r}, location {location!r}")
     except StoreCorrupt as error:
         _log.error("a place in line is given up and asked for anew: %s", error)
         return None
@@ -210,7 +211,7 @@ async def _arrive_anew(tx: Transaction, run_ids: Sequence[str]) -> None:
 
 
 async def tell_next(
-    tx: Transaction, gates: Mapping[str, GateState], freed: Mapping[str, int], request: AdmitRequest
+    tx: Transaction, gates: Mapping[str, GateState], freed: Mapping[str, int], request: AdmissionRequest
 ) -> None:
     """Say who is next, as many as there is new room for, where whoever made it takes nobody from a line."""
     if not tx.listened or (request.limit and not request.only):
@@ -268,14 +269,14 @@ class Turns:
                 await self._tx.execute(_FORGET_SHARES, {"gate": name, "turn": gate.turn})
 
 
-async def standing(tx: Transaction, run_id: str) -> Position | None:
+async def standing(tx: Transaction, run_id: str) -> WaitlistPosition | None:
     """Where a run stands in line."""
     rows = await tx.fetch(_STANDING, {"run_id": run_id})
     if not rows:
         return None
     gate, type, priority, turn, since = rows[0]
     [(ahead,)] = await tx.fetch(_AHEAD, {"gate": gate, "type": type, "priority": priority, "turn": turn})
-    return Position(gate=await one_gate(tx, gate), ahead=min(ahead, 1000), since=since)
+    return WaitlistPosition(gate=await one_gate(tx, gate), ahead=min(ahead, 1000), since=since)
 
 
 async def places(tx: Transaction, run_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -321,7 +322,7 @@ def _start_by(now: int, runs: Sequence[Run]) -> list[Params]:
     found: list[Params] = []
     for run in runs:
         try:
-            within = given_by(run.options).start_within
+            within = call_limits_of(run.options).start_within
         except UNREADABLE:
             # It is set aside when it is taken up.
             continue

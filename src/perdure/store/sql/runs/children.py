@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import FINISHED, Kind, NewMessage, NewRun, Status
+from perdure.core.model.record import NewMessage, RecordKind
+from perdure.core.model.run import FINISHED, NewRun, Status
 from perdure.errors import ChildLimit, RunExists
 from perdure.store.contract import Change
 from perdure.store.sql.audit import of_created
@@ -115,4 +116,4 @@ async def adopt(tx: Transaction, parent: str, child: NewRun) -> NewMessage | Non
 
 def _word(parent: str, child: NewRun, payload: str | None, failed: bool, key: str) -> NewMessage:
     name = child.parent_location or ""
-    return NewMessage(run_id=parent, kind=Kind.CHILD, name=name, payload=payload, failed=failed, key=key)
+    return NewMessage(run_id=parent, kind=RecordKind.CHILD, name=name, payload=payload, failed=failed, key=key)

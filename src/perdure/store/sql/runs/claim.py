@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perdure.core.limits.call_limits import says_of_gates
-from perdure.core.model.claim_by_id import Refusal, Take, Taken
-from perdure.core.model.run import FINISHED, SUSPECT_AFTER, ClaimedRun, Reason, Run, Status
+from perdure.core.limits.call_limits import has_call_limits
+from perdure.core.model.claim import SUSPECT_AFTER, ClaimByIdRequest, ClaimByIdResult, ClaimedRun, ClaimRefusal
+from perdure.core.model.run import FINISHED, Reason, Run, Status
 from perdure.errors import WorkflowError
 from perdure.store.sql.audit import of_claim
 from perdure.store.sql.dialect import Transaction, placeholders
@@ -217,70 +217,72 @@ WHERE run_id = :run_id AND location = ''
 _IN_LINE = (Reason.LIMIT, Reason.BREAKER)
 
 
-async def pick(tx: Transaction, request: Take, entropy: Callable[[int], bytes]) -> Taken:
+async def pick(tx: Transaction, request: ClaimByIdRequest, entropy: Callable[[int], bytes]) -> ClaimByIdResult:
     """Take a run, if it is ready and nobody else's."""
     rows = await tx.fetch(_RUN, {"run_id": request.run_id})
     if not rows:
-        return Taken(refused=Refusal.UNKNOWN, now=tx.now)
+        return ClaimByIdResult(refused=ClaimRefusal.UNKNOWN, now=tx.now)
     progress, run = rows[0][0], to_run(rows[0][1:])
     if run.status is Status.RUNNING and (run.worker, run.nonce) == (request.worker, request.nonce):
         # Asked before; the answer was lost.
-        return Taken(claimed=ClaimedRun(run, progress), now=tx.now, progress=progress)
+        return ClaimByIdResult(claimed=ClaimedRun(run, progress), now=tx.now, progress=progress)
     known = [(kind, name) for kind, name in await tx.fetch(_PAUSES, {})]
     refused = await _refusal(tx, run, request, known)
-    if refused is Refusal.GATED:
+    if refused is ClaimRefusal.GATED:
         return await _at_the_gates(tx, run, limited(known))
     if refused is not None:
-        return Taken(refused=refused, run=run, now=tx.now)
+        return ClaimByIdResult(refused=refused, run=run, now=tx.now)
     [(last,)] = await tx.fetch(_LAST, {"run_id": run.id})
     last = -1 if last is None else last
     if is_suspect(run.claims, progressed=last > progress):
         if is_poison(run.claims, request.poison_after):
             return await _set_aside(tx, run)
         if not request.alone:
-            return Taken(refused=Refusal.SUSPECT, run=run, now=tx.now)
+            return ClaimByIdResult(refused=ClaimRefusal.SUSPECT, run=run, now=tx.now)
     [claimed] = await take(tx, [(progress, run)], request.worker, request.nonce, entropy)
-    return Taken(claimed=claimed, now=tx.now, progress=last)
+    return ClaimByIdResult(claimed=claimed, now=tx.now, progress=last)
 
 
-async def _refusal(tx: Transaction, run: Run, request: Take, known: Sequence[tuple[str, str]]) -> Refusal | None:
+async def _refusal(
+    tx: Transaction, run: Run, request: ClaimByIdRequest, known: Sequence[tuple[str, str]]
+) -> ClaimRefusal | None:
     if run.status in FINISHED:
-        return Refusal.FINISHED
+        return ClaimRefusal.FINISHED
     if run.status is Status.BLOCKED:
-        return Refusal.BLOCKED
+        return ClaimRefusal.BLOCKED
     if run.status is Status.RUNNING:
-        return Refusal.HELD
+        return ClaimRefusal.HELD
     # Others wait for a limit that stand in no line: those whose turn comes after another run of the same singleton.
     kept = run.status is Status.WAITING and run.reason in _IN_LINE
     in_line = kept and bool(await tx.fetch(_PLACE, {"run_id": run.id}))
     if run.wake_at > tx.now and not in_line:
-        return Refusal.WAITING
+        return ClaimRefusal.WAITING
     if run.type not in request.types:
-        return Refusal.FOREIGN
+        return ClaimRefusal.FOREIGN
     if ("type", run.type) in known or ("queue", run.queue) in known:
-        return Refusal.PAUSED
+        return ClaimRefusal.PAUSED
     if not await tx.fetch(_ALIVE, {"worker": request.worker}):
-        return Refusal.DEAD
+        return ClaimRefusal.DEAD
     guarded = (LIMITED_TYPE, run.type) in known or (LIMITED_QUEUE, run.queue) in known
-    gated = in_line or guarded or run.type in request.gated or says_of_gates(run.options)
-    return Refusal.GATED if gated else None
+    gated = in_line or guarded or run.type in request.gated or has_call_limits(run.options)
+    return ClaimRefusal.GATED if gated else None
 
 
-async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> Taken:
+async def _at_the_gates(tx: Transaction, run: Run, gates: tuple[str, ...]) -> ClaimByIdResult:
     """Have it ready for whoever looks after gates: one that is due, or stands in a line whose place it keeps."""
     if run.status is Status.WAITING:
         since = min(run.wake_at, tx.now)
         await tx.execute(_READY_AGAIN, {"run_id": run.id, "wake_at": since})
         run = replace(run, status=Status.PENDING, reason=None, wake_at=since)
-    return Taken(refused=Refusal.GATED, run=run, now=tx.now, limited=gates)
+    return ClaimByIdResult(refused=ClaimRefusal.GATED, run=run, now=tx.now, limited=gates)
 
 
-async def _set_aside(tx: Transaction, run: Run) -> Taken:
+async def _set_aside(tx: Transaction, run: Run) -> ClaimByIdResult:
     error = await set_aside(tx, run.id, run.claims)
     run = replace(
         run, status=Status.BLOCKED, reason=Reason.POISON, error=error, wake_at=tx.now, token=run.token + 1, worker=None
     )
-    return Taken(refused=Refusal.BLOCKED, run=run, now=tx.now)
+    return ClaimByIdResult(refused=ClaimRefusal.BLOCKED, run=run, now=tx.now)
 
 
 async def due(tx: Transaction, types: Sequence[str], queues: Sequence[str], limit: int) -> list[str]:

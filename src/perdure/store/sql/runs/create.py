@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.core.model.run import Created, NewRun, Reason, Run, Status
-from perdure.core.policy.singleton import Policy, single_of
+from perdure.core.model.run import CreatedRun, NewRun, Reason, Run, Status
+from perdure.core.policy.singleton import SingletonPolicy, stored_singleton_of
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
 from perdure.store.sql.audit import of_created
@@ -45,18 +45,18 @@ WHERE id = :run_id AND status = 'blocked'
 """
 
 
-async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool = False) -> list[Created]:
+async def create(tx: Transaction, runs: Sequence[NewRun], *, all_or_none: bool = False) -> list[CreatedRun]:
     """Create what is not there yet; report what is there for the rest."""
     await _lock_heads(tx, runs)
     there = await _taken(tx, runs)
     if all_or_none and (taken := [found for new in runs if (found := there.of(new)) and not found.created]):
         return taken
     fresh: dict[str, NewRun] = {}
-    answers: list[Created] = []
+    answers: list[CreatedRun] = []
     for new in runs:
         found = there.of(new)
         if found is None:
-            found = await _arranged(tx, new) if is_single(new) else Created(as_run(new, tx.now), True)
+            found = await _arranged(tx, new) if is_single(new) else CreatedRun(as_run(new, tx.now), True)
             if not found.attached:
                 there.add(found.run, new.write_id)
             if not is_single(new):
@@ -87,7 +87,7 @@ async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequenc
 
 def is_single(new: NewRun) -> bool:
     """Whether whoever creates it has to look at others first."""
-    return new.options != "{}" and single_of(new.options) is not None
+    return new.options != "{}" and stored_singleton_of(new.options) is not None
 
 
 async def _lock_heads(tx: Transaction, runs: Sequence[NewRun]) -> None:
@@ -95,21 +95,23 @@ async def _lock_heads(tx: Transaction, runs: Sequence[NewRun]) -> None:
 
     No two who start several may wait for each other; and a request that comes twice at once is to find what it did itself.
     """
-    names = {single.name for new in runs if new.options != "{}" and (single := single_of(new.options)) is not None}
+    names = {
+        single.name for new in runs if new.options != "{}" and (single := stored_singleton_of(new.options)) is not None
+    }
     for name in sorted(names):
         await head(tx, name)
 
 
-async def _arranged(tx: Transaction, new: NewRun) -> Created:
+async def _arranged(tx: Transaction, new: NewRun) -> CreatedRun:
     """Create a run of which there may be only one, or find the one that is there in its place."""
-    single = single_of(new.options)
+    single = stored_singleton_of(new.options)
     assert single is not None
-    placed = await (put_off if single.policy is Policy.DEBOUNCE else arrange)(tx, new, single)
-    if isinstance(placed, Created):
+    placed = await (put_off if single.policy is SingletonPolicy.DEBOUNCE else arrange)(tx, new, single)
+    if isinstance(placed, CreatedRun):
         return placed
     # At once: the next of the same request may be about the same name.
     await _insert(tx, [placed])
-    return Created(as_run(placed, tx.now), True)
+    return CreatedRun(as_run(placed, tx.now), True)
 
 
 def params_of(new: NewRun, now: int) -> Params:
@@ -160,10 +162,10 @@ class _There:
         if run.idempotency_key is not None:
             self._by_key[run.idempotency_key] = run, write_id
 
-    def of(self, new: NewRun) -> Created | None:
+    def of(self, new: NewRun) -> CreatedRun | None:
         """The run that a request is answered with: its own, if it is a repetition."""
         found = self._by_id.get(new.id) or self._by_key.get(new.idempotency_key)
-        return None if found is None else Created(found[0], found[1] == new.write_id)
+        return None if found is None else CreatedRun(found[0], found[1] == new.write_id)
 
 
 async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> _There:

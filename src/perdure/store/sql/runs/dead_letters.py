@@ -13,18 +13,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from perdure.core.model.dead_letter import (
-    DeadFilter,
     DeadLetter,
-    DeadPage,
-    Deletion,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeleteOutcome,
     Fault,
     Requeue,
-    Requeued,
-    Requeueing,
-    readable,
-    reason_of,
+    RequeueOutcome,
+    RequeueRecord,
+    dead_letter_reason,
+    readable_failure,
 )
-from perdure.core.model.reopen import kept
+from perdure.core.model.reopen import kept_seed
 from perdure.core.model.run import Run, Status
 from perdure.core.routing import ANY
 from perdure.errors import InvalidCursor
@@ -100,7 +100,7 @@ _DELETE = "UPDATE perdure_runs SET deleted_at = :at WHERE id = :run_id"
 _LOOK = 200
 
 
-async def dead(tx: Transaction, filter: DeadFilter, limit: int, cursor: str | None) -> DeadPage:
+async def dead(tx: Transaction, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
     """A page of dead letters, the latest run first."""
     found: list[Run] = []
     while len(found) <= limit:
@@ -112,35 +112,35 @@ async def dead(tx: Transaction, filter: DeadFilter, limit: int, cursor: str | No
             break
         cursor = _encode(runs[-1])
     letters = await _letters(tx, found[:limit])
-    return DeadPage(tuple(letters), _encode(found[limit - 1]) if len(found) > limit else None)
+    return DeadLetterPage(tuple(letters), _encode(found[limit - 1]) if len(found) > limit else None)
 
 
 async def letter(tx: Transaction, run_id: str) -> DeadLetter | None:
     """One dead letter; None: the run is none."""
     rows = await tx.fetch(f"SELECT {RUN} FROM perdure_runs WHERE id = :run_id", {"run_id": run_id})
-    runs = [run for run in values(to_run, rows) if reason_of(run.status, run.reason) is not None]
+    runs = [run for run in values(to_run, rows) if dead_letter_reason(run.status, run.reason) is not None]
     return next(iter(await _letters(tx, runs)), None)
 
 
-async def requeue(tx: Transaction, order: Requeue) -> Requeued:
+async def requeue(tx: Transaction, order: Requeue) -> RequeueOutcome:
     """Let a dead run, or one that was cancelled, go on. Said twice, it is done once."""
     run = await locked(tx, order.run_id)
     if run is None:
-        return Requeued.UNKNOWN
+        return RequeueOutcome.UNKNOWN
     key = f"requeue:{order.token}"
     if await tx.fetch(_KNOWN, {"run_id": run.id, "key": key}):
-        return Requeued.OPEN if _is_as_wanted(run, order) else Requeued.OTHERWISE
+        return RequeueOutcome.OPEN if _is_as_wanted(run, order) else RequeueOutcome.OTHERWISE
     ended = run.status in (Status.FAILED, Status.CANCELLED)
-    if not ended and reason_of(run.status, run.reason) is None:
-        return Requeued.ALIVE
+    if not ended and dead_letter_reason(run.status, run.reason) is None:
+        return RequeueOutcome.ALIVE
     if run.deleted_at:
-        return Requeued.DELETED
+        return RequeueOutcome.DELETED
     due = run.deadline if order.deadline is None else order.deadline
     if due <= tx.now:
-        return Requeued.EXPIRED
+        return RequeueOutcome.EXPIRED
     begins_anew = await _begins_anew(tx, run, order)
     if order.input is not None and not begins_anew and await tx.fetch(_ANY_RECORD, {"run_id": run.id}):
-        return Requeued.BEGUN
+        return RequeueOutcome.BEGUN
     if ended:
         await take_in_all(tx, run)
     await remember(tx, run, key)
@@ -151,36 +151,36 @@ async def requeue(tx: Transaction, order: Requeue) -> Requeued:
     if ended:
         await hold_back_again(tx, run.id, run.options)
     tx.stir(Change.READY)
-    return Requeued.OPEN
+    return RequeueOutcome.OPEN
 
 
-async def delete(tx: Transaction, run_id: str, reason: str, *, discard: bool) -> Deletion:
+async def delete(tx: Transaction, run_id: str, reason: str, *, discard: bool) -> DeleteOutcome:
     """Hide a finished run; with `discard`, only a dead letter, which is ended first if it is blocked."""
     run = await locked(tx, run_id)
     if run is None:
-        return Deletion.UNKNOWN
+        return DeleteOutcome.UNKNOWN
     if run.deleted_at:
-        return Deletion.ALREADY
-    dead = reason_of(run.status, run.reason) is not None
+        return DeleteOutcome.ALREADY
+    dead = dead_letter_reason(run.status, run.reason) is not None
     if not (dead if discard else run.status.finished):
-        return Deletion.REFUSED
+        return DeleteOutcome.REFUSED
     if run.status is Status.BLOCKED:
         await cancel(tx, run_id, f"discarded: {reason}" if reason else "discarded", f"discard:{run.token}")
     await tx.execute(_DELETE, {"run_id": run_id, "at": tx.now})
     tx.note(run_id, "discarded" if discard else "deleted", to_json({"reason": reason}))
-    return Deletion.DONE
+    return DeleteOutcome.DONE
 
 
-async def undelete(tx: Transaction, run_id: str) -> Deletion:
+async def undelete(tx: Transaction, run_id: str) -> DeleteOutcome:
     """Bring a deleted run back."""
     run = await locked(tx, run_id)
     if run is None:
-        return Deletion.UNKNOWN
+        return DeleteOutcome.UNKNOWN
     if not run.deleted_at:
-        return Deletion.ALREADY
+        return DeleteOutcome.ALREADY
     await tx.execute(_DELETE, {"run_id": run_id, "at": 0})
     tx.note(run_id, "undeleted")
-    return Deletion.DONE
+    return DeleteOutcome.DONE
 
 
 async def _begins_anew(tx: Transaction, run: Run, order: Requeue) -> bool:
@@ -198,7 +198,7 @@ def _as_it_goes_on(run: Run, order: Requeue, due: int, *, ended: bool, anew: boo
         "run_id": run.id,
         "generation": generation,
         "attempt": 1 if anew else run.attempt + ended,
-        "seed": kept(run.seed, run.generation, generation) if ended else run.seed,
+        "seed": kept_seed(run.seed, run.generation, generation) if ended else run.seed,
         "started_at": 0 if ended or anew else run.started_at,
         "deadline": due,
         "close_by": order.close_by if order.deadline is not None else 0,
@@ -225,20 +225,20 @@ async def _letters(tx: Transaction, runs: Sequence[Run]) -> list[DeadLetter]:
         _FAULTS.replace("{chosen}", chosen), params
     ):
         attempt = attempts if kind in ("step", "attempt") else run_attempt
-        fault = Fault(at=at, started_at=started_at, location=location, attempt=attempt, error=readable(payload))
+        fault = Fault(at=at, started_at=started_at, location=location, attempt=attempt, error=readable_failure(payload))
         faults.setdefault(run_id, []).append(fault)
-    chances: dict[str, list[Requeueing]] = {}
+    chances: dict[str, list[RequeueRecord]] = {}
     for run_id, payload in await tx.fetch(_CHANCES.replace("{chosen}", chosen), params):
-        chances.setdefault(run_id, []).append(Requeueing.from_json(payload))
+        chances.setdefault(run_id, []).append(RequeueRecord.from_json(payload))
     return [_letter(run, faults.get(run.id, ()), chances.get(run.id, ())) for run in runs]
 
 
-def _letter(run: Run, faults: Iterable[Fault], chances: Sequence[Requeueing]) -> DeadLetter:
-    reason = reason_of(run.status, run.reason)
+def _letter(run: Run, faults: Iterable[Fault], chances: Sequence[RequeueRecord]) -> DeadLetter:
+    reason = dead_letter_reason(run.status, run.reason)
     assert reason is not None
-    dead_since, error = run.finished_at or run.wake_at, readable(run.error)
+    dead_since, error = run.finished_at or run.wake_at, readable_failure(run.error)
     ends = [
-        Fault(at=one.dead_since, location="", attempt=one.attempt, error=readable(one.error))
+        Fault(at=one.dead_since, location="", attempt=one.attempt, error=readable_failure(one.error))
         for one in chances
         if one.error != "{}"
     ]
@@ -264,7 +264,7 @@ def _letter(run: Run, faults: Iterable[Fault], chances: Sequence[Requeueing]) ->
     )
 
 
-def _where(filter: DeadFilter, cursor: str | None) -> tuple[str, Params]:
+def _where(filter: DeadLetterFilter, cursor: str | None) -> tuple[str, Params]:
     terms: list[str] = []
     params: dict[str, object] = {}
     if filter.deleted is not None:
@@ -286,15 +286,15 @@ def _where(filter: DeadFilter, cursor: str | None) -> tuple[str, Params]:
     return "".join(f"AND {term} " for term in terms), params
 
 
-def _is_meant(run: Run, filter: DeadFilter) -> bool:
+def _is_meant(run: Run, filter: DeadLetterFilter) -> bool:
     since = run.finished_at or run.wake_at
-    if filter.reasons is not None and reason_of(run.status, run.reason) not in filter.reasons:
+    if filter.reasons is not None and dead_letter_reason(run.status, run.reason) not in filter.reasons:
         return False
     if filter.dead_after is not None and since <= filter.dead_after:
         return False
     if filter.dead_before is not None and since >= filter.dead_before:
         return False
-    name = readable(run.error).type
+    name = readable_failure(run.error).type
     return filter.error is None or filter.error in (name, name.rpartition(".")[2])
 
 

@@ -6,7 +6,8 @@ transaction, so that no parent ever waits for a child that is done.
 
 from __future__ import annotations
 
-from perdure.core.model.run import Kind, NewMessage, Status
+from perdure.core.model.record import NewMessage, RecordKind
+from perdure.core.model.run import Status
 from perdure.errors import StoreError
 from perdure.store.contract import Change
 from perdure.store.sql.audit import error_of, note_timeout
@@ -49,7 +50,7 @@ def word_to_parent(
         return None
     return NewMessage(
         run_id=parent_id,
-        kind=Kind.CHILD,
+        kind=RecordKind.CHILD,
         name=location,
         payload=payload,
         failed=failed,

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from perdure.core.model.on_close import ABANDONED
-from perdure.core.model.outputs import Broadcasted
-from perdure.core.model.run import FINISHED, Kind, NewMessage, Reason, SendOutcome, Status, Turn
+from perdure.core.model.outputs import BroadcastResult
+from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
+from perdure.core.model.run import ABANDONED, FINISHED, Reason, Status
+from perdure.core.model.turn import Turn
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -54,12 +55,12 @@ WHERE id = :run_id
 
 async def send(tx: Transaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
     """Put messages into inboxes; a cancellation among them acts as one."""
-    return [await (_stop(tx, one) if one.kind is Kind.CANCEL else _send(tx, one)) for one in messages]
+    return [await (_stop(tx, one) if one.kind is RecordKind.CANCEL else _send(tx, one)) for one in messages]
 
 
 async def cancel(tx: Transaction, run_id: str, reason: str, key: str) -> SendOutcome:
     """Ask a run to stop, and stop it at once where no code of it can be under way."""
-    return await _stop(tx, NewMessage(run_id=run_id, kind=Kind.CANCEL, payload=to_json(reason), key=key))
+    return await _stop(tx, NewMessage(run_id=run_id, kind=RecordKind.CANCEL, payload=to_json(reason), key=key))
 
 
 async def deliver(tx: Transaction, message: NewMessage | None) -> None:
@@ -97,7 +98,7 @@ async def stop_children(tx: Transaction, run_id: str) -> None:
     """Cancel the children of a run that was ended without its code, which would have done so."""
     reason = to_json(f"its parent {run_id!r} was cancelled")
     for (child,) in await tx.fetch(_CHILDREN, {"run_id": run_id}):
-        await _stop(tx, NewMessage(run_id=child, kind=Kind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
+        await _stop(tx, NewMessage(run_id=child, kind=RecordKind.CANCEL, payload=reason, key=f"cancel:{run_id}"))
 
 
 async def _target(tx: Transaction, run_id: str) -> Row | None:
@@ -114,7 +115,7 @@ async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> Send
     if status in FINISHED:
         return SendOutcome.FINISHED
     # One that waits for its start, for its next attempt, or to be resumed is not set going by a message; only to be stopped.
-    stirs = message.kind is Kind.CANCEL or (started_at != 0 and reason != Reason.PAUSED)
+    stirs = message.kind is RecordKind.CANCEL or (started_at != 0 and reason != Reason.PAUSED)
     woken = status == Status.WAITING and stirs
     running = status == Status.RUNNING
     entry = {
@@ -179,13 +180,13 @@ async def subscribe(tx: Transaction, turns: Iterable[Turn]) -> None:
 
 async def broadcast(
     tx: Transaction, topic: str, payload: str | None, key: str, after: str | None, limit: int, deliver: Deliver
-) -> Broadcasted:
+) -> BroadcastResult:
     """Send a message to those who listen to a topic, from a run id on."""
     rows = await tx.fetch(_LISTENERS, {"topic": topic, "after": after or "", "limit": limit})
     if not rows:
-        return Broadcasted(0, None)
+        return BroadcastResult(0, None)
     messages = [NewMessage(run_id=row[0], name=topic, payload=payload, key=f"broadcast:{key}") for row in rows]
     outcomes = dict(zip([row[0] for row in rows], await deliver(messages), strict=True))
     gone = [id for id, outcome in outcomes.items() if outcome in (SendOutcome.FINISHED, SendOutcome.UNKNOWN)]
     await tx.execute_many(_LEAVE, [{"topic": topic, "run_id": run_id} for run_id in gone])
-    return Broadcasted(len(outcomes) - len(gone), rows[-1][0] if len(rows) == limit else None)
+    return BroadcastResult(len(outcomes) - len(gone), rows[-1][0] if len(rows) == limit else None)

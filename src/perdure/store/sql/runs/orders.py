@@ -10,8 +10,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perdure.core.codec.decoders import decoder_for
-from perdure.core.model.orders import Obeyed, Order
-from perdure.core.model.run import FINISHED, Kind, Reason, Status
+from perdure.core.model.orders import OrderOutcome, RunOrder
+from perdure.core.model.record import RecordKind
+from perdure.core.model.run import FINISHED, Reason, Status
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
@@ -86,30 +87,30 @@ class _Row:
         self.status, self.reason, self.wake_at = status.value, reason, wake_at
 
 
-async def control(tx: Transaction, order: Order) -> Obeyed:
+async def control(tx: Transaction, order: RunOrder) -> OrderOutcome:
     """Carry out an order, or leave it in the inbox of a run that is held."""
     rows = await tx.fetch(_TARGET, {"run_id": order.run_id})
     if not rows:
-        return Obeyed.UNKNOWN
+        return OrderOutcome.UNKNOWN
     if await tx.fetch(KNOWN, {"run_id": order.run_id, "key": order.key}):
-        return Obeyed.DONE
+        return OrderOutcome.DONE
     run = _Row(rows[0])
     if run.status in FINISHED:
-        return Obeyed.FINISHED
+        return OrderOutcome.FINISHED
     match order.kind:
-        case Kind.PAUSE:
+        case RecordKind.PAUSE:
             return await _pause(tx, run, order)
-        case Kind.RESUME:
+        case RecordKind.RESUME:
             return await _resume(tx, run, order)
-        case Kind.EVICT:
+        case RecordKind.EVICT:
             return await _evict(tx, run, order)
         case _:
             return await _wake(tx, run, order)
 
 
-async def _pause(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+async def _pause(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     if await _pausing(tx, run, order.run_id) is not None:
-        return Obeyed.ALREADY
+        return OrderOutcome.ALREADY
     pausing = Pausing(order.reason)
     if run.waits:
         if run.started_at == 0 and run.status == Status.WAITING:
@@ -118,13 +119,13 @@ async def _pause(tx: Transaction, run: _Row, order: Order) -> Obeyed:
         run.become(Status.WAITING, Reason.PAUSED.value, run.deadline)
     await _put(tx, run, order, to_json(pausing))
     tx.note(order.run_id, "paused", to_json({"reason": order.reason}))
-    return Obeyed.DONE
+    return OrderOutcome.DONE
 
 
-async def _resume(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+async def _resume(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     pausing = await _pausing(tx, run, order.run_id)
     if pausing is None:
-        return Obeyed.ALREADY
+        return OrderOutcome.ALREADY
     if run.status == Status.WAITING and run.reason == Reason.PAUSED:
         if pausing.until > tx.now and not await _has_lost_its_place(tx, pausing, order.run_id):
             run.become(Status.WAITING, pausing.waits_for, pausing.until)
@@ -133,7 +134,7 @@ async def _resume(tx: Transaction, run: _Row, order: Order) -> Obeyed:
         tx.stir(Change.READY)
     await _put(tx, run, order, None)
     tx.note(order.run_id, "resumed")
-    return Obeyed.DONE
+    return OrderOutcome.DONE
 
 
 async def _has_lost_its_place(tx: Transaction, pausing: Pausing, run_id: str) -> bool:
@@ -147,7 +148,7 @@ async def _pausing(tx: Transaction, run: _Row, run_id: str) -> Pausing | None:
     if run.inbox_seq == run.inbox_read:
         return None
     last = await tx.fetch(_LAST_WORD, {"run_id": run_id, "read": run.inbox_read})
-    if not last or last[0][0] != Kind.PAUSE:
+    if not last or last[0][0] != RecordKind.PAUSE:
         return None
     return pausing_of(last[0][1])
 
@@ -157,20 +158,20 @@ def pausing_of(payload: str | None) -> Pausing:
     return _decoder.decode(payload or "{}")
 
 
-async def _evict(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+async def _evict(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     if run.is_held:
         # For that holder: whoever takes the run next is not meant.
         await _put(tx, run, order, to_json(run.token))
         tx.note(order.run_id, "evicted")
-        return Obeyed.DONE
+        return OrderOutcome.DONE
     # Whoever has it in memory is to load it anew, and has no precedence.
     await tx.execute(_FORGET_HOME, {"run_id": order.run_id})
-    return Obeyed.ALREADY
+    return OrderOutcome.ALREADY
 
 
-async def _wake(tx: Transaction, run: _Row, order: Order) -> Obeyed:
+async def _wake(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     if run.status != Status.WAITING or run.reason != Reason.TIMER:
-        return Obeyed.REFUSED
+        return OrderOutcome.REFUSED
     at, begun = max(order.at, tx.now), run.started_at != 0
     if begun or at <= tx.now:
         run.become(Status.PENDING, None, tx.now)
@@ -180,10 +181,10 @@ async def _wake(tx: Transaction, run: _Row, order: Order) -> Obeyed:
     await _put(tx, run, order, to_json(at) if begun else None)
     tx.note(order.run_id, "woken", to_json({"at": at}))
     tx.stir(Change.READY)
-    return Obeyed.DONE
+    return OrderOutcome.DONE
 
 
-async def _put(tx: Transaction, run: _Row, order: Order, payload: str | None) -> None:
+async def _put(tx: Transaction, run: _Row, order: RunOrder, payload: str | None) -> None:
     """Write the entry, and the row as it was changed."""
     entry = {
         "run_id": order.run_id,

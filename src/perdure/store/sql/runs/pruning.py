@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from perdure.core.model.run import FINISHED, Status
-from perdure.core.policy.retention import Prune, Pruned
+from perdure.core.policy.retention import PruneRequest, PruneResult
 from perdure.core.routing import matches
 from perdure.errors import InvalidCursor, StoreUnavailable
 from perdure.store.sql.dialect import Params, Row, Transaction, placeholders
@@ -72,7 +72,7 @@ class _Member(Struct, frozen=True):
         return self.status in FINISHED
 
 
-async def prune(tx: Transaction, prune: Prune, limit: int, cursor: str | None) -> Pruned:
+async def prune(tx: Transaction, prune: PruneRequest, limit: int, cursor: str | None) -> PruneResult:
     """Delete what is meant and not needed any more: of `limit` runs, and of those below them a few times as many."""
     seen = await _look(tx, prune, limit, cursor)
     meant = [one for one in seen if _is_meant(one, prune)]
@@ -80,13 +80,13 @@ async def prune(tx: Transaction, prune: Prune, limit: int, cursor: str | None) -
     gone = await _delete(tx, family)
     if gone and family.is_too_large:
         # The same again: the next batch takes the next ones from below.
-        return Pruned(runs=gone, spared=0, cursor=cursor or _encode(_START))
+        return PruneResult(runs=gone, spared=0, cursor=cursor or _encode(_START))
     more = len(seen) == limit and prune.ids is None
     spared = sum(one.id not in family.going for one in meant)
-    return Pruned(runs=gone, spared=spared, cursor=_encode(_place(seen[-1], prune)) if more else None)
+    return PruneResult(runs=gone, spared=spared, cursor=_encode(_place(seen[-1], prune)) if more else None)
 
 
-async def _look(tx: Transaction, prune: Prune, limit: int, cursor: str | None) -> list[_Member]:
+async def _look(tx: Transaction, prune: PruneRequest, limit: int, cursor: str | None) -> list[_Member]:
     if prune.ids is not None:
         return await _some(tx, _NAMED, prune.ids)
     first, second, third = _START if cursor is None else _decode(cursor)
@@ -94,7 +94,7 @@ async def _look(tx: Transaction, prune: Prune, limit: int, cursor: str | None) -
     return _members(await tx.fetch(_DELETED if prune.deleted else _ENDED, params))
 
 
-def _is_meant(run: _Member, prune: Prune) -> bool:
+def _is_meant(run: _Member, prune: PruneRequest) -> bool:
     since = run.deleted_at if prune.deleted else run.finished_at
     return (
         run.is_finished
@@ -206,7 +206,7 @@ def _members(rows: Sequence[Row]) -> list[_Member]:
     return [_Member(*row) for row in rows]
 
 
-def _place(run: _Member, prune: Prune) -> tuple[int, int, str]:
+def _place(run: _Member, prune: PruneRequest) -> tuple[int, int, str]:
     return (run.deleted_at, 0, run.id) if prune.deleted else (run.finished_at, run.deadline, run.id)
 
 

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from perdure.core.model.dead_letter import Requeueing
+from perdure.core.model.dead_letter import RequeueRecord
 from perdure.core.model.outputs import NewOutput, OutputKind
-from perdure.core.model.reopen import Fork, Reopened, kept
-from perdure.core.model.run import FAR, Created, Kind, Lease, Reason, Record, Run, Status, Turn
+from perdure.core.model.record import Record, RecordKind
+from perdure.core.model.reopen import Fork, ReopenOutcome, kept_seed
+from perdure.core.model.run import CreatedRun, Reason, Run, Status
+from perdure.core.model.turn import Lease, Turn
+from perdure.core.time.duration import FAR
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row, Transaction
@@ -120,31 +123,31 @@ VALUES (:run_id, :seq, :kind, :name, NULL, :failed, :key, :now, 1)
 #: Inbox entries that the history records; others are only taken note of.
 _UNCOUNT = "DELETE FROM perdure_permits WHERE run_id = :run_id"
 
-_RECORDED = (Kind.MESSAGE, Kind.CHILD, Kind.CANCEL)
+_RECORDED = (RecordKind.MESSAGE, RecordKind.CHILD, RecordKind.CANCEL)
 
 
-async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | None) -> Reopened:
+async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | None) -> ReopenOutcome:
     """Let a run whose `generation` failed or was cancelled go on as the next one. Said twice, it is done once."""
     run = await locked(tx, run_id)
     if run is None:
-        return Reopened.UNKNOWN
+        return ReopenOutcome.UNKNOWN
     if run.generation > generation:
-        return Reopened.OPEN
+        return ReopenOutcome.OPEN
     if run.status not in (Status.FAILED, Status.CANCELLED):
-        return Reopened.COMPLETED if run.status is Status.COMPLETED else Reopened.UNFINISHED
+        return ReopenOutcome.COMPLETED if run.status is Status.COMPLETED else ReopenOutcome.UNFINISHED
     if run.deleted_at:
-        return Reopened.DELETED
+        return ReopenOutcome.DELETED
     due = run.deadline if deadline is None else deadline
     if due <= tx.now:
-        return Reopened.EXPIRED
+        return ReopenOutcome.EXPIRED
     await take_in_all(tx, run)
     await remember(tx, run, f"reopen:{generation}")
-    seed = kept(run.seed, run.generation, run.generation + 1)
+    seed = kept_seed(run.seed, run.generation, run.generation + 1)
     await tx.execute(_OPEN, {"run_id": run_id, "seed": seed, "deadline": due, "now": tx.now})
     tx.note(run_id, "reopened", to_json({"generation": run.generation + 1}))
     await hold_back_again(tx, run_id, run.options)
     tx.stir(Change.READY)
-    return Reopened.OPEN
+    return ReopenOutcome.OPEN
 
 
 async def recover(tx: Transaction, run_id: str, token: int) -> bool:
@@ -167,7 +170,7 @@ async def recover(tx: Transaction, run_id: str, token: int) -> bool:
     return True
 
 
-async def fork(tx: Transaction, fork: Fork) -> Created:
+async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
     """Create a run that has a past. As `create`, it may be repeated, and one of that id that is there is left as it is."""
     new = fork.run
     there = await tx.fetch(_THERE, {"run_id": new.id})
@@ -177,7 +180,7 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
     # The same request, sent before and late, may have been faster since we looked. It has raised the token.
     known = await locked(tx, new.id)
     if known is not None and known.token > 0:
-        return Created(known, True)
+        return CreatedRun(known, True)
     taken = [record for record in fork.records if record.inbox_seq]
     entries = [_entry(new.id, record, tx.now) for record in taken]
     await tx.execute_many(_TAKEN_IN, entries)
@@ -186,14 +189,14 @@ async def fork(tx: Transaction, fork: Fork) -> Created:
     await _write(tx, new.id, answer.run.token, answer.run.nonce, fork.records)
     tx.note(new.id, "forked", to_json({"run": fork.source, "step": fork.step}))
     made = await locked(tx, new.id)
-    return answer if made is None else Created(made, True)
+    return answer if made is None else CreatedRun(made, True)
 
 
 async def remember(tx: Transaction, run: Run, key: str) -> None:
     """Keep what a run, whose row is locked, had ended with, before it goes on; the gates that it had passed it passes again."""
     if run.finished_at:
         await tx.execute(_UNCOUNT, {"run_id": run.id})
-    payload = Requeueing(
+    payload = RequeueRecord(
         at=tx.now,
         by=tx.actor,
         dead_since=run.finished_at or run.wake_at,
@@ -242,7 +245,7 @@ async def _untold(tx: Transaction, run: Run, at: int) -> list[Record]:
         reason = error or failure(RunCancelled, f"run {child_id!r} was told to stop when its parent {run.id!r} ended")
         records.append(
             Record(
-                seq=0, kind=Kind.CHILD, location=location, payload=output if completed else reason,
+                seq=0, kind=RecordKind.CHILD, location=location, payload=output if completed else reason,
                 failed=not completed, at=at, run_attempt=run.attempt,
             )
         )  # fmt: skip

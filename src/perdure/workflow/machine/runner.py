@@ -7,6 +7,7 @@ before the next record is applied, so that the order of the history is the order
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 from msgspec import Struct
 
 from perdure.core.ids import check_name
-from perdure.core.time.duration import instant
 from perdure.errors import WorkflowError
 from perdure.workflow.child import Child
 from perdure.workflow.context import Context
@@ -22,17 +22,17 @@ from perdure.workflow.definition import Call, Definition, Workflow
 from perdure.workflow.machine.actions import (
     Action,
     Actions,
-    CancelOne,
+    CancelById,
     Complete,
     End,
     EndCancelled,
     Fail,
     Publish,
-    Schedule,
     SendMessage,
+    StartRun,
     StartTimer,
 )
-from perdure.workflow.runtime import Received
+from perdure.workflow.runtime import ReceivedMessage
 from perdure.workflow.scopes import inside
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ I = TypeVar("I")  # noqa: E741  # as in Input
 O = TypeVar("O")  # noqa: E741  # as in Output
 
 
-class _Open:
+class _Pending:
     """Something under way that has an id."""
 
     __slots__ = ("child", "id", "timer", "what")
@@ -60,10 +60,10 @@ class _Event(Struct, frozen=True):
     handler: str
     arguments: tuple[Any, ...]
     #: What has ended with it.
-    source: _Open | None = None
+    source: _Pending | None = None
 
 
-class Operator(Generic[I, O]):
+class MachineRunner(Generic[I, O]):
     """See the module."""
 
     def __init__(self, ctx: Context, machine: StateMachine[I, O]) -> None:
@@ -71,7 +71,7 @@ class Operator(Generic[I, O]):
         self._machine = machine
         self._events: deque[_Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _Pending] = {}
         #: Ids of what was asked to stop and has not ended.
         self._stopping: set[str] = set()
         self._end: End | None = None
@@ -98,7 +98,7 @@ class Operator(Generic[I, O]):
     def _listen(self) -> None:
         self._ctx.receive_any(*self._machine.messages).add_done_callback(self._received)
 
-    def _received(self, receiving: asyncio.Future[Received[Any]]) -> None:
+    def _received(self, receiving: asyncio.Future[ReceivedMessage[Any]]) -> None:
         if receiving.cancelled() or self._end is not None:
             return
         error = receiving.exception()
@@ -109,7 +109,7 @@ class Operator(Generic[I, O]):
             self._ctx.log.warning("a message that does not fit is passed over: %s", error)
         self._listen()
 
-    def _ended(self, source: _Open, ended: asyncio.Future[Any]) -> None:
+    def _ended(self, source: _Pending, ended: asyncio.Future[Any]) -> None:
         if ended.cancelled():
             return
         error = ended.exception()
@@ -183,15 +183,18 @@ class Operator(Generic[I, O]):
 
     def _do(self, handler: str, action: Action) -> None:
         match action:
-            case Schedule():
+            case StartRun():
                 self._schedule(handler, action)
             case StartTimer():
                 opened = self._opened(handler, action.id, "timer")
                 with self._inside(action.id):
-                    due = instant(action.when, self._ctx._runtime.time)
-                    opened.timer = self._ctx._runtime.sleep_until(due)
+                    opened.timer = (
+                        self._ctx.sleep_until(action.when)
+                        if isinstance(action.when, datetime.datetime)
+                        else self._ctx.sleep(action.when)
+                    )
                 opened.timer.add_done_callback(lambda ended: self._ended(opened, ended))
-            case CancelOne():
+            case CancelById():
                 self._stop(handler, action)
             case SendMessage():
                 self._ctx.send(action.run, action.channel, action.value, key=action.key)
@@ -204,7 +207,7 @@ class Operator(Generic[I, O]):
             case _:
                 self._refuse(handler, f"returned {action!r}, which is no action of a state machine")
 
-    def _schedule(self, handler: str, action: Schedule) -> None:
+    def _schedule(self, handler: str, action: StartRun) -> None:
         call: object = action.call
         if not isinstance(call, Call):
             self._refuse(handler, f"wants to start {call!r}; give a call, such as `charge(order)`")
@@ -225,7 +228,7 @@ class Operator(Generic[I, O]):
             )
         opened.child.result().add_done_callback(lambda ended: self._ended(opened, ended))
 
-    def _stop(self, handler: str, action: CancelOne) -> None:
+    def _stop(self, handler: str, action: CancelById) -> None:
         opened = self._open.get(action.id)
         if opened is None:
             there = ", ".join(map(repr, self._open)) or "none"
@@ -237,12 +240,12 @@ class Operator(Generic[I, O]):
             del self._open[action.id]
             opened.timer.cancel()
 
-    def _opened(self, handler: str, id: str, what: Literal["activity", "child", "timer"]) -> _Open:
+    def _opened(self, handler: str, id: str, what: Literal["activity", "child", "timer"]) -> _Pending:
         check_name(id, f"id of {_a(what)}")
         before = self._open.get(id)
         if before is not None:
             self._refuse(handler, f"wants to start {_a(what)} {id!r}, but {_a(before.what)} of that id is under way")
-        self._open[id] = opened = _Open(id, what)
+        self._open[id] = opened = _Pending(id, what)
         return opened
 
     def _inside(self, id: str) -> Any:
