@@ -21,7 +21,7 @@ class Around:
         self.loop = _get_running_loop()
         self._hooks = sys.get_asyncgen_hooks()
         #: Whether new asynchronous generators are kept by the runs that begin them.
-        self.entered = False
+        self.entered = False  # equivalent: constant: nothing is drained before it is entered
 
     def __enter__(self) -> Around:
         sys.set_asyncgen_hooks(_hold, _keep)

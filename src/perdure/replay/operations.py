@@ -110,7 +110,7 @@ class ChildOperation(Operation):
         #: Whether it does not outlive its parent.
         self.bound = options.on_close is not OnClose.ABANDON
         #: Children of the run that were under way when it was asked for.
-        self.siblings = 0
+        self.siblings = 0  # equivalent: constant: set by the caller, which counts them
 
 
 class ScopeOperation(Operation):

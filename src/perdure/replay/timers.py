@@ -33,7 +33,7 @@ class Timers(Struct):
             # Most timers bound something that ends well before; those would stay until they are due.
             self.heap = [timer for timer in self.heap if timer.open]
             heapq.heapify(self.heap)
-            self._room = 2 * len(self.heap) + 64
+            self._room = 2 * len(self.heap) + 64  # equivalent: constant: only how often the heap is cleaned
         operation = TimerOperation(location, future, now, due, self._count, handle)
         heapq.heappush(self.heap, operation)
         return operation
