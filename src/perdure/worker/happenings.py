@@ -45,7 +45,11 @@ def is_remarkable(turn: Turn) -> bool:
     after = turn.next
     if after is not None:
         kind = type(after)
-        if kind is Again or kind is Block or (isinstance(after, Finish) and after.status is not _COMPLETED):
+        if (
+            kind is Again
+            or kind is Block
+            or (isinstance(after, Finish) and after.status is not _COMPLETED)  # equivalent: condition: success is DEBUG
+        ):
             return True
     return any(record.failed for record in turn.records)
 
