@@ -4,6 +4,7 @@ places on the test servers, if there are any."""
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -71,6 +72,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
+    else:
+        items[:] = _longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Give each worker some of the long tests, before the others, so that none is left to run alone at the end.
+
+    A worker begins with an equal share of consecutive tests. A test that asks for more time by a marker is long.
+    """
+    long = [item for item in items if item.get_closest_marker("timeout") is not None]
+    chosen = set(long)
+    others = iter([item for item in items if item not in chosen])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = long[worker::workers]
+        rest = len(items) * (worker + 1) // workers - len(ordered) - len(share)
+        ordered += [*share, *itertools.islice(others, max(rest, 0))]
+    return [*ordered, *others]
 
 
 def _is_slow(item: pytest.Item) -> bool:
