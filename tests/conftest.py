@@ -4,8 +4,11 @@ places on the test servers, if there are any."""
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +31,10 @@ _STARTERS = ("subprocess", "multiprocessing", "signal", "Family", "PrivateServer
 _FIXTURES = frozenset(
     {"processes", "postgres", "mysql", "on_server", "on_postgres", "on_mysql", "schemas", "databases"}
 )
+_NAMES = ("postgres", "mysql")
+_IMPORTS = re.compile(
+    rf"^(?:import|from) (?:{'|'.join(_STARTERS)})\b|\bimport .*\b(?:Family|PrivateServer)\b", re.MULTILINE
+)
 _SERVERS = ("PERDURE_TEST_POSTGRES", "PERDURE_TEST_MYSQL", "PERDURE_TEST_PGBOUNCER")
 
 
@@ -38,10 +45,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        # This process collects tests. What it imports and makes meanwhile is there to the end.
+        gc.disable()
     if config.getoption("--quick"):
         settings.load_profile("quick")
+        # Fixtures that lead to servers make their tests once: all of them are left out, and making them takes longer than the others do.
+        os.environ["PERDURE_QUICK"] = "1"
         for variable in _SERVERS:
             os.environ.pop(variable, None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out of `make quick` before they are imported, by the same signs as `_is_slow`."""
+    if collection_path.suffix != ".py" or not config.getoption("--quick"):
+        return None
+    name = str(collection_path.relative_to(config.rootpath))
+    if any(server in name for server in _NAMES) or _IMPORTS.search(collection_path.read_text(encoding="utf-8")):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,6 +72,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
+    else:
+        items[:] = _longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Give each worker some of the long tests, before the others, so that none is left to run alone at the end.
+
+    A worker begins with an equal share of consecutive tests. A test that asks for more time by a marker is long.
+    """
+    long = [item for item in items if item.get_closest_marker("timeout") is not None]
+    chosen = set(long)
+    others = iter([item for item in items if item not in chosen])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = long[worker::workers]
+        rest = len(items) * (worker + 1) // workers - len(ordered) - len(share)
+        ordered += [*share, *itertools.islice(others, max(rest, 0))]
+    return [*ordered, *others]
 
 
 def _is_slow(item: pytest.Item) -> bool:
@@ -59,7 +99,7 @@ def _is_slow(item: pytest.Item) -> bool:
         item.get_closest_marker("timeout") is not None
         or any(hasattr(module, name) for name in _STARTERS)
         or not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-        or any(server in item.nodeid for server in ("postgres", "mysql"))
+        or any(server in item.nodeid for server in _NAMES)
     )
 
 
@@ -67,6 +107,7 @@ def pytest_collection_finish() -> None:
     # Thousands of tests and all that they import are there to the end: looking at them in every collection took a tenth of the time.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (ROOT / "tests", ROOT / "src" / "perdure" / "testing" / "conformance")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Suite = dict[str, list[Function]]
 
 #: Whatever waits for a condition and fails if it does not come.
 WAITERS = {"eventually"}
@@ -57,17 +59,17 @@ def is_always_true(test: ast.expr) -> bool:
     return False
 
 
-@functools.cache
-def suite() -> dict[str, list[Function]]:
-    """The functions of each file of the suite."""
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    """The functions of each file of the suite. Millions of nodes: kept for longer, they would slow down every later collection."""
     files = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
     parsed = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
     return {name: list(functions_of(tree)) for name, tree in parsed.items()}
 
 
-def silent_tests() -> list[str]:
+def silent_tests(suite: Suite) -> list[str]:
     """Tests that neither assert nor call a function of the suite that does, directly or by another."""
-    places = [(name, function) for name, functions in suite().items() for function in functions]
+    places = [(name, function) for name, functions in suite.items() for function in functions]
     calls = {function: called_in(function) for _, function in places}
     asserting = WAITERS | {function.name for _, function in places if asserts(function)}
     while more := {
@@ -82,14 +84,14 @@ def silent_tests() -> list[str]:
     ]
 
 
-def test_every_test_says_what_has_to_be_so() -> None:
-    assert silent_tests() == []
+def test_every_test_says_what_has_to_be_so(suite: Suite) -> None:
+    assert silent_tests(suite) == []
 
 
-def test_no_assertion_holds_whatever_happens() -> None:
+def test_no_assertion_holds_whatever_happens(suite: Suite) -> None:
     found = [
         f"{name}:{node.lineno} {ast.unparse(node)}"
-        for name, functions in suite().items()
+        for name, functions in suite.items()
         for function in functions
         for node in ast.walk(function)
         if isinstance(node, ast.Assert) and is_always_true(node.test)

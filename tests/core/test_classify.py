@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pydantic
@@ -63,6 +64,21 @@ def test_a_response_is_classified_by_its_status_and_what_it_asks_for(
 ) -> None:
     found = classify(error_of(library, f"{server}/{path}"), now=1_000_010 * 1_000_000)
     assert (found.category, found.status, found.retry_after) == (category, int(path[:3]), retry_after)
+
+
+class Answered(Exception):
+    """An error with a status of its own, and a response that has none."""
+
+    def __init__(self, response: object) -> None:
+        self.response = response
+        self.status = 429
+        self.headers = {"Retry-After": "7"}
+
+
+@pytest.mark.parametrize("response", [None, SimpleNamespace(headers={}), SimpleNamespace(status="strange", headers={})])
+def test_the_status_of_the_error_itself_counts_where_its_response_has_none(response: object) -> None:
+    found = classify(Answered(response))
+    assert (found.category, found.status, found.retry_after) == (ErrorCategory.RATE_LIMITED, 429, 7)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

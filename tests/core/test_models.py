@@ -183,6 +183,18 @@ def test_what_does_not_fit_a_model_is_named_by_its_field(payload: str, declared:
     assert "\n" not in str(caught.value)
 
 
+@pydantic.dataclasses.dataclass
+class Circle:
+    radius: float
+
+
+def test_a_dataclass_of_pydantic_is_a_dataclass() -> None:
+    assert codec.decode(codec.encode([Circle(1.5)], "it"), list[Circle], "it") == [Circle(1.5)]
+    with pytest.raises(EncodeError) as caught:
+        codec.encode([Circle(float("nan"))], "it")
+    assert caught.value.path == "[0].radius"
+
+
 def test_models_have_the_same_digest_in_every_process() -> None:
     code = (
         "from pydantic import BaseModel\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from tests.engine.stage import Stage, set_up
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 
+#: `make quick` does without.
+KINDS = ["memory", "file", "postgres", "mysql"][: 1 if os.environ.get("PERDURE_QUICK") else None]
 
-@pytest.fixture(params=["memory", "file", "postgres", "mysql"])
+
+@pytest.fixture(params=KINDS)
 async def stage(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[Stage]:

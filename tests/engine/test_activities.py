@@ -554,6 +554,29 @@ async def test_one_call_may_have_more_time_than_the_code_says(stage: Stage) -> N
         assert await run.result("20s") == 2
 
 
+async def test_an_activity_that_is_opened_again_has_all_the_time_it_needs(on_disk: Stage) -> None:
+    failing = True
+
+    @activity("post.reopened.v1", schedule_to_close=0.3, retry=Retry(attempts=1))
+    async def post() -> str:
+        if failing:
+            raise ValueError("no")
+        await asyncio.sleep(1)
+        return "sent"
+
+    engine = on_disk.engine(post)
+    # Started by code that does not know the activity, the run has no deadline of its own.
+    async with Engine(engine.url) as other:
+        started = await other.start(Call.named("post.reopened.v1"))
+    run = await engine.get(started.id)
+    async with engine.worker():
+        with pytest.raises(RunFailed):
+            await run.result("60s")
+        failing = False
+        await run.retry()
+        assert await run.result("60s") == "sent"
+
+
 async def test_an_activity_that_nobody_gave_a_limit_has_that_of_its_code_from_its_first_attempt_on(
     on_disk: Stage,
 ) -> None:

@@ -31,6 +31,7 @@ from perdure import (
     workflow,
 )
 from tests.engine.stage import Stage, until
+from tests.helpers import eventually
 
 
 @dataclass
@@ -323,8 +324,7 @@ async def test_whoever_waits_for_a_result_when_the_engine_is_closed_is_told(stag
     engine = stage.engine(anything)
     run = await engine.start(anything(1))
     waiting = [asyncio.ensure_future(run.result()), asyncio.ensure_future(run.result("1h"))]
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await eventually(lambda: any(watch._waiters for watch in engine._watches.values()), saying="a wait for the result")
     await engine.close()
     for each in waiting:
         with pytest.raises(EngineClosed):

@@ -105,6 +105,24 @@ async def test_a_check_says_where_and_why_and_writes_nothing(stage: Stage) -> No
     assert 'ctx.removed("charge", "step")' in finding.fix
 
 
+async def test_other_arguments_alone_are_a_warning_and_the_check_is_passed(on_disk: Stage) -> None:
+    def priced(price: int) -> Workflow[Any, Any]:
+        @workflow("check.priced.v1")
+        async def flow(ctx: Context) -> None:
+            await ctx.options(name="charge").step(work, price)
+            await ctx.receive("go")
+
+        return flow
+
+    before = on_disk.engine(priced(1))
+    async with before.worker():
+        await settled(await before.start(priced(1)()))
+    report = await on_disk.engine(priced(2)).check()
+    [finding] = report.findings
+    assert (finding.problem, finding.is_warning) == (DeployProblem.ARGUMENTS, True)
+    assert (report.checked, report.ok) == (1, True)
+
+
 async def test_runs_of_some_types_and_so_many_of_them_are_looked_at(on_disk: Stage) -> None:
     @workflow("check.other.v1")
     async def other(ctx: Context) -> None:

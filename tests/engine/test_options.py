@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -125,6 +126,12 @@ def test_a_number_for_retry_is_the_number_of_attempts() -> None:
 
     assert Machine.definition().retry == retried.retry == tried.retry == Retry(attempts=3)
     assert leaf().options(retry=3).settings.retry == WorkerOptions.of(retry=3).retry == Retry(attempts=3)
+
+
+def test_the_limits_of_children_are_those_that_the_guide_names() -> None:
+    guide = Path(__file__).parents[2].joinpath("docs/guides/messages-and-children.md").read_text(encoding="utf-8")
+    usual = WorkerOptions()
+    assert f"at most {usual.child_depth} runs long, and a run has at most {usual.open_children:,} under way" in guide
 
 
 async def test_a_step_with_a_number_for_retry_is_tried_so_often(stage: Stage) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from perdure import Context, Engine, LockLost, RunNotFound, Status, workflow
+from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.store.contract import Change
 from tests.engine.stage import Stage, until
 from tests.helpers import eventually
@@ -44,7 +46,8 @@ async def test_the_result_of_a_run_that_is_lost_is_not_waited_for(stage: Stage) 
     async with stage.engine(patient) as engine:
         run = await engine.start(patient())
         waiting = asyncio.ensure_future(run.result())
-        await asyncio.sleep(0)
+        # The run was there when the wait began: another error tells of one that was not.
+        await eventually(lambda: any(watch._rung for watch in engine._watches.values()), saying="a wait for the result")
         lose(stage, "DELETE FROM perdure_runs")
         with pytest.raises(RunNotFound, match="lost with a failover"):
             await asyncio.wait_for(waiting, 30)
@@ -59,6 +62,29 @@ async def test_a_question_that_is_lost_is_asked_again(stage: Stage) -> None:
         await eventually(lambda: _count(stage, "messages"), saying="the question asked again")
         async with engine.worker():
             assert await asyncio.wait_for(asking, 30) == "the price of tea"
+
+
+async def test_a_question_that_is_lost_before_its_answer_is_waited_for_is_asked_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage.engine(clerk) as engine:
+        run = await engine.start(clerk())
+        assert stage.store is not None
+        send, sent = stage.store.send, list[NewMessage]()
+
+        async def send_and_lose(messages: Sequence[NewMessage], actor: str) -> list[SendOutcome]:
+            outcomes = await send(messages, actor)
+            if not sent:
+                lose(stage, "DELETE FROM perdure_messages")
+            sent.extend(messages)
+            return outcomes
+
+        monkeypatch.setattr(stage.store, "send", send_and_lose)
+        asking = asyncio.ensure_future(run.ask("price", "tea"))
+        await eventually(lambda: len(sent) == 2, saying="the question asked again")
+        async with engine.worker():
+            assert await asyncio.wait_for(asking, 30) == "the price of tea"
+        assert [message.key for message in sent] == [sent[0].key] * 2
 
 
 async def test_items_of_a_stream_that_were_lost_are_followed_again(stage: Stage) -> None:
@@ -97,8 +123,9 @@ async def test_a_block_whose_lock_is_lost_is_interrupted_at_once(stage: Stage) -
 
 async def _hold(engine: Engine, stage: Stage) -> None:
     async with engine.lock("one", ttl="1h"):
-        # The renewal has to listen first, which it does as soon as the block waits.
-        await asyncio.sleep(0.2)
+        assert stage.store is not None
+        listening = stage.store
+        await eventually(lambda: listening._listeners, saying="the renewal listening")
         lose(stage, "DELETE FROM perdure_locks")
         await asyncio.sleep(3600)
 

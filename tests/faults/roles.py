@@ -74,7 +74,8 @@ def engine_in(directory: Path, world: World, watched: bool = False, url: str = "
     url = url or url_in(directory)
     if not watched:
         return Engine(url, WORKFLOWS, system=world)
-    store = watch(Retrying(open_store(url, world), world), directory / f"answers-{os.getpid()}")
+    answers = directory / f"answers-{os.getpid()}"
+    store = watch(Retrying(open_store(url, world), world), answers, world.crash_point)
     return Engine(url, WORKFLOWS, system=world, store=store)
 
 

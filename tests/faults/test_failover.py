@@ -32,12 +32,12 @@ from tests.servers.postgres import Postgres, Standby
 from tests.servers.private import Missing
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
-PROMOTIONS = 100 if WHOLE else 7
+PROMOTIONS = 100 if WHOLE else 10
 #: Behind a pooler, and of MariaDB, where the files of a server that is stopped are its replica.
 BEHIND_A_POOLER = 20 if WHOLE else 2
 OF_MARIADB = 20 if WHOLE else 2
 #: Orders that are under way at each promotion, and commits that may be lost with it.
-LOAD = 12
+LOAD = 12 if WHOLE else 8
 LOST = 80
 #: No promotion takes as long, so that every lease outlives it.
 LEASE = "60s"

@@ -15,19 +15,21 @@ from perdure.store import MUTATING_VERBS
 from perdure.store.contract import Store
 
 
-def watch(store: Store, answers: Path) -> Store:
-    """The store, with its writing verbs wrapped."""
+def watch(store: Store, answers: Path, pass_point: Callable[[str], None]) -> Store:
+    """The store, with its writing verbs wrapped. Before a commit, a crash point is passed for each turn: `turn.park`, for example."""
     watched: Any = store
     file = os.open(answers, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for verb in MUTATING_VERBS:
         inner = getattr(watched, verb, None)
         if inner is not None:
-            setattr(watched, verb, _wrap(verb, inner, file))
+            setattr(watched, verb, _wrap(verb, inner, file, pass_point))
     return store
 
 
-def _wrap(verb: str, inner: Callable[..., Any], file: int) -> Callable[..., Any]:
+def _wrap(verb: str, inner: Callable[..., Any], file: int, pass_point: Callable[[str], None]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
+        for turn in args[0] if verb == "commit" else ():
+            pass_point(f"turn.{_describe(turn)}")
         asked = time.monotonic()
         answer = await inner(*args, **kwargs)
         for line in _lines(verb, args, answer):

@@ -1,4 +1,8 @@
-"""`python -m tests.mutants [PACKAGE ...] [--seed N] [--each N]`: plant faults, one at a time, and list those that no test notices."""
+"""`python -m tests.mutants [PACKAGE ...] [--seed N] [--each N]`: plant faults, one at a time, and list those that no test notices.
+
+Tests that need no server are tried first. With servers (`python -m tests.servers python -m tests.mutants ...`), the databases' tests are
+tried on faults of the store that the others leave.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from tests.mutants.planted import PLANTED
 from tests.mutants.trying import KEPT, SOURCE, Result, Tests, Trial
 
 PACKAGES = ("core", "replay", "store", "worker")
+#: Not drawn from unless named: only tests with servers reach them.
+OF_SERVERS = ("store/postgres", "store/mysql")
 
 
 def faults(packages: tuple[str, ...], each: int, seed: int) -> list[Fault]:
@@ -21,7 +27,7 @@ def faults(packages: tuple[str, ...], each: int, seed: int) -> list[Fault]:
 
 
 @click.command()
-@click.argument("packages", nargs=-1, type=click.Choice(PACKAGES))
+@click.argument("packages", nargs=-1, type=click.Choice(PACKAGES + OF_SERVERS))
 @click.option("--seed", default=16, show_default=True)
 @click.option("--each", default=40, show_default=True, help="Faults of each package.")
 @click.option("--draw", "only_draw", is_flag=True, help="List them and try none.")

@@ -76,10 +76,14 @@ def faults_of(source: Path, path: Path) -> list[Fault]:
 
 
 def draw(source: Path, package: str, count: int, seed: int) -> list[Fault]:
-    """Some faults of a package, spread over its files: no file gives a second one before each has given one."""
+    """Draw faults of a package, spread over its files: no file gives a second one before each has given one.
+
+    Folders of one server are packages of their own, such as `store/postgres`.
+    """
     chance = Random(f"{seed} {package}")
-    paths = sorted((source / "perdure" / package).rglob("*.py"))
-    pools = [faults_of(source, path) for path in paths if SERVERS.isdisjoint(path.parts)]
+    folder = source / "perdure" / package
+    paths = sorted(folder.rglob("*.py"))
+    pools = [faults_of(source, path) for path in paths if SERVERS.isdisjoint(path.relative_to(folder).parts)]
     for pool in pools:
         chance.shuffle(pool)
     drawn: list[Fault] = []

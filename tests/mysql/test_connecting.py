@@ -244,6 +244,28 @@ async def test_a_verb_that_is_given_up_is_given_up_whatever_it_was_doing(url: st
         await store.close()
 
 
+@pytest.mark.parametrize("during", ["GET_LOCK", "CREATE TABLE", "DELETE FROM", "RELEASE_LOCK"])
+async def test_a_migration_that_is_given_up_is_not_begun_again(fresh: str, during: str) -> None:
+    store = open_store(fresh, Host())
+    assert isinstance(store, MysqlStore)
+    seen: list[str] = []
+
+    def give_up(sql: str) -> None:
+        seen.append(sql)
+        if during in sql:
+            opening.cancel()
+
+    store._trace = give_up
+    opening = asyncio.ensure_future(store.open())
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert sum("GET_LOCK" in sql for sql in seen) == 1
+    store._trace = None
+    await store.open()
+    assert (await claim(store)).runs == ()
+    await store.close()
+
+
 async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, url: str) -> None:
     await store.create([a_run("r1")], ACTOR)
     where = parse(url)

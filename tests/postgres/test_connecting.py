@@ -17,6 +17,7 @@ from perdure.host import Host
 from perdure.store import migration_status, open_store
 from perdure.store.migrations import known
 from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.postgres.driver import Connection, connect
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.server.clock import ServerClock
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
@@ -167,6 +168,45 @@ async def test_a_session_is_not_reset_between_two_uses(store: PostgresStore) -> 
         assert last.lstrip().startswith("SELECT")
         assert await store.query("SELECT pg_backend_pid()") == [(pid,)]
     await admin.close()
+
+
+@pytest.mark.usefixtures("straight")
+async def test_a_life_begins_on_the_connections_that_are_there(store: PostgresStore) -> None:
+    before = await store.query("SELECT pg_backend_pid()")
+    await store.register(a_worker("w", lease=1_500_000))
+    assert await store.query("SELECT pg_backend_pid()") == before
+
+
+async def test_no_connection_is_more_patient_than_a_life_that_begins_allows(store: PostgresStore) -> None:
+    pool = store._pools.here()
+    idle, used = await pool.take(), await pool.take()
+    pool.give(idle)
+    await store.register(a_worker("w", lease=1_250_000))
+    pool.give(used)
+    for connection in (idle, used):
+        assert not connection.is_closed()
+        await lose_patience(connection)
+
+
+async def test_a_connection_that_is_opened_while_a_life_begins_is_no_more_patient(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect_slowly(*args: Any, **options: Any) -> Connection:
+        connection = await connect(*args, **options)
+        store._patience = store._patience.within(1.25)
+        return connection
+
+    monkeypatch.setattr("perdure.store.postgres.store.connect", connect_slowly)
+    await lose_patience(await store._open_connection())
+
+
+async def lose_patience(connection: Connection) -> None:
+    """Check that a connection gives up a statement after a second, and not after the usual twelve."""
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await connection.execute("SELECT pg_sleep(60)")
+    assert asyncio.get_running_loop().time() - begun < 11
+    connection.terminate()
 
 
 async def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told() -> None:

@@ -151,3 +151,16 @@ def test_a_result_that_came_before_the_next_attempt_asked_for_it_is_handed_over_
     assert run.open == ["last"]
     run.complete("last", "end")
     assert run.result == [7, "end"]
+
+
+def test_a_child_that_is_opened_again_and_ends_again_changes_nothing_for_its_parent() -> None:
+    async def flow(ctx: Context) -> Any:
+        first = await ctx.call(ship(3))
+        await named(ctx, "after")
+        return first.weight
+
+    run = Driver(flow)
+    run.complete("test.ship.v1", {"weight": 3})
+    run.late("test.ship.v1")
+    run.complete("after")
+    assert run.settled().result == 3

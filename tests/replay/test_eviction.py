@@ -285,6 +285,28 @@ def test_code_that_catches_everything_is_not_called_for_ever() -> None:
     assert calls < 100
 
 
+def test_a_generator_that_cleanup_code_begins_is_ended_too() -> None:
+    trace: list[str] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            trace.append("closed")
+
+    begun: list[AsyncIterator[int]] = []
+
+    async def flow(ctx: Context) -> None:
+        try:
+            await named(ctx, "a")
+        finally:
+            begun.append(numbers())
+            await anext(begun[0])
+
+    let_go(flow)
+    assert trace == ["closed"]
+
+
 def test_letting_go_twice_is_letting_go_once() -> None:
     run = let_go(durable_finally)
     assert run.execution.evict()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Channel, Context, Question
+from perdure import Channel, Context, Question, workflow
 from perdure.core.model.outputs import NewOutput, OutputKind
 from perdure.core.model.record import NewMessage
 from perdure.errors import BadArguments, EncodeError, InvalidId
@@ -17,6 +17,10 @@ from tests.replay.driver import Driver, named
 numbers = Channel("number", int)
 words = Channel("word", str)
 quote = Question("quote", str, int)
+
+
+@workflow("test.anew.v1")
+async def anew(ctx: Context) -> None: ...
 
 
 def test_a_channel_decodes_to_its_type() -> None:
@@ -102,6 +106,31 @@ def test_a_batch_leaves_others_what_they_have_waited_for() -> None:
     run.message("number", 3)
     # The receive was called first: a coroutine begins when it is awaited.
     assert run.settled().result == [[1, 2], 0, 3]
+
+
+def test_a_batch_is_over_where_all_that_is_left_is_awaited_by_others() -> None:
+    async def flow(ctx: Context) -> Any:
+        async def single() -> int:
+            return await ctx.receive(numbers)
+
+        return await asyncio.gather(ctx.receive_many(numbers, limit=9), single())
+
+    run = Driver(flow)
+    run.messages(("number", 0), ("number", 1))
+    assert run.settled().result == [[0], 1]
+
+
+def test_what_arrived_with_the_message_that_ended_the_workflow_is_not_given_to_code_that_is_gone() -> None:
+    async def flow(ctx: Context) -> None:
+        listening = asyncio.create_task(ctx.receive_many(words, limit=1))
+        await ctx.receive(numbers)
+        assert not listening.done()
+        ctx.continue_as_new(anew())
+
+    run = Driver(flow)
+    run.messages(("number", 1), ("word", "w"))
+    assert run.ended.renewed is not None
+    assert [(name, payload) for name, _, payload in run.execution.unreceived()] == [("word", '"w"')]
 
 
 def test_a_race_takes_one_of_the_messages_that_arrived_together() -> None:

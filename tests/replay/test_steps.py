@@ -158,6 +158,19 @@ def test_methods_of_two_instances_and_repeated_local_functions_are_the_same_step
     assert run.execution.evict()
 
 
+def test_a_function_that_is_another_object_each_time_it_is_named_is_one_step_if_it_is_equal() -> None:
+    async def flow(ctx: Context) -> list[str]:
+        return [
+            await ctx.options(name="join").step(",".join, ["a"]),
+            await ctx.options(name="join").step(",".join, ["b"]),
+        ]
+
+    run = Driver(flow)
+    run.complete("join", "a")
+    run.complete("join#2", "b")
+    assert run.settled().result == ["a", "b"]
+
+
 def test_arguments_that_cannot_be_stored_are_refused_where_the_step_is_called() -> None:
     async def flow(ctx: Context) -> Any:
         try:

@@ -305,3 +305,19 @@ def test_context_variables_of_the_worker_do_not_reach_the_run_nor_the_other_way_
         assert run.settled().result == "unset"
     finally:
         variable.reset(token)
+
+
+def test_a_callback_that_was_called_off_says_so_and_is_not_called() -> None:
+    called: list[str] = []
+
+    async def flow(ctx: Context) -> list[bool]:
+        loop = asyncio.get_running_loop()
+        kept, dropped = loop.call_soon(called.append, "kept"), loop.call_soon(called.append, "dropped")
+        dropped.cancel()
+        await named(ctx, "a")
+        return [kept.cancelled(), dropped.cancelled()]
+
+    run = Driver(flow)
+    assert called == ["kept"]
+    run.complete("a")
+    assert run.settled().result == [False, True]

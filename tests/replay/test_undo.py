@@ -325,6 +325,27 @@ async def test_the_next_attempt_at_a_run_does_again_what_was_undone_and_keeps_th
     assert not second.execution.recall(second.operation("a"), 0)
 
 
+async def test_the_next_attempt_at_a_run_keeps_what_could_not_be_undone() -> None:
+    async def flow(ctx: Context) -> str:
+        await undone(ctx, "a")
+        await undone(ctx, "b")
+        await named(ctx, "c")
+        return "done"
+
+    first = Driver(flow)
+    first.complete("a")
+    first.complete("b")
+    first.fail("c", ValueError("no"))
+    first.fail("b/~undo", OSError("no way back"))
+    first.complete("a/~undo")
+    second = Driver(flow, history=first.history, attempt=2)
+    assert not second.execution.recall(second.operation("a"), 0)
+    second.complete("a")
+    assert second.open == ["b"]
+    assert second.execution.recall(second.operation("b"), 0)
+    assert second.open == ["c"]
+
+
 async def test_a_block_can_be_entered_once() -> None:
     async def flow(ctx: Context) -> None:
         saga = ctx.saga()

@@ -339,6 +339,7 @@ async def test_a_schedule_that_is_not_there_is_not_found(env: Environment) -> No
         (lambda: Every("soon"), InvalidSchedule, "'soon' is not a duration"),
         (lambda: Every("1h", start=datetime(2026, 1, 1)), InvalidSchedule, "time zone"),
         (lambda: At(datetime(2026, 1, 1)), InvalidSchedule, "time zone"),
+        (lambda: At(datetime(1969, 7, 20, tzinfo=UTC)), InvalidDuration, "before 1970"),
         (lambda: At("tomorrow"), InvalidSchedule, "'tomorrow'"),  # type: ignore[arg-type] # on purpose
     ],
 )

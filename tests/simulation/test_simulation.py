@@ -59,7 +59,7 @@ LIMITED_SEEDS = 5_000 if PROVE else 25
 #: Of the worlds whose steps emit.
 STREAM_SEEDS = 10_000 if PROVE else 50
 #: Of the worlds in which clocks differ.
-CLOCKED_SEEDS = 10_000 if PROVE else 50
+CLOCKED_SEEDS = 10_000 if PROVE else 25
 
 #: Each must have happened, or the simulation does not look where it should.
 RARE = frozenset(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from perdure import Context, Engine, Reason, Status, workflow
 from perdure.replay.execution import Execution
 from perdure.replay.run_loop import DrainContext
+from perdure.worker.callbacks import is_end_of
 from tests.helpers import eventually
 
 
@@ -42,3 +44,12 @@ async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leave
         assert (await run.run()).reason is Reason.UNDECODABLE
         assert "a defect" in await run.why()
         assert await (await engine.start(healthy())).result("20s") == "well"
+
+
+async def test_a_cancellation_is_the_end_of_a_task_only_if_the_task_itself_is_cancelled() -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    assert not is_end_of(task, asyncio.CancelledError())
+    task.cancel()
+    assert is_end_of(task, asyncio.CancelledError())
+    assert is_end_of(None, asyncio.CancelledError())
+    await asyncio.wait([task])

@@ -154,16 +154,18 @@ async def ask(
         key=key,
     )
     store = await engine._opened()
-    outcome = await _put(engine, store, message, name)
-    if outcome is SendOutcome.FINISHED:
-        raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
-    answer = await engine._overdue.wait(
-        run_id,
-        lambda: _answer(engine, store, message, name),
-        f"perdure ask {run_id}",
-        timeout,
-        f"run {run_id!r} did not answer {name!r}",
-    )
+    # It listens before it sends: a database that is replaced right after may lack the question.
+    with News(store, engine._system) as news:
+        outcome = await _put(engine, store, message, name)
+        if outcome is SendOutcome.FINISHED:
+            raise RunFinished(f"run {run_id!r} has finished and answers no more questions; {name!r} was not asked")
+        answer = await engine._overdue.wait(
+            run_id,
+            lambda: _answer(engine, store, message, name, news),
+            f"perdure ask {run_id}",
+            timeout,
+            f"run {run_id!r} did not answer {name!r}",
+        )
     if answer.failed:
         raise engine._errors.restore(Failure.from_json(answer.payload), run_id=run_id)
     return engine._codec.decode(answer.payload, kind, f"answer of run {run_id!r} to {name!r}")
@@ -176,20 +178,19 @@ async def _put(engine: Engine, store: Store, message: NewMessage, name: str) -> 
     return outcome
 
 
-async def _answer(engine: Engine, store: Store, message: NewMessage, name: str) -> Output:
+async def _answer(engine: Engine, store: Store, message: NewMessage, name: str, news: News) -> Output:
     run_id, key = message.run_id, message.key
-    with News(store, engine._system) as news:
-        while True:
-            if news.replaced():
-                # The question may be lost; its key makes it the same one if it is not.
-                await _put(engine, store, message, name)
-            # Looked at first: an answer that comes with the end is there when it has ended.
-            run = await engine._run(run_id)
-            answers = await store.outputs(run_id, OutputKind.REPLY, key, -1, 1)
-            if answers:
-                return answers[0]
-            if run.status is Status.COMPLETED:
-                raise RunFinished(f"run {run_id!r} finished without an answer to {name!r}")
-            if run.status.finished:
-                engine._outcome(run, Any)
-            await news.arrive()
+    while True:
+        if news.replaced():
+            # The question may be lost; its key makes it the same one if it is not.
+            await _put(engine, store, message, name)
+        # Looked at first: an answer that comes with the end is there when it has ended.
+        run = await engine._run(run_id)
+        answers = await store.outputs(run_id, OutputKind.REPLY, key, -1, 1)
+        if answers:
+            return answers[0]
+        if run.status is Status.COMPLETED:
+            raise RunFinished(f"run {run_id!r} finished without an answer to {name!r}")
+        if run.status.finished:
+            engine._outcome(run, Any)
+        await news.arrive()

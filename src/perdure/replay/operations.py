@@ -115,7 +115,7 @@ class ChildOperation(OpenOperation):
         #: Whether it does not outlive its parent.
         self.bound = options.on_close is not OnClose.ABANDON
         #: Children of the run that were under way when it was asked for.
-        self.siblings = 0
+        self.siblings = 0  # equivalent: constant: set by the caller, which counts them
 
 
 class ScopeOperation(OpenOperation):
@@ -170,7 +170,7 @@ class Timers(Struct):
             # Most timers bound something that ends well before; those would stay until they are due.
             self.heap = [timer for timer in self.heap if timer.open]
             heapq.heapify(self.heap)
-            self._room = 2 * len(self.heap) + 64
+            self._room = 2 * len(self.heap) + 64  # equivalent: constant: only how often the heap is cleaned
         operation = TimerOperation(location, future, now, due, self._count, handle)
         heapq.heappush(self.heap, operation)
         return operation

@@ -409,7 +409,7 @@ class OperationsApi(ABC):
             self._open[operation.location] = operation
             self.fresh.append(operation)
             future.watcher, future.operation = self, operation
-            self.loop.idle_callbacks = 0
+            self.loop.idle_callbacks = 0  # equivalent: constant: one callback less of STUCK_AFTER
         return future
 
     def _close(self, operation: OpenOperation) -> None:

@@ -44,7 +44,8 @@ def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[
         reason = _reason(main)
         if not stopped:
             return failed(asyncio.CancelledError(*reason), ending.codec)
-        return cancelled(ending.run_id, ending.type, str(reason[0]) if reason and reason[0] else "", ending.codec)
+        because = str(reason[0]) if reason and reason[0] else ""  # equivalent: condition: an empty reason is as none
+        return cancelled(ending.run_id, ending.type, because, ending.codec)
     raised = main.exception()
     if isinstance(raised, ContinueAsNewSignal):
         return _renewed(raised.call, ending)

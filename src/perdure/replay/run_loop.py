@@ -39,7 +39,7 @@ class DrainContext:
         self.loop = _get_running_loop()
         self._hooks = sys.get_asyncgen_hooks()
         #: Whether new asynchronous generators are kept by the runs that begin them.
-        self.entered = False
+        self.entered = False  # equivalent: constant: nothing is drained before it is entered
 
     def __enter__(self) -> DrainContext:
         sys.set_asyncgen_hooks(_hold, _keep)

@@ -20,7 +20,7 @@ class RunOrder(Struct, frozen=True, kw_only=True):
     #: Why, for people.
     reason: str = ""
     #: Of WAKE: when the sleep ends.
-    at: int = 0
+    at: int = 0  # equivalent: constant: only WAKE reads it, and takes any time in the past as now
 
 
 class OrderOutcome(StrEnum):

@@ -92,7 +92,7 @@ class Interruption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker that did not finish what it had begun of a run."""
 
     #: When that was found out, in microseconds since the epoch.
-    at: int = 0
+    at: int = 0  # equivalent: constant: not written; the reader sets the time of the output
     worker: str
     #: `lost` or `stopped`.
     reason: str

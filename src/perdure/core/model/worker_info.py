@@ -26,7 +26,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     slots: int
     #: In microseconds.
     lease: int
-    started_at: int = 0
+    started_at: int = 0  # equivalent: constant: the store writes the database's time and reads it back
     heartbeat_at: int = 0
     status: WorkerStatus = WorkerStatus.ALIVE
     #: Errors that its background loops have met and survived, and the latest, or what is wrong with it for good.

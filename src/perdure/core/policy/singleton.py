@@ -108,7 +108,7 @@ _options = decoder_for(_Options)
 
 def stored_singleton_of(options: str) -> StoredSingleton | None:
     """What a run's options say about it."""
-    if options == "{}" or '"single"' not in options:
+    if options == "{}" or '"single"' not in options:  # equivalent: connective: only saves decoding
         return None
     return _options.decode(options).single
 

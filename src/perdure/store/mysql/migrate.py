@@ -6,12 +6,14 @@ server keeps the others out, and, because on a cluster that lock is one node's o
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from perdure.core.system import System
 from perdure.errors import StoreUnavailable
 from perdure.store import migrations
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import AlreadyThere
-from perdure.store.mysql.errors import is_made
+from perdure.store.mysql.errors import ERRORS, is_made
 from perdure.store.mysql.transaction import MysqlTransaction
 
 #: Seconds to wait for another process, microseconds for which the row keeps others out, and how often to look at it.
@@ -48,8 +50,12 @@ async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
         await _take(tx, nonce, system)
         await migrations.migrate(tx, MYSQL, is_made)
         await tx.execute(_GIVE_BACK, {"version": migrations.IN_PROGRESS, "nonce": nonce})
-    finally:
-        await tx.send(tx.text(_UNLOCK, tables=tables))
+    except Exception:
+        # The error that stopped it is the one to raise. A connection that is lost, or is dropped with a cancellation, takes its lock along.
+        with suppress(*ERRORS):
+            await tx.send(tx.text(_UNLOCK, tables=tables))
+        raise
+    await tx.send(tx.text(_UNLOCK, tables=tables))
 
 
 async def _take(tx: MysqlTransaction, nonce: str, system: System) -> None:

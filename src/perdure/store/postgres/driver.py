@@ -60,6 +60,9 @@ class Connection(Protocol):
     async def prepare(self, query: str, *, name: str) -> _Prepared:
         """Have a statement examined; without a name, nothing is left of it on the server."""
 
+    def limit(self, seconds: float) -> None:
+        """Wait for a statement no longer than that from now on. The server is not told."""
+
     def is_closed(self) -> bool:
         """Whether it is over."""
 
@@ -100,6 +103,12 @@ class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes wit
 
     unique = ""
     epoch = 0
+    #: The driver's settings of the session.
+    _config: Any
+
+    def limit(self, seconds: float) -> None:
+        """Wait for a statement no longer than that from now on. The server is not told."""
+        self._config = self._config._replace(command_timeout=seconds)
 
     def fileno(self) -> int:
         """The descriptor of its socket."""

@@ -277,6 +277,9 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         connection = await connect(
             self._url.dsn, unique, self._patience, called=called, prepares=self._prepares, lent=lent
         )
+        if not lent:
+            # A life may have begun meanwhile.
+            connection.limit(self._patience.statement)
         if connection.get_server_version().major < _OLDEST_SERVER:
             version = connection.get_server_version().major
             connection.terminate()
@@ -299,6 +302,11 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         if fenced != self._fenced:
             self._fenced = fenced
             self._statements = Statements(self._url.tables, fence(fenced) if fenced else "")
+
+    def _limit_connections(self) -> None:
+        # Each transaction tells the server its limits, so that a connection need not be opened anew for other ones.
+        for connection in self._pools.here().opened():
+            connection.limit(self._patience.statement)
 
     async def _say_goodbye(self, connection: Connection) -> None:
         await say_goodbye(connection)

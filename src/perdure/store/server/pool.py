@@ -150,6 +150,10 @@ class Pool(Generic[C]):
         connection.terminate()
         self._room.release()
 
+    def opened(self) -> list[C]:
+        """The connections that are idle and those in use."""
+        return [connection for connection in self._opened if not connection.is_closed()]
+
     def flush(self) -> None:
         """Use none of the idle connections again."""
         idle, self._idle = self._idle, []
@@ -158,8 +162,8 @@ class Pool(Generic[C]):
 
     def silence(self) -> None:
         """In a forked child: cut off its copies of the connections."""
-        for connection in list(self._opened):
-            if not connection.is_closed() and (descriptor := connection.fileno()) >= 0:
+        for connection in self.opened():
+            if (descriptor := connection.fileno()) >= 0:
                 silence(descriptor)
 
     async def close(self) -> None:

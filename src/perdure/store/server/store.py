@@ -157,7 +157,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         patience = self._patience.within(worker.lease / 1e6)
         if patience != self._patience:
             self._patience = patience
-            self._pools.here().flush()
+            self._limit_connections()
 
         async def body(tx: X) -> None:
             await workers.enlist(tx, serves)
@@ -165,6 +165,10 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             self._identity.begin(worker.id, tx.epoch)
 
         await self._transact("register", worker.id, body)
+
+    def _limit_connections(self) -> None:
+        """Apply the patience to the connections of this loop: new ones take the place of those that are idle."""
+        self._pools.here().flush()
 
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row; False as well if it began on a server that another one has replaced."""

@@ -189,6 +189,16 @@ class Passing:
         rows = await harness.query("SELECT run_id, token FROM perdure_permits")
         assert rows == [("r1", again.run.token)]
 
+    async def test_the_permit_of_an_earlier_lease_goes_although_the_run_passes_another_gate_now(
+        self, store: Store, harness: Harness
+    ) -> None:
+        await ready(store, "r1")
+        [first] = (await admit(store)).runs
+        await commit(store, first.lease, next=Release())
+        [again] = (await admit(store, a_gating(gate="another"), nonce="again")).runs
+        rows = await harness.query("SELECT gate, run_id, token FROM perdure_permits")
+        assert rows == [("another", "r1", again.run.token)]
+
     async def test_what_is_not_held_any_more_does_not_count_whoever_forgot_to_say_so(
         self, store: Store, harness: Harness
     ) -> None:

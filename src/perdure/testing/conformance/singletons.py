@@ -287,6 +287,14 @@ class Debouncing:
         assert [(each.run.id, each.run.input) for each in got.runs] == [("r1", "[2]")]
         assert (await self._start(store, "r3")).created
 
+    async def test_one_that_is_opened_again_waits_for_no_other(self, store: Store, harness: Harness) -> None:
+        await self._start(store, "r1")
+        harness.system.advance(5)
+        await commit(store, await lease_of(store, "r1"), next=Finish(Status.FAILED, "{}"))
+        assert (await self._start(store, "r2")).created
+        assert await store.reopen("r1", 1, None, ACTOR) is ReopenOutcome.OPEN
+        assert await status(store, "r1") == READY
+
     async def test_it_is_not_put_off_without_end(self, store: Store, harness: Harness) -> None:
         await self._start(store, "r1")
         for number in range(3):

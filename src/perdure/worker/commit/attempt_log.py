@@ -54,7 +54,11 @@ def has_failures(turn: Turn) -> bool:
     after = turn.next
     if after is not None:
         kind = type(after)
-        if kind is RetryLater or kind is Block or (isinstance(after, Finish) and after.status is not _COMPLETED):
+        if (
+            kind is RetryLater
+            or kind is Block
+            or (isinstance(after, Finish) and after.status is not _COMPLETED)  # equivalent: condition: success is DEBUG
+        ):
             return True
     return any(record.failed for record in turn.records)
 

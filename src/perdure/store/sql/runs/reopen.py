@@ -245,7 +245,8 @@ async def _untold(tx: Transaction, run: Run, at: int) -> list[Record]:
         reason = error or failure(RunCancelled, f"run {child_id!r} was told to stop when its parent {run.id!r} ended")
         records.append(
             Record(
-                seq=0, kind=RecordKind.CHILD, location=location, payload=output if completed else reason,
+                seq=0,  # equivalent: constant: `_numbered` sets it
+                kind=RecordKind.CHILD, location=location, payload=output if completed else reason,
                 failed=not completed, at=at, run_attempt=run.attempt,
             )
         )  # fmt: skip
