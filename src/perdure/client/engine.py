@@ -35,7 +35,6 @@ from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.model.run import NewRun, Run, Status
 from perdure.core.option_checks import check_flag, check_time, check_whole
 from perdure.core.policy.retention import Retention
-from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
 from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
@@ -53,7 +52,7 @@ from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
-from perdure.worker import HookCaller, Worker, WorkerOptions
+from perdure.worker import HookCaller, Worker, WorkerOptions, WorkerSettings
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.discover import Definable, definition_of
 
@@ -219,23 +218,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     # working
 
-    def worker(
-        self,
-        *,
-        slots: int = 500,
-        queues: str | Sequence[str] = ("default",),
-        types: str | Sequence[str] | None = None,
-        lease: Duration = 15.0,
-        grace: Duration = 10.0,
-        retry: Retry | int | None = None,
-        resident: int = 2000,
-        poison_after: int = 5,
-        stall_limit: Duration = 60.0,
-        child_depth: int = 100,
-        processes: int | None = None,
-        open_children: int = 10_000,
-        wait_for_database: Duration = "5m",
-    ) -> EngineWorker:
+    def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
         """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
 
         With `types`, only for those that one of the patterns means, such as `["billing.%", "shop.checkout.v1"]`: a type, or the
@@ -244,24 +227,9 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         """
         if not self.workflows:
             raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
-        options = WorkerOptions.of(
-            slots=slots,
-            queues=[queues] if isinstance(queues, str) else list(queues),
-            types=types,
-            lease=lease,
-            grace=grace,
-            retry=retry,
-            resident=resident,
-            poison_after=poison_after,
-            stall_limit=stall_limit,
-            child_depth=child_depth,
-            processes=processes,
-            open_children=open_children,
-            retention=self._retention,
-            wait_for_database=wait_for_database,
-        )
-        chosen(self.workflows, options.types)
-        return EngineWorker(self, options)
+        checked = WorkerOptions.of(**options, retention=self._retention)
+        chosen(self.workflows, checked.types)
+        return EngineWorker(self, checked)
 
     def blocking(self) -> Blocking:
         """The same engine for code that is not async."""
