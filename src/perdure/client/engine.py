@@ -37,8 +37,8 @@ from perdure.core.option_checks import check_flag, check_time, check_whole
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
-from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
-from perdure.core.routing import chosen
+from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import (
@@ -132,7 +132,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     def _after_fork_in_child(self) -> None:
         """Begin anew: connections, workers and waiters are the parent's."""
-        keep_for_ever(self._store, self._workers, self._pushers, self._watches, self._hook_caller)
+        never_finalize(self._store, self._workers, self._pushers, self._watches, self._hook_caller)
         begun = self._state == "open" or self._opening is not None
         if self._lent or (begun and is_in_memory(self.url)):
             self._state = "forked" if self._state != "closed" else "closed"
@@ -228,7 +228,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         if not self.workflows:
             raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
         checked = WorkerOptions.of(**options, retention=self._retention)
-        chosen(self.workflows, checked.types)
+        select_types(self.workflows, checked.types)
         return EngineWorker(self, checked)
 
     def blocking(self) -> Blocking:
@@ -392,7 +392,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
             store = store.bounded(WORKER_TIMEOUT)
         worker = Worker(
             store,
-            chosen(self.workflows, options.types),
+            select_types(self.workflows, options.types),
             system=self._system,
             codec=self._codec,
             errors=self._errors,
