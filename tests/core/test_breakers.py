@@ -13,7 +13,7 @@ RULE = BreakerRule(failures=3, window=10 * SECOND, successes=2, reset=5 * SECOND
 
 def told(state: BreakerState, now: int, *outcomes: tuple[int, bool], rule: BreakerRule = RULE) -> Circuit:
     number = state.heard.get("w", (0, 0))[0] + 1
-    assert state.hear("w", BreakerReport("breaker:api", rule, number, count_outcomes(outcomes)), now)
+    assert state.add_report("w", BreakerReport("breaker:api", rule, number, count_outcomes(outcomes)), now)
     return state.circuit
 
 
@@ -46,17 +46,17 @@ def test_a_call_of_an_earlier_state_says_nothing_about_this_one() -> None:
 def test_a_report_that_is_repeated_counts_once() -> None:
     state = BreakerState()
     report = BreakerReport("breaker:api", RULE, 1, ((SECOND, 2, 0),))
-    assert state.hear("w", report, SECOND)
-    assert not state.hear("w", report, SECOND)
+    assert state.add_report("w", report, SECOND)
+    assert not state.add_report("w", report, SECOND)
     assert state.counted(SECOND) == (2, 0)
-    assert state.hear("another", report, SECOND)
+    assert state.add_report("another", report, SECOND)
     assert state.circuit is Circuit.OPEN
 
 
 def test_what_is_remembered_of_workers_stays_small() -> None:
     state = BreakerState()
     for number in range(500):
-        state.hear(f"w{number}", BreakerReport("breaker:api", RULE, 1, ((SECOND, 0, 1),)), SECOND + number)
+        state.add_report(f"w{number}", BreakerReport("breaker:api", RULE, 1, ((SECOND, 0, 1),)), SECOND + number)
     assert len(state.heard) == 64
     assert "w499" in state.heard
 

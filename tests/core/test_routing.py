@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import InvalidName, UsageError
-from perdure.core.routing import check_patterns, chosen, matches
+from perdure.core.routing import check_patterns, matches, select_types
 
 TYPES = st.text(alphabet="aA.%_ é𝒳", max_size=6)
 
@@ -24,14 +24,14 @@ def test_without_a_percent_sign_at_its_end_a_pattern_means_one_type(pattern: str
 
 def test_what_several_patterns_mean_is_chosen_once() -> None:
     known = {"billing.charge.v1": 1, "billing.refund.v1": 2, "shop.checkout.v1": 3, "Billing.charge.v1": 4}
-    assert chosen(known, None) == known
-    assert list(chosen(known, ["billing.%", "billing.charge.v1"])) == ["billing.charge.v1", "billing.refund.v1"]
-    assert list(chosen(known, ["%"])) == list(known)
+    assert select_types(known, None) == known
+    assert list(select_types(known, ["billing.%", "billing.charge.v1"])) == ["billing.charge.v1", "billing.refund.v1"]
+    assert list(select_types(known, ["%"])) == list(known)
 
 
 def test_a_pattern_that_means_nothing_is_an_error_that_names_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"'bill_ng.%'; there are billing.charge.v1"):
-        chosen({"billing.charge.v1": 1}, ["bill_ng.%"])
+        select_types({"billing.charge.v1": 1}, ["bill_ng.%"])
 
 
 @pytest.mark.parametrize("wrong", ["", "a/b", "a/%", " x", "x" * 300, "a\x00%"])

@@ -259,7 +259,7 @@ def test_which_errors_count(
     error: Exception,
     opens: bool,
 ) -> None:
-    assert Breaker("api", counts=counts).judge(error, Retry()) is not opens
+    assert Breaker("api", counts=counts).assess(error, Retry()) is not opens
 
 
 def test_a_breaker_that_makes_no_sense_is_refused() -> None:

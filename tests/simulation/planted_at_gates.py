@@ -57,12 +57,12 @@ def probes_counted_before_the_lock(patch: Patch) -> None:
 def reports_counted_again(patch: Patch) -> None:
     """A report that is repeated because its answer was lost counts a second time."""
 
-    def hear(self: BreakerState, worker: str, report: BreakerReport, now: int) -> bool:
+    def add_report(self: BreakerState, worker: str, report: BreakerReport, now: int) -> bool:
         self.heard = {}
         return original(self, worker, report, now)
 
-    original = BreakerState.hear
-    patch.setattr(BreakerState, "hear", hear)
+    original = BreakerState.add_report
+    patch.setattr(BreakerState, "add_report", add_report)
 
 
 PLANTED_AT_GATES: dict[str, Callable[[Patch], None]] = {

@@ -64,7 +64,7 @@ class LateAnswers:
     async def admit(self, request: AdmissionRequest) -> AdmissionResult:
         admitted: AdmissionResult = await self._store.admit(request)
         self.admissions += 1
-        self.barred += sum(step.barred_until > 0 for step in admitted.steps)
+        self.barred += sum(step.refused_until > 0 for step in admitted.steps)
         await self.admitting.wait()
         return admitted
 

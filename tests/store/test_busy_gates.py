@@ -49,21 +49,21 @@ async def test_what_is_asked_of_a_locked_gate_is_left_for_later_and_other_gates_
         answer = await admit(store, gatings, nonce="meanwhile", released=(("r1", 1),))
     assert [one.run.id for one in answer.runs] == ["r4"]
     assert answer.busy
-    assert answer.untold == (("r1", 1),)
-    assert await admit_ids(store, gatings, nonce="then", released=answer.untold) == ["r2"]
+    assert answer.undelivered == (("r1", 1),)
+    assert await admit_ids(store, gatings, nonce="then", released=answer.undelivered) == ["r2"]
 
 
 async def test_whoever_insists_waits_for_a_locked_gate(store: SqlStore) -> None:
     await ready(store, "r1", "r2")
     [first] = (await admit(store)).runs
     await commit(store, first.lease, next=DONE)
-    request = await asks(store, nonce="insists", released=(("r1", 1),), insists=True)
+    request = await asks(store, nonce="insists", released=(("r1", 1),), wait_for_locks=True)
     async with locked(store, GATE):
         asking = asyncio.ensure_future(store.admit(request))
         # Far longer than an answer takes that does not wait.
         assert not (await asyncio.wait([asking], timeout=0.3))[0]
     assert [one.run.id for one in (await asking).runs] == ["r2"]
-    assert not asking.result().untold
+    assert not asking.result().undelivered
 
 
 async def test_whoever_lost_an_answer_gets_it_again_although_the_gate_is_locked_by_then(store: SqlStore) -> None:

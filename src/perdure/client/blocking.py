@@ -18,7 +18,7 @@ from perdure.client.blocking_flow import BlockingFlow
 from perdure.client.blocking_pushing import BlockingPushing
 from perdure.client.blocking_schedules import BlockingSchedules
 from perdure.client.refusing import refuse_in_workflow
-from perdure.core.process_fork import ForkAware, keep_for_ever, silence_loop, watch_forks
+from perdure.core.process_fork import ForkAware, detach_loop, never_finalize, watch_forks
 from perdure.errors import EngineClosed, UsageError
 from perdure.store.sql.dialect import drive
 from perdure.store.user_connections.recognize import wire_of
@@ -69,8 +69,8 @@ class Blocking(BlockingFlow, BlockingPushing, ForkAware):
     def _after_fork_in_child(self) -> None:
         """Leave the background loop to the parent: it has no thread here."""
         if self._loop is not None:
-            silence_loop(self._loop)
-        keep_for_ever(self._loop, self._thread)
+            detach_loop(self._loop)
+        never_finalize(self._loop, self._thread)
         self._begin()
 
     def __enter__(self) -> Blocking:
@@ -296,7 +296,7 @@ class Blocking(BlockingFlow, BlockingPushing, ForkAware):
                 if process == self._process:
                     self._wait(_end(items))
                 else:
-                    keep_for_ever(items)
+                    never_finalize(items)
 
 
 class BlockingHandle(Generic[R_co]):

@@ -35,11 +35,10 @@ from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hooks
 from perdure.core.model.run import NewRun, Run, Status
 from perdure.core.option_checks import check_flag, check_time, check_whole
 from perdure.core.policy.retention import Retention
-from perdure.core.policy.retry import Retry
 from perdure.core.policy.singleton import Singleton
 from perdure.core.policy.watermark import Watermark
-from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
-from perdure.core.routing import chosen
+from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
+from perdure.core.routing import select_types
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import (
@@ -53,7 +52,7 @@ from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.url import is_in_memory, shown
-from perdure.worker import HookCaller, Worker, WorkerOptions
+from perdure.worker import HookCaller, Worker, WorkerOptions, WorkerSettings
 from perdure.workflow.definition import Call, Definition
 from perdure.workflow.discover import Definable, definition_of
 
@@ -133,7 +132,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     def _after_fork_in_child(self) -> None:
         """Begin anew: connections, workers and waiters are the parent's."""
-        keep_for_ever(self._store, self._workers, self._pushers, self._watches, self._hook_caller)
+        never_finalize(self._store, self._workers, self._pushers, self._watches, self._hook_caller)
         begun = self._state == "open" or self._opening is not None
         if self._lent or (begun and is_in_memory(self.url)):
             self._state = "forked" if self._state != "closed" else "closed"
@@ -219,23 +218,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
 
     # working
 
-    def worker(
-        self,
-        *,
-        slots: int = 500,
-        queues: str | Sequence[str] = ("default",),
-        types: str | Sequence[str] | None = None,
-        lease: Duration = 15.0,
-        grace: Duration = 10.0,
-        retry: Retry | int | None = None,
-        resident: int = 2000,
-        poison_after: int = 5,
-        stall_limit: Duration = 60.0,
-        child_depth: int = 100,
-        processes: int | None = None,
-        open_children: int = 10_000,
-        wait_for_database: Duration = "5m",
-    ) -> EngineWorker:
+    def worker(self, **options: Unpack[WorkerSettings]) -> EngineWorker:
         """A worker for the engine's workflows: `async with engine.worker(): ...`, or `await engine.worker().run()`.
 
         With `types`, only for those that one of the patterns means, such as `["billing.%", "shop.checkout.v1"]`: a type, or the
@@ -244,24 +227,9 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
         """
         if not self.workflows:
             raise UsageError("this engine has no workflows to work on; pass them: Engine(url, [checkout, ship])")
-        options = WorkerOptions.of(
-            slots=slots,
-            queues=[queues] if isinstance(queues, str) else list(queues),
-            types=types,
-            lease=lease,
-            grace=grace,
-            retry=retry,
-            resident=resident,
-            poison_after=poison_after,
-            stall_limit=stall_limit,
-            child_depth=child_depth,
-            processes=processes,
-            open_children=open_children,
-            retention=self._retention,
-            wait_for_database=wait_for_database,
-        )
-        chosen(self.workflows, options.types)
-        return EngineWorker(self, options)
+        checked = WorkerOptions.of(**options, retention=self._retention)
+        select_types(self.workflows, checked.types)
+        return EngineWorker(self, checked)
 
     def blocking(self) -> Blocking:
         """The same engine for code that is not async."""
@@ -424,7 +392,7 @@ class Engine(Looking, Checking, Afterlife, Auditing, Telling, Pushing, ForkAware
             store = store.bounded(WORKER_TIMEOUT)
         worker = Worker(
             store,
-            chosen(self.workflows, options.types),
+            select_types(self.workflows, options.types),
             system=self._system,
             codec=self._codec,
             errors=self._errors,

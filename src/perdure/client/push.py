@@ -20,7 +20,7 @@ from perdure.core.model.claim import ExecutionResult
 from perdure.core.model.run import DEFAULT_QUEUE, Run
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
-from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
+from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
 from perdure.core.time.duration import Duration, seconds
 from perdure.errors import RunNotFound, UnknownWorkflow, UsageError
 from perdure.store.contract import Store
@@ -115,7 +115,7 @@ class Pusher(ForkAware):
 
     def _after_fork_in_child(self) -> None:
         """Leave the worker to the parent, and sign on another when one is needed."""
-        keep_for_ever(self._worker)
+        never_finalize(self._worker)
         self._worker = self._starting = None
 
     async def __aenter__(self) -> Pusher:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from perdure.core.codec.codec import Codec
 from perdure.core.ids import check_id, check_name, uuid7
 from perdure.core.model.record import NewMessage, SendOutcome
-from perdure.core.model.reopen import life
+from perdure.core.model.reopen import root_generation
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, CreatedRun, NewRun, Run
 from perdure.core.option_checks import check_priority
 from perdure.core.policy.singleton import Debounce, Singleton
@@ -62,7 +62,7 @@ def _single(call: Call[Any], options: StartOptions) -> Call[Any]:
             )
         if not isinstance(debounce, Debounce):
             raise UsageError(f"debounce={debounce!r}: give a Debounce, such as Debounce('5s')")
-        return replace(call, settings=RunSettings(single=debounce.resolved(call.type)).over(call.settings))
+        return replace(call, settings=RunSettings(single=debounce.to_stored(call.type)).over(call.settings))
     return call if singleton is None else call.options(singleton=singleton)
 
 
@@ -109,7 +109,7 @@ class Sameness:
 
     def check(self, there: Run | NewRun, wanted: NewRun, call: Call[Any]) -> None:
         """Raise `RunExists` if it is of another type or has another input, as far as that is known."""
-        if isinstance(there, Run) and life(there.seed, there.generation) > 1:
+        if isinstance(there, Run) and root_generation(there.seed, there.generation) > 1:
             # It began anew, and nothing says any more what it began with first.
             return
         if there.id == wanted.id:

@@ -41,12 +41,12 @@ def watch_forks(one: ForkAware) -> None:
     _watched[number] = weakref.ref(one, lambda _: _watched.pop(number, None))
 
 
-def keep_for_ever(*things: object) -> None:
+def never_finalize(*things: object) -> None:
     """In a child: never finalize these objects of the parent."""
     _kept.append(things)
 
 
-def silence(descriptor: int) -> None:
+def detach_descriptor(descriptor: int) -> None:
     """In a child: replace its copy of a descriptor by one of the null device.
 
     The parent's own is left as it is. Nothing that the child still does with the old number reaches the parent's peer or event loop, and a
@@ -62,19 +62,19 @@ def silence(descriptor: int) -> None:
         _log.warning("the descriptor %d of the parent process stays open in this one: %s", descriptor, error)
 
 
-def do_not_mourn(task: asyncio.Task[Any]) -> None:
+def suppress_pending_warning(task: asyncio.Task[Any]) -> None:
     """Let a task that is still pending when the process ends be destroyed without a word in the log."""
     # Known to asyncio itself, though not to its types.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def silence_loop(loop: asyncio.AbstractEventLoop) -> None:
+def detach_loop(loop: asyncio.AbstractEventLoop) -> None:
     """In a child: cut off its copies of the descriptors that an event loop of the parent watches, where the loop tells which."""
     for task in asyncio.all_tasks(loop):
-        do_not_mourn(task)
+        suppress_pending_warning(task)
     selector = getattr(loop, "_selector", None)
     for descriptor in list(selector.get_map()) if selector is not None else ():
-        silence(descriptor)
+        detach_descriptor(descriptor)
 
 
 def _tell(act: Callable[[ForkAware], object]) -> None:

@@ -42,7 +42,7 @@ def matches(pattern: str, type: str) -> bool:
     return type.startswith(pattern[: -len(ANY)]) if pattern.endswith(ANY) else type == pattern
 
 
-def chosen(known: Mapping[str, T], patterns: Sequence[str] | None) -> dict[str, T]:
+def select_types(known: Mapping[str, T], patterns: Sequence[str] | None) -> dict[str, T]:
     """What is known of the types that one of the patterns means; None means all. Raises `UsageError` if one means nothing."""
     if patterns is None:
         return dict(known)

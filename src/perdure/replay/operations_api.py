@@ -17,7 +17,7 @@ from perdure.core.codec.codec import Codec
 from perdure.core.codec.snapshot import FIXED
 from perdure.core.ids import child_id, short_key
 from perdure.core.model.record import Message, Record, RecordKind
-from perdure.core.model.reopen import life, randomness
+from perdure.core.model.reopen import random_source, root_generation
 from perdure.core.model.run import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewRun
 from perdure.core.time.duration import FAR
 from perdure.errors import DuplicateName, WorkflowError
@@ -63,12 +63,12 @@ class RunOrigin(Struct, frozen=True, kw_only=True):
     @property
     def randomness(self) -> str:
         """What its random numbers grow from."""
-        return randomness(self.seed, self.generation)
+        return random_source(self.seed, self.generation)
 
     @property
     def life(self) -> int:
         """The generation that began with nothing, of which this one is the continuation."""
-        return life(self.seed, self.generation)
+        return root_generation(self.seed, self.generation)
 
 
 class OperationsApi(ABC):
@@ -98,8 +98,8 @@ class OperationsApi(ABC):
         self._origin = origin
         life = origin.life
         #: What the ids of its children, and keys, follow from: a run that began anew has children of its own.
-        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
-        self._key = f"{origin.run_id}:{life}"
+        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{root_generation}"
+        self._key = f"{origin.run_id}:{root_generation}"
         self._codec = codec
         self._earlier = earlier
         self._open: dict[str, OpenOperation] = {}

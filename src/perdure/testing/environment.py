@@ -15,21 +15,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from perdure.client.engine import Engine
 from perdure.client.handle import Handle
 from perdure.client.start import StartOptions
 from perdure.core.model.run import Status
 from perdure.core.option_checks import check_flag
-from perdure.core.policy.retry import Retry
 from perdure.core.system import System
 from perdure.core.time.duration import Duration, microseconds, seconds
 from perdure.errors import PerdureError, UsageError
 from perdure.store import open_store
 from perdure.store.contract import Store
 from perdure.testing.clock import VirtualClock
-from perdure.worker import Worker, WorkerOptions
+from perdure.worker import Worker, WorkerOptions, WorkerSettings
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.workflow.definition import Call
 from perdure.workflow.discover import Definable
@@ -55,22 +54,6 @@ _SWEEP = 500
 
 class StillWaiting(PerdureError, TimeoutError):
     """The run cannot finish by itself: it waits for time to pass, for a message, or for a person."""
-
-
-class WorkerSettings(TypedDict, total=False):
-    """What `Engine.worker` may be told."""
-
-    slots: int
-    queues: tuple[str, ...] | list[str]
-    lease: Duration
-    grace: Duration
-    retry: Retry | int | None
-    resident: int
-    poison_after: int
-    stall_limit: Duration
-    child_depth: int
-    processes: int | None
-    open_children: int
 
 
 class Environment:

@@ -4,7 +4,7 @@ from perdure.replay.run_loop import in_workflow
 from perdure.worker.claiming.push import UnknownRun, UnservedType
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.deploy_check import ReplayCheck
-from perdure.worker.options import WorkerOptions
+from perdure.worker.options import WorkerOptions, WorkerSettings
 from perdure.worker.sweeper import forget_events
 from perdure.worker.worker import Worker
 
@@ -15,6 +15,7 @@ __all__ = [
     "UnservedType",
     "Worker",
     "WorkerOptions",
+    "WorkerSettings",
     "forget_events",
     "in_workflow",
 ]

@@ -1,8 +1,9 @@
-"""What a worker may be told."""
+"""Options of a worker: what users may give, and the checked values that a worker works with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from msgspec import Struct
 
@@ -12,88 +13,116 @@ from perdure.core.option_checks import check_duration, check_retry, check_time, 
 from perdure.core.policy.retention import Retention
 from perdure.core.policy.retry import Retry
 from perdure.core.routing import check_patterns
-from perdure.core.time.duration import Duration, seconds
-from perdure.errors import UsageError
+from perdure.core.time.duration import Duration
+from perdure.errors import BadArguments, UsageError
+
+#: A shorter lease could not be renewed in time, in seconds.
+SHORTEST_LEASE = 0.1
+
+
+class WorkerSettings(TypedDict, total=False):
+    """Options of `Engine.worker`, as users give them. `WorkerOptions` has the defaults."""
+
+    #: Runs that the worker executes at the same time. Waiting runs take no slot.
+    slots: int
+    #: One queue, or several.
+    queues: str | Sequence[str]
+    #: Patterns of the types that the worker takes, such as `["billing.%"]`; None: all that it has code for.
+    types: str | Sequence[str] | None
+    #: Without a heartbeat for this long, the worker is declared dead and its runs go to others.
+    lease: Duration
+    #: How long steps may go on after a shutdown was asked for.
+    grace: Duration
+    #: Retry policy of steps that declare none.
+    retry: Retry | int | None
+    #: Waiting runs that stay in memory, so that they go on without replay.
+    resident: int
+    #: Claims without progress after which a run is blocked as poison.
+    poison_after: int
+    #: An event loop that is blocked for this long stops the heartbeat.
+    stall_limit: Duration
+    #: Ancestors that a run may have.
+    child_depth: int
+    #: Children that a run may have under way.
+    open_children: int
+    #: Processes for steps with `process=True`; None: one for each processor.
+    processes: int | None
+    #: How long the worker waits at its start for a database server that cannot be reached.
+    wait_for_database: Duration
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
-    """A worker's settings, durations in seconds."""
+    """Checked options of a worker, durations in seconds. `WorkerSettings` says what most of them mean."""
 
-    #: Runs worked on at the same time. Runs that wait take none.
     slots: int = 500
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
-    #: Patterns of the types that it takes; None: all that it has code for.
     types: tuple[str, ...] | None = None
-    #: Without a heartbeat for this long, a worker is declared dead and its runs go to others.
     lease: float = 15.0
-    #: How long steps may go on after a shutdown was asked for.
     grace: float = 10.0
-    #: For steps that declare none.
     retry: Retry = Retry()
-    #: Waiting runs kept in memory, so that they go on without replay.
     resident: int = 2000
-    #: Claims without progress after which a run is set aside.
     poison_after: int = 5
-    #: Waits shorter than this are sat out instead of given back to the database.
-    linger: float = 0.1
-    #: For how long others leave a run that has just become ready to the worker that last had it.
-    affinity: float = 0.02
-    #: Threads that steps have abandoned (a timeout, a cancellation) after which no more runs are claimed.
-    abandoned_threads: int = 50
-    #: Processes for steps that want one of their own; None: as many as there are processors.
-    processes: int | None = None
-    #: Ancestors that a run may have, and children that it may have under way.
+    stall_limit: float = 60.0
     child_depth: int = 100
     open_children: int = 10_000
-    #: A loop blocked for this long stops the heartbeat.
-    stall_limit: float = 60.0
-    #: How long runs are kept that are over.
-    retention: Retention | None = None
-    #: How long it waits for a database server that cannot be reached when it starts.
+    processes: int | None = None
     wait_for_database: float = 300.0
-    #: Whether it looks for runs by itself; otherwise it takes only those that it is told to.
+    #: Waits shorter than this keep their slot instead of being written to the database.
+    linger: float = 0.1
+    #: How long other workers leave a run that has just become ready to the worker that had it last.
+    affinity: float = 0.02
+    #: Threads abandoned by steps (a timeout, a cancellation) after which the worker claims no more runs.
+    abandoned_threads: int = 50
+    #: How long finished runs are kept.
+    retention: Retention | None = None
+    #: Whether the worker looks for runs by itself; otherwise it takes only those that it is told to.
     claims: bool = True
 
     @classmethod
     def of(
-        cls,
-        *,
-        slots: int = 500,
-        queues: tuple[str, ...] | list[str] = (DEFAULT_QUEUE,),
-        types: str | Iterable[str] | None = None,
-        lease: Duration = 15.0,
-        grace: Duration = 10.0,
-        retry: Retry | int | None = None,
-        resident: int = 2000,
-        poison_after: int = 5,
-        stall_limit: Duration = 60.0,
-        child_depth: int = 100,
-        open_children: int = 10_000,
-        processes: int | None = None,
-        retention: Retention | None = None,
-        wait_for_database: Duration = 300.0,
-        claims: bool = True,
+        cls, *, retention: Retention | None = None, claims: bool = True, **settings: Unpack[WorkerSettings]
     ) -> WorkerOptions:
-        """Validated settings, from what a user writes."""
-        if not queues:
-            raise UsageError("a worker needs at least one queue")
-        if check_duration("lease", lease) < 0.1:
-            raise UsageError(f"a lease of {lease!r} is too short to be renewed in time; give at least 0.1 s")
-        policy, stall = check_retry(retry), check_time("stall_limit", stall_limit)
+        """Check the settings of a user. Raises `UsageError`, which names the option."""
+        if unknown := settings.keys() - _CHECKS.keys():
+            raise BadArguments(f"a worker has no option {min(unknown)!r}; it has {', '.join(_CHECKS)}")
+        given: Mapping[str, Any] = settings
+        checked = {name: check(given[name]) for name, check in _CHECKS.items() if name in given}
+        # None is the default.
         return cls(
-            slots=check_whole("slots", slots, 1),
-            queues=tuple(check_name(queue, "queue") for queue in queues),
-            types=check_patterns(types),
-            lease=seconds(lease),
-            grace=check_duration("grace", grace),
-            retry=Retry() if policy is None else policy,
-            resident=check_whole("resident", resident, 0),
-            poison_after=check_whole("poison_after", poison_after, 1),
-            stall_limit=60.0 if stall is None else stall,
-            child_depth=check_whole("child_depth", child_depth, 1),
-            open_children=check_whole("open_children", open_children, 1),
-            processes=None if processes is None else check_whole("processes", processes, 1),
-            retention=retention,
-            wait_for_database=check_duration("wait_for_database", wait_for_database),
-            claims=claims,
+            retention=retention, claims=claims, **{k: value for k, value in checked.items() if value is not None}
         )
+
+
+def _queues(queues: str | Sequence[str]) -> tuple[str, ...]:
+    if not queues:
+        raise UsageError("a worker needs at least one queue")
+    return tuple(check_name(queue, "queue") for queue in ([queues] if isinstance(queues, str) else queues))
+
+
+def _lease(lease: Duration) -> float:
+    checked = check_duration("lease", lease)
+    if checked < SHORTEST_LEASE:
+        raise UsageError(f"a lease of {lease!r} is too short to be renewed in time; give at least {SHORTEST_LEASE} s")
+    return checked
+
+
+def _whole(name: str, least: int) -> Callable[[object], int]:
+    return lambda value: check_whole(name, value, least)
+
+
+#: One check for each option of `WorkerSettings`.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "slots": _whole("slots", 1),
+    "queues": _queues,
+    "types": check_patterns,
+    "lease": _lease,
+    "grace": lambda value: check_duration("grace", value),
+    "retry": check_retry,
+    "resident": _whole("resident", 0),
+    "poison_after": _whole("poison_after", 1),
+    "stall_limit": lambda value: check_time("stall_limit", value),
+    "child_depth": _whole("child_depth", 1),
+    "open_children": _whole("open_children", 1),
+    "processes": lambda value: None if value is None else check_whole("processes", value, 1),
+    "wait_for_database": lambda value: check_duration("wait_for_database", value),
+}

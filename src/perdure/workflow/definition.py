@@ -198,7 +198,7 @@ class Call(Generic[R_co]):
             return Placement(queue, priority, deadline)
         singleton, single = given.singleton or declared.singleton, given.single
         if singleton is not None and single is None:
-            single = singleton.resolved(self.type, self._completed())
+            single = singleton.to_stored(self.type, self._completed())
         return place(given, declared, ready_at, queue, priority, deadline, single)
 
     def encode(self, codec: Codec) -> str:

@@ -56,7 +56,7 @@ class StepDeparture(Struct, frozen=True):
     token: int
     place: str
     #: When it was known to stand in a line; 0: it does not.
-    stood_at: int = 0
+    waiting_since: int = 0
 
 
 class StepAdmission(Struct, frozen=True):
@@ -67,7 +67,7 @@ class StepAdmission(Struct, frozen=True):
     #: The gate that does not let it pass; empty if it may begin.
     gate: str = ""
     #: It is to fail, because a breaker is open until then.
-    barred_until: int = 0
+    refused_until: int = 0
     #: It has permits, which are to be given back; and it may be a probe of a breaker that is half open.
     permit: bool = False
     probe: bool = False
@@ -96,7 +96,7 @@ class AdmissionRequest(Struct, frozen=True, kw_only=True):
     #: Let only the arrivals pass, whoever stands in line: somebody has named them.
     only: bool = False
     #: Wait for every gate that is asked for or told something, instead of leaving those alone that somebody has locked.
-    insists: bool = False
+    wait_for_locks: bool = False
     poison_after: int = 5
 
 
@@ -118,6 +118,6 @@ class AdmissionResult(Struct, frozen=True, kw_only=True):
     #: Somebody else has a gate locked that was asked for: what it has not said yet may be had soon.
     busy: bool = False
     #: What was to be told and could not be, for that reason.
-    untold: tuple[tuple[str, int], ...] = ()
-    untold_steps: tuple[StepDeparture, ...] = ()
+    undelivered: tuple[tuple[str, int], ...] = ()
+    undelivered_steps: tuple[StepDeparture, ...] = ()
     now: int = 0

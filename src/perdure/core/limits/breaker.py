@@ -102,7 +102,7 @@ class Breaker:
         """Whether `counts` was given, which cannot be stored."""
         return self._counts is not None
 
-    def judge(self, error: BaseException | None, policy: Retry) -> bool | None:
+    def assess(self, error: BaseException | None, policy: Retry) -> bool | None:
         """Whether an attempt speaks for the dependency (True), against it (False) or says nothing (None).
 
         What does not count as a failure was answered, and so counts as a success.
@@ -195,7 +195,7 @@ class BreakerState(Struct):
         self.rule = rule
         return True
 
-    def hear(self, worker: str, report: BreakerReport, now: int) -> bool:
+    def add_report(self, worker: str, report: BreakerReport, now: int) -> bool:
         """Count what a worker reports; False if it was counted before."""
         if self.heard.get(worker, (0, 0))[0] >= report.number:
             return False

@@ -155,7 +155,7 @@ def make_call_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[
     if not isinstance(fair, Fair):
         raise UsageError(f"fair={fair!r}: give a Fair, such as Fair(lambda tenant: tenant)")
     key = str(_told(fair.key, arguments))
-    return CallFair(fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
+    return CallFair(fair_key(key), max(1, int(STRIDE / fair.weight_of(key))))
 
 
 def _told(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:

@@ -84,7 +84,7 @@ class Fair:
         if not callable(weight):
             check_weight(weight)
 
-    def weigh(self, key: str) -> float:
+    def weight_of(self, key: str) -> float:
         """The weight of a key. Raises `UsageError`."""
         return check_weight(self.weight(key) if callable(self.weight) else self.weight)
 
@@ -304,7 +304,7 @@ def required_gates(
     key = str(key_from(fair.key, args, kwargs))
     if not passes:
         passes["fair:" + type] = RequiredGate("fair:" + type)
-    return RequiredGates(tuple(passes.values()), fair_key(key), max(1, int(STRIDE / fair.weigh(key))))
+    return RequiredGates(tuple(passes.values()), fair_key(key), max(1, int(STRIDE / fair.weight_of(key))))
 
 
 def check_weight(weight: object) -> float:

@@ -43,19 +43,19 @@ class Fork(Struct, frozen=True, kw_only=True):
     seed: str
 
 
-def randomness(seed: str, generation: int) -> str:
+def random_source(seed: str, generation: int) -> str:
     """What the random numbers of a generation grow from."""
     source, _, kept_by = seed.rpartition("@")
     return source if kept_by == str(generation) else f"{seed}:{generation}"
 
 
-def life(seed: str, generation: int) -> int:
+def root_generation(seed: str, generation: int) -> int:
     """The generation that began with nothing, of which this one is the continuation: what it did is not to be done again."""
     if generation == 1 and "@" not in seed:
         return 1
-    return int(randomness(seed, generation).rpartition(":")[2])
+    return int(random_source(seed, generation).rpartition(":")[2])
 
 
 def kept_seed(seed: str, generation: int, by: int) -> str:
     """The seed with which generation `by` has the randomness of `generation`; one that was never claimed has none to keep."""
-    return f"{randomness(seed, generation)}@{by}" if seed else ""
+    return f"{random_source(seed, generation)}@{by}" if seed else ""

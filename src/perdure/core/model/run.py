@@ -81,7 +81,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
     #: Made anew for every request to create; tells a repeated request from a second one.
     write_id: str
 
-    def begins(self, now: int) -> tuple[str, str | None, int]:
+    def initial_state(self, now: int) -> tuple[str, str | None, int]:
         """Status, reason and wake-up time that it is created with."""
         if self.held_back:
             return Status.WAITING.value, Reason.LIMIT.value, FAR

@@ -65,7 +65,7 @@ class Singleton(Struct, frozen=True):
             if self.by is not None:
                 raise UsageError("a singleton has a key, or a function that gives one, not both")
 
-    def resolved(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton | None:
+    def to_stored(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton | None:
         """As it is stored for one call; None where the key cannot be known. Raises `InvalidId`."""
         key = self.key
         if self.by is not None:
@@ -86,7 +86,7 @@ class Debounce(Struct, frozen=True):
     at_most: Duration | None = None
     shared: bool = False
 
-    def resolved(self, type: str) -> StoredSingleton:
+    def to_stored(self, type: str) -> StoredSingleton:
         """As it is stored. Raises `UsageError`, `InvalidDuration` and `InvalidId`."""
         if self.key:
             check_key(self.key, "debounce key")

@@ -13,7 +13,7 @@ import logging
 from contextlib import suppress
 
 from perdure.core.background_loops import LoopGuard, LoopHealth
-from perdure.core.process_fork import silence
+from perdure.core.process_fork import detach_descriptor
 from perdure.core.system import System
 from perdure.store.contract import Change, Listener
 from perdure.store.postgres import errors
@@ -80,7 +80,7 @@ class Notices:
     def silence(self) -> None:
         """In a forked child: cut off its copy of the connection."""
         if self._connection is not None:
-            silence(self._connection.fileno())
+            detach_descriptor(self._connection.fileno())
 
     def say(self, change: Change) -> None:
         """Something was committed. From any thread; returns at once."""

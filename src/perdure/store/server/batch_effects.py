@@ -84,7 +84,7 @@ class Ledger:
 
     def add(self, child: NewRun) -> None:
         """A run that was created just now."""
-        status, reason, wake_at = child.begins(self._tx.now)
+        status, reason, wake_at = child.initial_state(self._tx.now)
         row = (child.id, status, 0, "", 0, 0, 0, 0, 1, 1, wake_at, reason, child.deadline, 0)
         self.drafts[child.id] = Draft((*row, child.parent_id, child.parent_location))
 

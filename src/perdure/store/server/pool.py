@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from perdure.core.process_fork import do_not_mourn, silence
+from perdure.core.process_fork import detach_descriptor, suppress_pending_warning
 from perdure.core.system import System
 from perdure.errors import EngineClosed
 
@@ -77,7 +77,7 @@ class Pool(Generic[C]):
         self._knocking: asyncio.Task[None] | None = None
         self._keeper = system.spawn(self._keep(), "perdure connections")
         # A process may end while the loop goes on, on a thread of its own.
-        do_not_mourn(self._keeper)
+        suppress_pending_warning(self._keeper)
 
     async def take(self, purpose: str = "") -> C:
         """A connection, for the caller alone until it is given back or dropped."""
@@ -164,7 +164,7 @@ class Pool(Generic[C]):
         """In a forked child: cut off its copies of the connections."""
         for connection in self.opened():
             if (descriptor := connection.fileno()) >= 0:
-                silence(descriptor)
+                detach_descriptor(descriptor)
 
     async def close(self) -> None:
         """End every idle connection; those in use end when they are given back."""

@@ -19,7 +19,7 @@ from perdure.core.model.outputs import BroadcastResult
 from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import WorkerInfo
-from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
+from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
 from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult
@@ -278,7 +278,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     def _after_fork_in_child(self) -> None:
         """Leave the parent's connections alone, and keep the child from using them by accident."""
         self._pools.silence()
-        keep_for_ever(self)
+        never_finalize(self)
 
     async def _connect(self) -> None:
         self._process = os.getpid()

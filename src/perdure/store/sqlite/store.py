@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.core.model.claim import ClaimRequest, ClaimResult
 from perdure.core.model.turn import Turn, TurnOutcome
-from perdure.core.process_fork import ForkAware, keep_for_ever, watch_forks
+from perdure.core.process_fork import ForkAware, never_finalize, watch_forks
 from perdure.core.system import System
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Row
@@ -156,7 +156,7 @@ class SqliteStore(SqlStore, ForkAware):
     def _after_fork_in_child(self) -> None:
         if self._process and self._url.path is not None:
             note_inherited(self._url.path, closed=threading.get_ident() in self._held)
-        keep_for_ever(self)
+        never_finalize(self)
 
     @property
     def _connections(self) -> builtins.list[tuple[SqliteConnection, Lane]]:

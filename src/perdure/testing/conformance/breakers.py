@@ -257,10 +257,10 @@ class StepsAtGates:
         one = LimitBounds(concurrency=1)
         await ask(store, "a", a_step(first, one))
         await ask(store, "b", a_step(second, one))
-        left = (StepDeparture("r2", second.token, PLACE, stood_at=START - 1),)
+        left = (StepDeparture("r2", second.token, PLACE, waiting_since=START - 1),)
         await store.admit(a_request("c", left=left))
         assert len(await harness.query("SELECT 1 FROM perdure_lines")) == 1, "that was a word about an earlier place"
-        left = (StepDeparture("r2", second.token, PLACE, stood_at=START),)
+        left = (StepDeparture("r2", second.token, PLACE, waiting_since=START),)
         await store.admit(a_request("d", left=left))
         assert await harness.query("SELECT 1 FROM perdure_lines") == []
 

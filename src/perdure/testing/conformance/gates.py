@@ -306,7 +306,7 @@ class Passing:
 
     @pytest.mark.parametrize("insists", [False, True])
     async def test_no_more_pass_at_once_however_many_ask(
-        self, store: Store, harness: Harness, *, insists: bool
+        self, store: Store, harness: Harness, *, wait_for_locks: bool
     ) -> None:
         try:
             others = [await harness.open() for _ in range(2)]
@@ -314,7 +314,10 @@ class Passing:
             pytest.skip("there can be only one")
         await ready(store, *(f"r{number}" for number in range(12)))
         gating = a_gating(LimitBounds(concurrency=3))
-        requests = [await asks(store, gating, worker=f"w{number}", limit=2, insists=insists) for number in range(6)]
+        requests = [
+            await asks(store, gating, worker=f"w{number}", limit=2, wait_for_locks=wait_for_locks)
+            for number in range(6)
+        ]
         asking = zip([store, *others] * 2, requests, strict=True)
         answers = await asyncio.gather(*(admit_patiently(one, request) for one, request in asking))
         passed = [one.run.id for answer in answers for one in answer.runs]

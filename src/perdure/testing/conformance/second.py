@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure.core.model.record import RecordKind, SendOutcome
-from perdure.core.model.reopen import Fork, ReopenOutcome, randomness
+from perdure.core.model.reopen import Fork, ReopenOutcome, random_source
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, RetryLater, TurnOutcome
 from perdure.core.time.duration import FAR
@@ -73,7 +73,7 @@ class Reopening:
         seen = set()
         for generation in (1, 2, 3):
             [claimed] = (await claim(store, nonce=f"n{generation}")).runs
-            seen.add(randomness(claimed.run.seed, claimed.run.generation))
+            seen.add(random_source(claimed.run.seed, claimed.run.generation))
             await commit(store, claimed.lease, next=FAILED)
             await store.reopen("r1", generation, None, ACTOR)
         assert len(seen) == 1

@@ -322,4 +322,4 @@ def _summary(answer: Any) -> str:
 
 
 def _verdict(step: StepAdmission) -> str:
-    return f"{step.run_id}:{step.place}={step.gate or step.barred_until or 'passes'}"
+    return f"{step.run_id}:{step.place}={step.gate or step.refused_until or 'passes'}"

@@ -169,8 +169,8 @@ class Turnstile:
         asked = {(one.run_id, one.place): one for one in request.steps}
         for verdict in answer.steps:
             self._ledger.sometimes["a step stood in line"] += bool(verdict.gate)
-            self._ledger.sometimes["a step was kept out by a breaker"] += bool(verdict.barred_until)
-            if verdict.gate or verdict.barred_until:
+            self._ledger.sometimes["a step was kept out by a breaker"] += bool(verdict.refused_until)
+            if verdict.gate or verdict.refused_until:
                 continue
             step = asked[verdict.run_id, verdict.place]
             granted = self._granted.setdefault((step.run_id, step.place, step.token), {})

@@ -193,7 +193,7 @@ class Gatekeeper:
         self, breaker: Breaker, error: BaseException | None, policy: Retry, since: int, *, probe: bool
     ) -> None:
         """An attempt behind a breaker has ended. That one failed, or may have been a probe, is told at once."""
-        succeeded = breaker.judge(error, policy)
+        succeeded = breaker.assess(error, policy)
         if succeeded is not None and self._breaker_reports.add(breaker, since, succeeded, probe):
             self._ring()
 
@@ -222,7 +222,7 @@ class Gatekeeper:
         if self._has_news:
             nonce = self._system.entropy(16).hex()
             request = AdmissionRequest(
-                worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), insists=True
+                worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), wait_for_locks=True
             )
             try:
                 await self._ask(request)
@@ -269,7 +269,7 @@ class Gatekeeper:
             arrivals=tuple(self._arrivals([waiting])),
             alone=alone,
             only=True,
-            insists=True,
+            wait_for_locks=True,
             poison_after=poison_after,
         )
         admitted = await self._ask(request)
@@ -343,8 +343,8 @@ class Gatekeeper:
             self._asking = {**asking, **self._asking}
             raise
         self._breaker_reports.told(reports)
-        self._released += admitted.untold
-        self._left += admitted.untold_steps
+        self._released += admitted.undelivered
+        self._left += admitted.undelivered_steps
         self._answer(asking, admitted)
         claimed = {one.run.id for one in admitted.runs}
         self._barred |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}

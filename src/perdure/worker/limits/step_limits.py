@@ -120,11 +120,11 @@ class StepLimits:
                 held.make_ready(operation)
                 held.settle(self._services.read_clock())
             return
-        if verdict.barred_until:
+        if verdict.refused_until:
             breaker = _breaker(operation)
             assert breaker is not None
             what = f"step {operation.location!r} of run {held.run.id!r}"
-            self._fail(operation, breaker_open_error(breaker, verdict.barred_until, what))
+            self._fail(operation, breaker_open_error(breaker, verdict.refused_until, what))
             return
         if verdict.gate:
             self._waiting[verdict.place] = operation, verdict.gate, now
@@ -172,7 +172,7 @@ class StepLimits:
         for place, (operation, _, since) in list(self._waiting.items()):
             if not operation.open:
                 del self._waiting[place]
-                gatekeeper.leave(StepDeparture(run_id, token, place, stood_at=since))
+                gatekeeper.leave(StepDeparture(run_id, token, place, waiting_since=since))
 
     def close(self, *, ended: bool) -> None:
         """The run is let go of; one that has ended stands in no line."""
@@ -182,7 +182,7 @@ class StepLimits:
         for place in self._asked:
             gatekeeper.leave(StepDeparture(run_id, token, place))
         for place, (_, _, since) in self._waiting.items() if ended else ():
-            gatekeeper.leave(StepDeparture(run_id, token, place, stood_at=since))
+            gatekeeper.leave(StepDeparture(run_id, token, place, waiting_since=since))
         self._asked.clear()
         self._passed.clear()
         self._waiting.clear()

@@ -72,7 +72,7 @@ async def admit(
     taken = await grip.take(due)
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
     if not taken and not before:
-        return AdmissionResult(busy=True, untold=request.released, untold_steps=request.left, now=tx.now), {}
+        return AdmissionResult(busy=True, undelivered=request.released, undelivered_steps=request.left, now=tx.now), {}
     if before or not await tx.fetch(_ALIVE, {"worker": request.worker}):
         runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in before)
         admitted = AdmissionResult(
@@ -151,8 +151,8 @@ class _Admission:
             next_due=due_at,
             suspects=self._suspects,
             busy=grip.busy,
-            untold=tuple(grip.untold),
-            untold_steps=tuple(grip.untold_steps),
+            undelivered=tuple(grip.undelivered),
+            undelivered_steps=tuple(grip.undelivered_steps),
             now=tx.now,
         )
 

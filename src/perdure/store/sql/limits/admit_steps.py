@@ -198,9 +198,9 @@ class Passage:
             await tx.execute(_CONVERT, {**place, "token": one.token, "now": tx.now})
             self._let_begin(one)
             return
-        barred_until = self._bars(passes)
-        if barred_until:
-            self.verdicts.append(StepAdmission(one.run_id, one.place, barred_until=barred_until))
+        refused_until = self._bars(passes)
+        if refused_until:
+            self.verdicts.append(StepAdmission(one.run_id, one.place, refused_until=refused_until))
             return
         line = next((wanted.gate for wanted in passes if self._gates[wanted.gate].waited_at), None)
         refused = stands_at or line or self._refused_by(passes)
@@ -254,9 +254,9 @@ async def gates_of_steps(tx: Transaction, left: Sequence[StepDeparture]) -> dict
     for run_id, place, gate, token, _, _ in await in_chunks(tx, _PERMITS, ids):
         if (run_id, place) in steps and token <= steps[run_id, place].token:
             found.setdefault((run_id, place), set()).add(gate)
-    standing = sorted({one.run_id for one in left if one.stood_at})
+    standing = sorted({one.run_id for one in left if one.waiting_since})
     for run_id, place, gate in await in_chunks(tx, _PLACES, standing):
-        if (run_id, place) in steps and steps[run_id, place].stood_at:
+        if (run_id, place) in steps and steps[run_id, place].waiting_since:
             found.setdefault((run_id, place), set()).add(gate)
     return found
 
@@ -265,7 +265,9 @@ async def release_steps(tx: Transaction, left: Sequence[StepDeparture]) -> None:
     """They need their permits and their places no more."""
     rows = [{"run_id": one.run_id, "place": one.place, "token": one.token} for one in left]
     await tx.execute_many(_RELEASE, rows)
-    standing = [{"run_id": one.run_id, "place": one.place, "stood_at": one.stood_at} for one in left if one.stood_at]
+    standing = [
+        {"run_id": one.run_id, "place": one.place, "stood_at": one.waiting_since} for one in left if one.waiting_since
+    ]
     await tx.execute_many(_LEAVE, standing)
 
 

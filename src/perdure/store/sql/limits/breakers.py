@@ -40,7 +40,7 @@ def attend(
         if "breaker" in gate.problems:
             continue
         before = gate.guard(report.rule).circuit
-        if gate.guard(report.rule).hear(worker, report, tx.now):
+        if gate.guard(report.rule).add_report(worker, report, tx.now):
             gate.changed = True
         _tell(tx, gate, before)
     half_open(tx, gates.values())

@@ -37,8 +37,8 @@ class Grip:
         #: Of the arrivals those all of whose gates are locked.
         self.arrivals: list[RunArrival] = []
         #: What has to be told again.
-        self.untold: list[tuple[str, int]] = []
-        self.untold_steps: list[StepDeparture] = []
+        self.undelivered: list[tuple[str, int]] = []
+        self.undelivered_steps: list[StepDeparture] = []
         #: Gates that have to be made.
         self.missing: dict[str, LimitBounds] = {}
         #: Somebody else has one locked that was asked for.
@@ -53,7 +53,7 @@ class Grip:
         needed |= {one.gate: one.bounds for step in request.steps for one in step.gating.passes}
         others = dict.fromkeys([*due, *self._told], LimitBounds())
         others |= {one.gate: one.bounds for arrival in request.arrivals for one in arrival.gating.passes}
-        if request.insists:
+        if request.wait_for_locks:
             needed, others = {**others, **needed}, {}
         self.gates = await lock_gates(tx, needed)
         more = {name: bounds for name, bounds in others.items() if name not in needed}
@@ -100,13 +100,13 @@ class Grip:
         """Under the lock of the gate only; what is not locked now is told another time."""
         tokens = dict(self._request.released)
         busy = {run_id for run_id, gate, _ in self._freed if gate not in self.gates}
-        self.untold = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
+        self.undelivered = [(run_id, tokens[run_id]) for run_id in sorted(busy)]
         released = [one for one in self._freed if one[1] in self.gates]
         await release(self._tx, released)
         done: list[StepDeparture] = []
         for one in self._request.left:
             free = self._left.get((one.run_id, one.place), set()) <= self.gates.keys()
-            (done if free else self.untold_steps).append(one)
+            (done if free else self.undelivered_steps).append(one)
         await release_steps(self._tx, done)
         self.freed.update(gate for _, gate, _ in released)
         self.freed.update(gate for one in done for gate in self._left.get((one.run_id, one.place), ()))

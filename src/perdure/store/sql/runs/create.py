@@ -116,7 +116,7 @@ async def _arranged(tx: Transaction, new: NewRun) -> CreatedRun:
 
 def params_of(new: NewRun, now: int) -> Params:
     """The parameters of `INSERT`."""
-    status, reason, wake_at = new.begins(now)
+    status, reason, wake_at = new.initial_state(now)
     return {
         "id": new.id,
         "type": new.type,
@@ -182,7 +182,7 @@ async def _taken(tx: Transaction, runs: Sequence[NewRun]) -> _There:
 
 def as_run(new: NewRun, now: int) -> Run:
     """A run as it is right after `INSERT`."""
-    status, reason, wake_at = new.begins(now)
+    status, reason, wake_at = new.initial_state(now)
     return Run(
         id=new.id,
         type=new.type,
