@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.core.process_fork import silence_loop
+from perdure.core.process_fork import detach_loop
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 
@@ -20,7 +20,7 @@ def test_every_descriptor_that_a_loop_watches_is_cut_off() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         loop.add_reader(ours, lambda: None)
-        silence_loop(loop)
+        detach_loop(loop)
         assert os.path.samestat(os.fstat(ours.fileno()), Path(os.devnull).stat())
         assert theirs.recv(1) == b""
         loop.remove_reader(ours)
