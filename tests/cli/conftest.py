@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from perdure.cli.app import run
-from perdure.cli.params import ENVIRONMENT
-from perdure.cli.target import load_engine
+from perdure.cli.console.params import ENVIRONMENT
+from perdure.cli.console.target import load_engine
 
 SHOP = """
 from __future__ import annotations

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from perdure import Engine, Interruption, Retry, Status, activity
-from perdure.cli.params import ENVIRONMENT
+from perdure.cli.console.params import ENVIRONMENT
 from perdure.core.model.outputs import interruption_output
 from tests.cli.conftest import URL, Perdure, work
 from tests.engine.stage import until

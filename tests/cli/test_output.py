@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.cli.output import dump, harmless
+from perdure.cli.console.output import dump, harmless
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli.target import load_engine
+from perdure.cli.console.target import load_engine
 from tests.cli.conftest import URL, Perdure, work
 from tests.helpers import eventually
 

@@ -12,7 +12,7 @@ def test_what_is_due_is_listed_and_executed(perdure: Perdure) -> None:
     assert perdure("execute", "shop:engine", "o", "--timeout", "20s").out == "o is finished.\n"
     assert perdure("execute", "shop:engine", "a").out == "a is waiting for a message.\n"
     document = perdure("execute", "shop:engine", "a", "--json").json
-    assert (document["stands"], document["worked"], document["again_in"]) == ("waiting", False, None)
+    assert (document["state"], document["worked"], document["again_in"]) == ("waiting", False, None)
 
 
 def test_a_database_alone_is_not_enough(perdure: Perdure) -> None:

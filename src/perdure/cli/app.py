@@ -17,51 +17,51 @@ from types import MappingProxyType
 
 import click
 
-from perdure.cli.logs import configure
-from perdure.cli.output import dump, harmless
+from perdure.cli.console.logs import configure
+from perdure.cli.console.output import dump, harmless
 from perdure.errors import PerdureError
 
-#: Where each command is defined; the attribute is called `command`.
+#: Where each command is defined: module and attribute.
 COMMANDS = MappingProxyType(
     {
-        "demo": "perdure.cli.demo.command",
-        "worker": "perdure.cli.worker",
-        "start": "perdure.cli.start",
-        "runs": "perdure.cli.runs",
-        "show": "perdure.cli.show",
-        "why": "perdure.cli.why",
-        "events": "perdure.cli.events",
-        "states": "perdure.cli.states",
-        "stream": "perdure.cli.stream",
-        "send": "perdure.cli.send",
-        "ask": "perdure.cli.ask",
-        "broadcast": "perdure.cli.broadcast",
-        "cancel": "perdure.cli.cancel",
-        "pause": "perdure.cli.pause",
-        "resume": "perdure.cli.resume",
-        "paused": "perdure.cli.paused",
-        "workers": "perdure.cli.workers",
-        "types": "perdure.cli.types",
-        "evict": "perdure.cli.evict",
-        "wake": "perdure.cli.wake",
-        "unblock": "perdure.cli.unblock",
-        "retry": "perdure.cli.retry",
-        "recover": "perdure.cli.recover",
-        "fork": "perdure.cli.fork",
-        "schedule": "perdure.cli.schedule",
-        "due": "perdure.cli.due",
-        "execute": "perdure.cli.execute",
-        "limits": "perdure.cli.limits",
-        "locks": "perdure.cli.locks",
-        "breakers": "perdure.cli.breakers",
-        "dead": "perdure.cli.dead",
-        "delete": "perdure.cli.delete",
-        "undelete": "perdure.cli.undelete",
-        "prune": "perdure.cli.prune",
-        "check": "perdure.cli.check",
-        "migrate": "perdure.cli.migrate",
-        "sql": "perdure.cli.sql",
-        "stress": "perdure.cli.stress.command",
+        "demo": "perdure.cli.demo.command:command",
+        "worker": "perdure.cli.workers:worker",
+        "start": "perdure.cli.start:command",
+        "runs": "perdure.cli.runs:list_runs",
+        "show": "perdure.cli.runs:show",
+        "why": "perdure.cli.runs:why",
+        "events": "perdure.cli.audit:command",
+        "states": "perdure.cli.runs:states",
+        "stream": "perdure.cli.runs:stream",
+        "send": "perdure.cli.messages:send",
+        "ask": "perdure.cli.messages:ask",
+        "broadcast": "perdure.cli.messages:broadcast",
+        "cancel": "perdure.cli.control:cancel",
+        "pause": "perdure.cli.control:pause",
+        "resume": "perdure.cli.control:resume",
+        "paused": "perdure.cli.control:list_paused",
+        "workers": "perdure.cli.workers:list_workers",
+        "types": "perdure.cli.workers:list_types",
+        "evict": "perdure.cli.control:evict",
+        "wake": "perdure.cli.control:wake",
+        "unblock": "perdure.cli.retry:unblock",
+        "retry": "perdure.cli.retry:retry",
+        "recover": "perdure.cli.retry:recover",
+        "fork": "perdure.cli.retry:fork",
+        "schedule": "perdure.cli.schedules:command",
+        "due": "perdure.cli.push:list_due",
+        "execute": "perdure.cli.push:execute",
+        "limits": "perdure.cli.limits:command",
+        "locks": "perdure.cli.locks:command",
+        "breakers": "perdure.cli.breakers:command",
+        "dead": "perdure.cli.dead_letters:command",
+        "delete": "perdure.cli.retention:delete",
+        "undelete": "perdure.cli.retention:undelete",
+        "prune": "perdure.cli.retention:prune",
+        "check": "perdure.cli.deploy:command",
+        "migrate": "perdure.cli.database:migrate",
+        "sql": "perdure.cli.database:sql",
+        "stress": "perdure.cli.stress.command:command",
     }
 )
 
@@ -81,7 +81,8 @@ class Commands(click.Group):
         """The command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name]).command
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 

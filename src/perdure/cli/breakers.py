@@ -9,10 +9,10 @@ from typing import TypeVar
 import click
 import msgspec
 
-from perdure.cli.describe import when
-from perdure.cli.output import Output
-from perdure.cli.params import with_output, with_target
-from perdure.cli.target import engine_at
+from perdure.cli.console.describe import when
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.target import engine_at
 from perdure.client.engine import Engine
 from perdure.core.limits.breaker import BreakerInfo, Circuit
 

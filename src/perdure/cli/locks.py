@@ -7,10 +7,10 @@ import asyncio
 import click
 import msgspec
 
-from perdure.cli.describe import when
-from perdure.cli.output import Output
-from perdure.cli.params import with_output, with_target
-from perdure.cli.target import engine_at
+from perdure.cli.console.describe import when
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.target import engine_at
 from perdure.core.model.lock import LockInfo
 
 

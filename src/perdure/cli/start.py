@@ -10,11 +10,11 @@ from typing import Any, cast
 import click
 import msgspec
 
-from perdure.cli.describe import short, status, status_style
-from perdure.cli.document import run_document
-from perdure.cli.output import Output
-from perdure.cli.params import Json, Moment, with_output, with_target
-from perdure.cli.target import engine_at
+from perdure.cli.console.describe import short, status, status_style
+from perdure.cli.console.document import run_document
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import Json, Moment, with_output, with_target
+from perdure.cli.console.target import engine_at
 from perdure.client.engine import Engine
 from perdure.client.start import StartOptions
 from perdure.core.model.run import Run

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import msgspec
 
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import with_output
 from perdure.cli.demo.story import Story
 from perdure.cli.demo.summary import Summary
 from perdure.cli.demo.timeline import Timeline
-from perdure.cli.output import Output
-from perdure.cli.params import with_output
 
 
 @click.command("demo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from perdure.cli.output import Output
+from perdure.cli.console.output import Output
 
 _LANE = 36
 _STYLES = ("cyan", "magenta")

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import click
 import msgspec
 
-from perdure.cli.output import Output
-from perdure.cli.params import with_output
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import with_output
 from perdure.cli.stress.crew import Workers
 from perdure.cli.stress.load import Load, engine_of
 from perdure.cli.stress.outcome import Outcome, outcome_of

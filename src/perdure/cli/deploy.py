@@ -6,9 +6,9 @@ import asyncio
 
 import click
 
-from perdure.cli.output import Output
-from perdure.cli.params import with_output, with_target
-from perdure.cli.target import find_engine, is_url
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.target import find_engine, is_url
 from perdure.core.model.deploy_report import DeployFinding, DeployReport
 
 FAILED = 1

@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from perdure.cli.describe import short, span, when
-from perdure.cli.document import Document, failure, moment, payload
-from perdure.cli.events import Listing
-from perdure.cli.output import Output
-from perdure.cli.params import Json, Moment, chosen_or_one, with_output, with_target
-from perdure.cli.target import engine_at
+from perdure.cli.audit import Listing
+from perdure.cli.console.describe import short, span, when
+from perdure.cli.console.document import Document, failure, moment, payload
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import Json, Moment, chosen_or_one, with_output, with_target
+from perdure.cli.console.target import engine_at
 from perdure.client.dead_letters import DeadOptions, Decided, Deleted, RequeueOptions
 from perdure.core.codec.failure import Failure
 from perdure.core.model.dead_letter import DeadLetter, DeadLetterPage, DeadLetterReason, Fault

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from perdure.cli.document import Document, failure, moment
+from perdure.cli.console.document import Document, failure, moment
 from perdure.core.model.record import Message, Record
 from perdure.core.model.run import Run, Status
 

@@ -1,4 +1,4 @@
-"""`perdure migrate`: the tables of a database."""
+"""Commands about the tables of a database."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import asyncio
 
 import click
 
-from perdure.cli.describe import when
-from perdure.cli.document import moment
-from perdure.cli.output import Output
-from perdure.cli.params import with_output, with_target
-from perdure.cli.target import check_exists, is_url, load_engine
+from perdure.cli.console.describe import when
+from perdure.cli.console.document import moment
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import with_output, with_target
+from perdure.cli.console.target import check_exists, is_url, load_engine
 from perdure.client.engine import Engine
 from perdure.host import Host
 from perdure.store import MigrationStatus, migration_script, migration_status
+from perdure.store.mysql.dialect import MYSQL
+from perdure.store.plain_sql import NAMES, statement
+from perdure.store.postgres.dialect import POSTGRES
+from perdure.store.sql.dialect import DEFAULT_PREFIX
+from perdure.store.sqlite.connection import SQLITE
 from perdure.store.url import shown
 
 
@@ -22,7 +27,7 @@ from perdure.store.url import shown
 @click.option("--print", "mode", flag_value="print", help="Print the SQL that creates the tables, and run nothing.")
 @click.option("--status", "mode", flag_value="status", help="Say what has been applied, and apply nothing.")
 @with_output
-def command(target: str, mode: str | None, output: Output) -> None:
+def migrate(target: str, mode: str | None, output: Output) -> None:
     """Create or update the tables of a database. Safe to repeat, and safe while others do the same."""
     url = target if is_url(target) else load_engine(target).url
     if mode == "print":
@@ -58,3 +63,31 @@ async def _migrate(url: str) -> list[MigrationStatus]:
 
 def _documents(migrations: list[MigrationStatus]) -> list[dict[str, object]]:
     return [{"version": one.version, "name": one.name, "applied_at": moment(one.applied_at)} for one in migrations]
+
+
+DATABASES = {"sqlite": SQLITE, "postgresql": POSTGRES, "mysql": MYSQL}
+
+
+@click.command("sql")
+@click.argument("name", required=False, type=click.Choice(NAMES))
+@click.option("--database", type=click.Choice(list(DATABASES)), default="sqlite", show_default=True)
+@click.option(
+    "--tables",
+    default=DEFAULT_PREFIX,
+    show_default=True,
+    help="How the names of the tables begin, such as ops.perdure_",
+)
+@with_output
+def sql(name: str | None, database: str, tables: str, output: Output) -> None:
+    """Print the statements for producers, and for workers in other languages; all of them, or one.
+
+    Each says what goes in and what comes out.
+
+    For example: perdure sql claim --database postgresql
+    """
+    found = [statement(DATABASES[database], one, tables) for one in ((name,) if name else NAMES)]
+    if output.json:
+        output.document([{"name": one.name, "version": one.version, "sql": one.text} for one in found])
+        return
+    for line in "\n".join(one.text for one in found).splitlines():
+        output.line(line)

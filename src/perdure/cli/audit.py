@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from perdure.cli.describe import short, when
-from perdure.cli.document import event_document
-from perdure.cli.output import Output
-from perdure.cli.params import Moment, with_output, with_target
-from perdure.cli.target import engine_at
+from perdure.cli.console.describe import short, when
+from perdure.cli.console.document import event_document
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import Moment, with_output, with_target
+from perdure.cli.console.target import engine_at
 from perdure.core.audit import Event
 from perdure.core.time.duration import microseconds
 

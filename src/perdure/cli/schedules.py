@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import click
 
-from perdure.cli.describe import short, span, when
-from perdure.cli.document import Document, event_document, schedule_document
-from perdure.cli.output import Output
-from perdure.cli.params import F, Json, Moment, with_output, with_target
+from perdure.cli.console.describe import short, span, when
+from perdure.cli.console.document import Document, event_document, schedule_document
+from perdure.cli.console.output import Output
+from perdure.cli.console.params import F, Json, Moment, with_output, with_target
+from perdure.cli.console.target import engine_at
 from perdure.cli.start import make_call, pairs
-from perdure.cli.target import engine_at
 from perdure.client.engine import Engine
 from perdure.core.time.cron import At, Cron, Every, Timing
 from perdure.core.time.schedule import Overlap, Schedule

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import click
 
-from perdure.cli.params import DATABASE_TIMEOUT
+from perdure.cli.console.params import DATABASE_TIMEOUT
 from perdure.client.engine import Engine
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.store.url import SqliteUrl, parse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from perdure.cli.document import moment
-from perdure.cli.output import dump, harmless
+from perdure.cli.console.document import moment
+from perdure.cli.console.output import dump, harmless
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from perdure.cli.output import Output
+from perdure.cli.console.output import Output
 from perdure.core.time.duration import microseconds
 from perdure.errors import InvalidDuration
 
