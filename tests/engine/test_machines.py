@@ -341,12 +341,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "something else": (lambda m: "timer", "returned 'timer'; a handler returns an action"),
     "a list of something else": (lambda m: [1], "a handler returns an action"),
     "an action that is not returned": (lambda m: (m.timer("x", 1), None)[1], "without returning it"),
-    "nothing to wait for": (lambda m: None, "waits for nothing any more"),
+    "nothing to wait for": (lambda m: None, "waits for nothing:"),
     "a workflow as an activity": (lambda m: m.activity("x", pay(1)), "it is a child: child"),
     "an activity as a child": (lambda m: m.child("x", quick(1)), "it is an activity: activity"),
     "what is no call": (lambda m: m.activity("x", quick), "give a call"),
     "an id with a slash": (lambda m: m.timer("x/y", 1), "cannot be a id of a timer"),
-    "cancelled without having been": (lambda m: m.cancelled(), "nobody asked the run to stop"),
+    "cancelled without having been": (lambda m: m.cancelled(), "but the run was not cancelled"),
     "a result of another type": (lambda m: m.complete("one"), "not of the type that it declares"),
 }
 

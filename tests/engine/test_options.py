@@ -160,7 +160,7 @@ def test_a_race_of_nothing_is_refused() -> None:
     async def flow(ctx: Context) -> Any:
         await ctx.race({})
 
-    assert "there are no branches, and nothing to win" in str(Driver(flow).error)
+    assert "there are no branches; give at least one" in str(Driver(flow).error)
 
 
 async def test_a_schedule_is_not_given_a_deadline_of_no_time(stage: Stage) -> None:

@@ -1,7 +1,7 @@
 """`@activity`: a leaf function that is a run of its own.
 
-Any worker may take it, in any language. It has its own retries, timeouts, queue and heartbeat. An attempt begins when a worker claims the
-run. A workflow that awaits an activity (`ctx.call`) holds nothing while it waits.
+Any worker may take it, in any language. It has its own retries, timeouts, queue and heartbeat. An attempt begins when a
+worker claims the run. A workflow that awaits an activity (`ctx.call`) holds nothing while it waits.
 """
 
 from __future__ import annotations

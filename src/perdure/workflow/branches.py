@@ -1,7 +1,7 @@
-"""Named branches side by side: all of them, the first of them, or one for each item.
+"""`ctx.join`, `ctx.race` and `ctx.map`: concurrent branches of a workflow.
 
-Plain asyncio does the same; these give each branch a scope with a name, errors that say which branch it was, a winner that is
-recorded, and a bound on how much goes on at a time. A branch is an awaitable, or a function that is given the context.
+Plain asyncio works as well. These give each branch a named scope, name the branch in errors, record the winner of a
+race, and bound the concurrency. A branch is an awaitable, or a function that takes the context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Branch = Awaitable[T] | Callable[["Context"], Awaitable[T]]
 
 
 class RaceResult(Struct, Generic[T_co], frozen=True):
-    """Who won a race, and with what."""
+    """Name and value of the branch that won a race."""
 
     winner: str
     value: T_co
@@ -42,7 +42,7 @@ class RaceResult(Struct, Generic[T_co], frozen=True):
 def join(
     context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str
 ) -> asyncio.Task[dict[str, T]]:
-    """Run all branches to their end."""
+    """Run all branches until each has ended."""
     scope = runtime.open_scope(name)
     listed = checked(branches, name)
     return _tidied(begin_in(scope, _join(context, scope, listed)), listed)
@@ -64,9 +64,9 @@ async def _join(context: Context, scope: Scope, branches: Mapping[str, Branch[T]
 def race(
     context: Context, runtime: Runtime, branches: Mapping[str, Branch[T]], name: str
 ) -> asyncio.Task[RaceResult[T]]:
-    """Run branches until the first of them succeeds."""
+    """Run branches until the first one succeeds."""
     if not branches:
-        raise BadArguments(f"{name}: there are no branches, and nothing to win; give at least one")
+        raise BadArguments(f"{name}: there are no branches; give at least one")
     scope = runtime.open_scope(name)
     listed = checked(branches, name)
     return _tidied(begin_in(scope, _race(context, runtime, scope, listed)), listed)
@@ -75,7 +75,7 @@ def race(
 async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapping[str, Branch[T]]) -> RaceResult[T]:
     checkpoint = runtime.checkpoint(scope)
     if checkpoint is not None:
-        # The others have no history any more, and so are not run again.
+        # The other branches have no history any more, so they are not run again.
         winner = _winner_of(scope, checkpoint, branches)
         return RaceResult(winner, await _only(context, runtime, scope, checkpoint, winner, branches))
     tasks = {name: _begin(context, scope.branch(name), branch) for name, branch in branches.items()}
@@ -95,7 +95,7 @@ async def _race(context: Context, runtime: Runtime, scope: Scope, branches: Mapp
 def _winner_of(scope: Scope, checkpoint: Checkpoint, branches: Mapping[str, Branch[T]]) -> str:
     winner: str = json.loads(checkpoint.value)
     if winner not in branches:
-        raise WorkflowError(f"{scope.location!r} was won by {winner!r}, which is not among its branches any more")
+        raise WorkflowError(f"{scope.location!r} was won by {winner!r}, which is no longer one of its branches")
     return winner
 
 
@@ -110,7 +110,7 @@ async def _only(
     others = [branch for name, branch in branches.items() if name != winner]
     under_way = [future for branch in others for future in _given_to(branch)]
     for future in under_way:
-        # It was asked for outside of the race, so that its records are there; as the first time, somebody waits for it.
+        # The operation was started outside of the race and has records; as the first time, it counts as awaited.
         future.add_done_callback(lambda _: None)
     for branch in others:
         _close(branch)
@@ -124,7 +124,7 @@ async def _only(
 
 
 def _given_to(branch: Branch[Any]) -> list[asyncio.Future[Any]]:
-    """The operation that a branch is; or those that a coroutine that has not begun was given as arguments."""
+    """Futures behind a branch: the branch itself, or the arguments of a coroutine that has not begun."""
     if isinstance(branch, asyncio.Future):
         return [branch]
     found: list[asyncio.Future[Any]] = []
@@ -137,7 +137,7 @@ def _given_to(branch: Branch[Any]) -> list[asyncio.Future[Any]]:
 
 
 def _tidied(task: asyncio.Task[T], branches: Mapping[str, Branch[Any]]) -> asyncio.Task[T]:
-    """The task; when it is over, so are branches that never began: those that lost before, or if it was cancelled too early."""
+    """Close the branches that never began when the task ends: losers of a replayed race, or all if it was cancelled."""
 
     def on_end(_: asyncio.Future[Any]) -> None:
         for branch in branches.values():
@@ -146,7 +146,7 @@ def _tidied(task: asyncio.Task[T], branches: Mapping[str, Branch[Any]]) -> async
             _close(branch)
 
     if task.get_loop().is_closed():
-        on_end(task)  # the run is being let go, and nothing that it begins will run
+        on_end(task)  # the run is being evicted, so that a new task would never run
     else:
         task.add_done_callback(on_end)
     return task
@@ -182,7 +182,7 @@ def each(
     if takes_context(function):
         call, listed = _with_context(context, function), list(items)
     else:
-        # As they are now: an item is given to its step when there is room for it.
+        # Copies of the items as they are now, because a step may start much later.
         call, listed = lambda item: context.step(function, item), [snapshot(item) for item in items]
     return asyncio.get_running_loop().create_task(_each(context, scope, call, listed, limit or len(listed)))
 
@@ -213,12 +213,12 @@ async def _each(
 
 
 def takes_context(function: Callable[..., Any]) -> bool:
-    """Whether a function's first parameter is declared to be the context."""
+    """Tell whether a function's first parameter is annotated as `Context`."""
     try:
         first = next(iter(inspect.signature(function, eval_str=True).parameters.values()), None)
     except (ValueError, NameError, TypeError):
         return False
-    # Not imported here: the context is what this serves.
+    # Compared by name, because `context` imports this module.
     return first is not None and getattr(first.annotation, "__qualname__", "") == "Context"
 
 
@@ -227,12 +227,12 @@ def _with_context(context: Context, function: Callable[..., Any]) -> Callable[[o
 
 
 def checked(branches: Mapping[str, Branch[T]], what: str) -> Mapping[str, Branch[T]]:
-    """The branches, each under a name that can be part of a location."""
+    """Check the names and values of branches; returns a copy. Raises `InvalidName` or `BadArguments`."""
     for name, branch in branches.items():
         check_name(name, "branch name")
         if not callable(branch) and not inspect.isawaitable(branch):
             raise BadArguments(
-                f"{what}: branch {name!r} is neither an awaitable nor a function of the context: {branch!r}"
+                f"{what}: branch {name!r} is neither an awaitable nor a function that takes the context: {branch!r}"
             )
     return dict(branches)
 
@@ -245,7 +245,7 @@ def _begin(context: Context, scope: Scope, branch: Branch[T]) -> asyncio.Task[T]
 
 
 def error_of(task: asyncio.Task[Any], name: str) -> Exception | None:
-    """Why a branch failed; None if it did not."""
+    """The error of a branch that has ended; None if it succeeded."""
     if task.cancelled():
         return WorkflowError(f"branch {name!r} was cancelled from within")
     error = task.exception()
@@ -255,7 +255,7 @@ def error_of(task: asyncio.Task[Any], name: str) -> Exception | None:
 
 
 async def finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for all to end; if that is cancelled, they are."""
+    """Wait for all tasks to end; if the wait is cancelled, cancel them."""
     try:
         await asyncio.wait(tasks)
     except asyncio.CancelledError:
@@ -264,7 +264,7 @@ async def finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until their cleanup is over; if that is cancelled, they are told once more, and it is raised then."""
+    """Cancel tasks and wait for their cleanup; if the wait is cancelled, cancel them once more and raise afterwards."""
     interrupted: asyncio.CancelledError | None = None
     for task in tasks:
         task.cancel()

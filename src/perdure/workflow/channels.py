@@ -1,6 +1,6 @@
-"""Messages with types: what sender and receiver agree on.
+"""Typed messages: `Channel` and `Question`, shared by sender and receiver.
 
-A `Channel` is a name and a type, shared by both sides. A `Question` has a type for the answer as well: whoever asks waits for it.
+A `Channel` is a name and a type. A `Question` also has the type of its answer, which the asking side waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A_contra = TypeVar("A_contra", contravariant=True)
 
 
 class Channel(Generic[T]):
-    """The name of a message and the type of its value: `approval = Channel("approval", bool)`."""
+    """Name of a message and type of its value: `approval = Channel("approval", bool)`."""
 
     __slots__ = ("name", "type")
 
@@ -41,7 +41,7 @@ class Channel(Generic[T]):
 
 
 class Question(Generic[Q, A]):
-    """The name of a question, its type and that of its answer: `quote = Question("quote", Order, int)`."""
+    """Name of a question, its type and the type of its answer: `quote = Question("quote", Order, int)`."""
 
     __slots__ = ("answer", "name", "type")
 
@@ -61,7 +61,7 @@ class Question(Generic[Q, A]):
 
 
 class ReceivedQuestion(Generic[T, A_contra]):
-    """A question that has arrived: its `value`, and `reply` to answer it, once."""
+    """A question that has arrived: its `value`, and `reply` to answer it once."""
 
     __slots__ = ("_reply", "value")
 
@@ -70,35 +70,35 @@ class ReceivedQuestion(Generic[T, A_contra]):
         self._reply = reply
 
     def reply(self, answer: A_contra) -> None:
-        """Answer; whoever asked gets it once it is durable."""
+        """Answer the question; the asking side gets the answer once it is durable."""
         self._reply(answer)
 
 
 class Envelope(Struct, Generic[T], frozen=True):
-    """A question as it travels."""
+    """Payload of the message that carries a question."""
 
-    #: The key of the message: the answer is kept under it.
+    #: Key of the message; the answer is stored under it.
     key: str
     value: T
 
 
 def expected_message(channel: Channel[Any] | str, type: Any = Any) -> ExpectedMessage:
-    """What a receive of that channel, or of that name, waits for."""
+    """The message that a receive of a channel, or of a name, waits for."""
     if isinstance(channel, Channel):
         return ExpectedMessage(channel.name, channel.type if type is Any else type)
     return ExpectedMessage(check_name(channel, "message name"), type)
 
 
 def topic(name: str, correlation: str) -> str:
-    """The name under which a broadcast reaches those who wait for that correlation value."""
+    """Message name of a broadcast with a correlation value."""
     return check_name(f"{name}@{correlation}", "message name with its correlation value")
 
 
 def question_name(name: str) -> str:
-    """The name that the message of a question has; no other message can have it."""
+    """Name of the message that carries a question; no other message can have it."""
     return f"{name}~ask"
 
 
 def question_payload(key: str, value: object, codec: Codec, what: str, declared: Any = Any) -> str:
-    """The payload of a question's message. Raises `EncodeError`."""
+    """Encode the payload of a question's message. Raises `EncodeError`."""
     return f'{{"key":{msgspec.json.encode(key).decode()},"value":{codec.encode(value, what, declared)}}}'

@@ -1,6 +1,6 @@
-"""Runs that a workflow starts: children, whose results it can have, and others that it leaves to themselves.
+"""`Child`: a child run that a workflow has started.
 
-Their ids follow from the place in the workflow, so that one that is executed again starts nothing twice.
+The id of a child follows from its location in the parent, so replay starts no child twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Child(Generic[R_co]):
-    """A child run under way. Await it for its result, as often as you like; giving up the wait does not stop it."""
+    """A child run. Await it for its result, any number of times; cancelling the wait does not cancel the child."""
 
     __slots__ = ("_runtime", "_spawned")
 
@@ -31,18 +31,18 @@ class Child(Generic[R_co]):
 
     @property
     def id(self) -> str:
-        """The id of the run."""
+        """The id of the child run."""
         return self._spawned.id
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.result().__await__()
 
     def result(self) -> Operation[R_co]:
-        """Its result; its error is raised where that is awaited."""
+        """An operation that resolves to the child's result, or raises its error."""
         return cast("Operation[R_co]", _followed(self._spawned.ended))
 
     def send(self, name: str, value: object = None) -> None:
-        """Send it a message."""
+        """Send the child a message."""
         payload = self._runtime.encode(value, f"message {name!r} to child {self.id!r}")
         name = check_name(name, "message name")
         self._runtime.effect(
@@ -53,9 +53,9 @@ class Child(Generic[R_co]):
         )
 
     def cancel(self, reason: str = "") -> None:
-        """Ask it to stop; whoever awaits it gets `RunCancelled` when it has."""
+        """Cancel the child; awaiting it raises `RunCancelled` once it has ended."""
         payload = self._runtime.encode(reason or f"its parent {self._runtime.run_id!r} cancelled it", "reason")
-        # The key is that of the cancellation when the parent ends: once is enough.
+        # The same key as the cancellation at the end of the parent, so that the child gets one of them.
         message = NewMessage(
             run_id=self.id,
             kind=RecordKind.CANCEL,
@@ -67,12 +67,12 @@ class Child(Generic[R_co]):
 
 
 def cancel_key(parent_id: str, location: str) -> str:
-    """The key of the message that stops a child."""
+    """Key of the message that cancels a child."""
     return short_key(f"cancel:{parent_id}:{location}")
 
 
 def _followed(ended: asyncio.Future[R]) -> asyncio.Future[R]:
-    """A future that ends as the other one does, and may be given up without giving that one up."""
+    """A future that follows another one, and can be cancelled without cancelling it."""
     follower: asyncio.Future[R] = ended.get_loop().create_future()
 
     def on_end(_: asyncio.Future[R]) -> None:

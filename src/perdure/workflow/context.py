@@ -1,7 +1,7 @@
 """`Context`: the durable operations that a workflow can ask for.
 
-Each method that does something durable takes its location in the history when it is *called*, and returns an `Operation`: await it, or
-pass it to `asyncio.gather`, `asyncio.wait` or a `TaskGroup`, like any other future.
+Each method that does something durable takes its location in the history when it is *called*, and returns an
+`Operation`: await it, or pass it to `asyncio.gather`, `asyncio.wait` or a `TaskGroup`, like any other future.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Context:
     def step(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function once and record its result; replay returns the recorded result.
 
-        Async functions run on the worker's event loop, others in a thread. The workflow gets the result as decoded from the
-        database. The step's retry policy repeats failed attempts; the last error is raised here.
+        Async functions run on the worker's event loop, others in a thread. The workflow gets the result as decoded from
+        the database. The step's retry policy repeats failed attempts; the last error is raised here.
         """
         spec = spec_of(function)
         options = spec.options if self._options is NO_STEP_SETTINGS else self._options.over(spec.options)
@@ -126,8 +126,10 @@ class Context:
     def transaction(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function in a transaction of the engine's database; its writes there happen exactly once.
 
-        The function gets a connection before its other arguments: one of the engine's own driver, or one of another library by
-        `ctx.options(using=...)`. Its writes and the record of its result commit together. In all other respects it is a step.
+        The function gets a connection before its other arguments: one of the engine's own driver, or one of another
+        library by
+        `ctx.options(using=...)`. Its writes and the record of its result commit together. In all other respects it is a
+        step.
         """
         spec = spec_of(function)
         options = replace(self._options.over(spec.options), ephemeral=UNSET)
@@ -152,7 +154,8 @@ class Context:
     ) -> Context:
         """A copy of this context whose steps have other options: `ctx.options(timeout="5s").step(...)`.
 
-        `using` opens the connection of a `transaction`. `undo` is called with a step's result to undo it; see `saga`. The other
+        `using` opens the connection of a `transaction`. `undo` is called with a step's result to undo it; see `saga`.
+        The other
         options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `process`, `limit` and `breaker`.
         """
         chosen = make_step_settings(options, using=using, undo=undo)
@@ -161,7 +164,7 @@ class Context:
     # Time
 
     def sleep(self, duration: Duration) -> Operation[None]:
-        """Wait for any duration without holding a slot, a thread or memory to speak of. `asyncio.sleep` does the same."""
+        """Wait for any duration without holding a slot or a thread. `asyncio.sleep` does the same."""
         return cast("Operation[None]", self._runtime.sleep_until(self._runtime.time + microseconds(duration)))
 
     def sleep_until(self, when: datetime.datetime) -> Operation[None]:
@@ -206,9 +209,9 @@ class Context:
     ) -> Operation[Any]:
         """Take the next message of a channel from the run's inbox; wait if there is none.
 
-        A message stays in the inbox until it is received. Raises `TimeoutError` after `timeout`; a message that arrives later is
-        left for the next receive. With `correlation`, receives what `engine.broadcast` sends under that name and value; the run
-        is subscribed from its first such receive on.
+        A message stays in the inbox until it is received. Raises `TimeoutError` after `timeout`; a message that arrives
+        later is left for the next receive. With `correlation`, receives what `engine.broadcast` sends under that name
+        and value; the run is subscribed from its first such receive on.
         """
         wanted = expected_message(channel, type)
         if correlation is not None:
@@ -246,8 +249,9 @@ class Context:
     ) -> list[T]:
         """Take up to `limit` messages of a channel.
 
-        Without a timeout: waits for the first message, then returns all that have arrived; a worker reads at most 1,000 at once.
-        With a timeout: waits for `limit` messages or until the time is over, and returns what there is, possibly nothing.
+        Without a timeout: waits for the first message, then returns all that have arrived; a worker reads at most 1,000
+        at once. With a timeout: waits for `limit` messages or until the time is over, and returns what there is,
+        possibly nothing.
         """
         check_whole("limit", limit, 1, error=BadArguments)
         wanted = expected_message(channel, type)
@@ -298,8 +302,8 @@ class Context:
     def send(self, run: str, channel: Channel[T] | str, value: T | Any = None, *, key: str | None = None) -> None:
         """Send a message to another run, in the same turn as the record that led to it.
 
-        The message is sent exactly once. Messages with the same `key` are delivered once, from whichever run. A run that has
-        finished or does not exist gets nothing.
+        The message is sent exactly once. Messages with the same `key` are delivered once, from whichever run. A run
+        that has finished or does not exist gets nothing.
         """
         wanted = expected_message(channel)
         target = check_id(run, "run id")
@@ -332,8 +336,8 @@ class Context:
     def join(self, branches: Mapping[str, Branch[T]], *, name: str = "join") -> Operation[dict[str, T]]:
         """Run named branches concurrently, each in its own scope, until all have ended; returns their results by name.
 
-        A branch is an awaitable, or a function that takes the context. If branches fail, `JoinError` has all of their errors; it is
-        raised when every branch has ended. No branches give no results.
+        A branch is an awaitable, or a function that takes the context. If branches fail, `JoinError` has all of their
+        errors; it is raised when every branch has ended. No branches give no results.
         """
         joined = join(self, self._runtime, branches, check_name(name, "name of a join"))
         return cast("Operation[dict[str, T]]", joined)
@@ -341,8 +345,8 @@ class Context:
     def race(self, branches: Mapping[str, Branch[T]], *, name: str = "race") -> Operation[RaceResult[T]]:
         """Run named branches concurrently until the first one succeeds; returns its name and value.
 
-        The others are cancelled, may clean up, and leave no history. Raises `RaceError` if every branch fails, and `BadArguments` if
-        there are none.
+        The others are cancelled, may clean up, and leave no history. Raises `RaceError` if every branch fails, and
+        `BadArguments` if there are none.
         """
         return cast("Operation[RaceResult[T]]", race(self, self._runtime, branches, check_name(name, "name of a race")))
 
@@ -369,10 +373,10 @@ class Context:
     def map(
         self, function: Callable[..., Any], items: Iterable[Any], *, limit: int | None = None, name: str = "map"
     ) -> Operation[list[Any]]:
-        """Run a function as a step for each item, at most `limit` at a time; returns the results in the order of the items.
+        """Run a function as a step for each item, at most `limit` at a time; returns the results in order.
 
-        A function whose first parameter is a `Context` runs as workflow code instead of as a step. The first error cancels the other
-        items and is raised.
+        A function whose first parameter is a `Context` runs as workflow code instead of as a step. The first error
+        cancels the other items and is raised.
         """
         mapped = each(self, self._runtime, function, items, limit, check_name(name, "name of a map"))
         return cast("Operation[list[Any]]", mapped)
@@ -382,7 +386,8 @@ class Context:
     ) -> Operation[V]:
         """Call `body(ctx, state)` until it returns `Break(value)`; `Continue(state)` begins the next iteration.
 
-        The loop records its state every `commit_every` iterations and deletes the history of finished iterations, except for the last
+        The loop records its state every `commit_every` iterations and deletes the history of finished iterations,
+        except for the last
         `keep`. What an iteration starts has to end within it; only the state passes on to the next one.
         """
         looping = loop(self, self._runtime, state, body, check_name(name, "name of a loop"), commit_every, keep)
@@ -426,7 +431,8 @@ class Context:
     ) -> Child[R]:
         """Start another workflow or activity as a child run without waiting; `await child` gives its result.
 
-        `on_close` decides about a child that is still running when this run ends: "cancel" it, "abandon" it to go on by itself, or
+        `on_close` decides about a child that is still running when this run ends: "cancel" it, "abandon" it to go on by
+        itself, or
         "wait" for it.
         """
         options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close)
@@ -444,7 +450,8 @@ class Context:
     ) -> str:
         """Start an independent run, like `engine.start`; returns its id.
 
-        The new run is not a child: it reports nothing back and outlives this run. If a run with that id exists, it is left as it is.
+        The new run is not a child: it reports nothing back and outlives this run. If a run with that id exists, it is
+        left as it is.
         """
         options = _child_options(self._runtime.time, id, queue, priority, deadline, "abandon")
         wake_at = 0 if at is None else instant(at, self._runtime.time)
@@ -459,10 +466,10 @@ class Context:
         name: str | None = None,
         catch: Collection[FailureKind] = CAUGHT,
     ) -> Operation[Succeeded[T] | Failed]:
-        """Await an operation, or call a function of the context, and return `Succeeded(value)` or `Failed(kind, error, ...)`.
+        """Await an operation, or call a function of the context; returns `Succeeded` or `Failed` instead of raising.
 
-        A function runs in its own scope, called `name`. Kinds of failure that are not in `catch` are raised; by default only a
-        rollback is. A cancellation is always raised.
+        A function runs in its own scope, called `name`. Kinds of failure that are not in `catch` are raised; by default
+        only a rollback is. A cancellation is always raised.
         """
         scope = None if name is None else check_name(name, "name of a block")
         return cast("Operation[Succeeded[T] | Failed]", outcome(self, self._runtime, what, scope, catch))
@@ -470,8 +477,9 @@ class Context:
     def saga(self) -> Saga:
         """A block that undoes its steps, latest first, if an exception leaves it: `async with ctx.saga():`.
 
-        A step is undone by its option `undo`, or by a call of `ctx.undo`. The exception is then raised again. A block that is left
-        without an exception hands its undos to the saga around it. The run as a whole is the outermost saga.
+        A step is undone by its option `undo`, or by a call of `ctx.undo`. The exception is then raised again. A block
+        that is left without an exception hands its undos to the saga around it. The run as a whole is the outermost
+        saga.
         """
         return Saga(self._runtime)
 
@@ -500,8 +508,8 @@ class Context:
     def version(self, name: str, latest: int) -> int:
         """The version of the code that this run follows here: `latest`, or the latest one when the run came here.
 
-        It is 0 for a run that passed this place before the call of `version` was added. The answer is recorded at each place; each
-        iteration of a loop has its own.
+        It is 0 for a run that passed this place before the call of `version` was added. The answer is recorded at each
+        place; each iteration of a loop has its own.
         """
         if not isinstance(latest, int) or isinstance(latest, bool) or latest < 1:
             raise UsageError(f"the latest version of {name!r} has to be a whole number from 1, not {latest!r}")
@@ -510,7 +518,8 @@ class Context:
     def removed(self, name: str, kind: Literal["step", "timer", "child", "version"]) -> Operation[None]:
         """Stand in for an operation that was removed from the code, so that older runs still replay; await it.
 
-        `await ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep, `("shop.ship.v1", "child")` a
+        `await ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep,
+        `("shop.ship.v1", "child")` a
         child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
         """
         if kind not in _REMOVABLE:

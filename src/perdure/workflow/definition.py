@@ -1,7 +1,7 @@
 """`@workflow`, and the calls that workflows and activities build.
 
-A decorated function becomes a `Workflow[P, R]`. Calling it builds a `Call[R]`: a value with the type name and the checked arguments. A call
-does nothing until it is started (`engine.start`) or awaited by another workflow (`ctx.call`).
+A decorated function becomes a `Workflow[P, R]`. Calling it builds a `Call[R]`: a value with the type name and the
+checked arguments. A call does nothing until it is started (`engine.start`) or awaited by another workflow (`ctx.call`).
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def workflow(
 
     The type names the workflow in the database; do not change it while runs of it exist.
 
-    `retry`: retry policy of the workflow as a whole; none by default. Another attempt keeps the results of steps that succeeded.
+    `retry`: retry policy of the workflow as a whole; none by default. Another attempt keeps the results of steps that
+    succeeded.
     `limit`: bound on how many of its runs go on at once, or begin per time, over all processes.
     `fair`: key by which waiting runs take turns.
     `singleton`: at most one unfinished run of a key.
@@ -143,13 +144,17 @@ class Call(Generic[R_co]):
 
     @classmethod
     def named(cls, type: str, *args: Any, **kwargs: Any) -> Call[Any]:
-        """Call a workflow or activity by its type name, where its code is not installed. All arguments by position, or all by name."""
+        """Call a workflow or activity by its type name, where its code is not installed.
+
+        All arguments by position, or all by name.
+        """
         check_name(type, "workflow type")
         if args and kwargs:
             raise BadArguments(
                 f"{type}: give all arguments by name, or all by position; without its code they cannot be matched"
             )
-        # Not `Call[Any](...)`: before 3.12 a subscripted class cannot set `__orig_class__` on a frozen instance with slots.
+        # Not `Call[Any](...)`: before 3.12 a subscripted class cannot set `__orig_class__` on a frozen instance with
+        # slots.
         owned_args, owned_kwargs, _ = snapshot_all(args, kwargs)
         named: Call[Any] = Call(type, owned_args or owned_kwargs)
         return named
@@ -157,10 +162,14 @@ class Call(Generic[R_co]):
     def options(self, **options: Unpack[ActivityOptions]) -> Call[R_co]:
         """A copy of this call with other settings than its code declares; what is not given stays as declared.
 
-        The options are those of `@activity`: `retry`, `schedule_to_start`, `start_to_close`, `schedule_to_close`, `heartbeat`,
-        `singleton`, `limit`, `fair` and `breaker`. They travel with the run, so they have to be plain data: a `retry` with functions
-        or exception classes is refused, and so is a `breaker` with `counts`. A `limit` needs a name; `limit=[]` removes the declared
-        limits. Keys are computed from the arguments now. A workflow takes only `singleton`, `limit` and `fair`. Raises `UsageError`.
+        The options are those of `@activity`: `retry`, `schedule_to_start`, `start_to_close`, `schedule_to_close`,
+        `heartbeat`,
+        `singleton`, `limit`, `fair` and `breaker`. They travel with the run, so they have to be plain data: a `retry`
+        with functions
+        or exception classes is refused, and so is a `breaker` with `counts`. A `limit` needs a name; `limit=[]` removes
+        the declared
+        limits. Keys are computed from the arguments now. A workflow takes only `singleton`, `limit` and `fair`. Raises
+        `UsageError`.
         """
         settings = make_settings(options)
         limit, fair, breaker = options.get("limit"), options.get("fair"), options.get("breaker")

@@ -1,4 +1,7 @@
-"""Finding the workflows of a package. What is found is a value; nothing is registered anywhere."""
+"""What an engine takes: decorated functions and state machines, listed by hand or found in a package.
+
+A definition is a value; nothing is registered anywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from perdure.errors import UsageError
 from perdure.workflow.definition import Definition
 from perdure.workflow.machine.state_machine import StateMachine
 
-#: What an engine takes: a decorated function, or a state machine's class.
+#: A workflow or activity for an engine: a decorated function, or the class of a state machine.
 Definable = Definition[Any, Any] | type[StateMachine[Any, Any]]
 
 
 def definition_of(value: Definable) -> Definition[Any, Any]:
-    """A workflow or an activity, also where it is written as a state machine. Raises `UsageError`."""
+    """The definition of a decorated function or of a state machine's class. Raises `UsageError`."""
     if isinstance(value, type) and issubclass(value, StateMachine):
         return value.definition()
     if not isinstance(value, Definition):
@@ -26,14 +29,14 @@ def definition_of(value: Definable) -> Definition[Any, Any]:
 
 
 def discover(package: str | ModuleType) -> list[Definition[Any, Any]]:
-    """Give all workflows in the modules of a package, as `Engine` takes them.
+    """Find all workflows and activities in the modules of a package, for an `Engine`.
 
     Raises `UsageError` if a module cannot be imported, or if two workflows have the same type.
     """
     found: dict[str, tuple[Definition[Any, Any], str]] = {}
     for module in _modules(package):
         for value in list(vars(module).values()):
-            if isinstance(value, type) and issubclass(value, StateMachine) and value._definition is not None:
+            if isinstance(value, type) and issubclass(value, StateMachine) and value.has_type():
                 value = value.definition()
             if not isinstance(value, Definition):
                 continue
@@ -54,7 +57,7 @@ def _modules(package: str | ModuleType) -> Iterator[ModuleType]:
     for info in sorted(
         pkgutil.iter_modules(getattr(root, "__path__", ()), f"{root.__name__}."), key=lambda one: one.name
     ):
-        # To import it would be to run it.
+        # Importing a `__main__` would run it.
         if info.name.rpartition(".")[2] != "__main__":
             yield from _modules(info.name)
 

@@ -1,7 +1,7 @@
-"""A loop that may go on for ever: its state is durable, and the history of what is over is let go.
+"""`ctx.loop`: a loop without end whose history stays short.
 
-Every so many iterations the loop records its state; from there it goes on after a crash or a park, and what the iterations before
-left in the history is deleted. So the history stays as short as one such stretch, however long the loop runs.
+The loop records a checkpoint of its state every few iterations and deletes the history of the iterations before. After
+a crash or a park it continues from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class Continue(Struct, Generic[S_co], frozen=True):
-    """Go on with the next iteration, with this state."""
+    """Begin the next iteration with this state."""
 
     state: S_co
 
 
 class Break(Struct, Generic[V_co], frozen=True):
-    """Leave the loop, with this value."""
+    """Leave the loop with this value."""
 
     value: V_co
 
@@ -49,7 +49,7 @@ Body = Callable[["Context", S], Awaitable[Continue[S] | Break[V]]]
 def loop(
     context: Context, runtime: Runtime, state: S, body: Body[S, V], name: str, commit_every: int, keep: int
 ) -> asyncio.Task[V]:
-    """Call `body` with its own last state until it breaks."""
+    """Call `body` with its last state until it returns `Break`."""
     check_whole("commit_every", commit_every, 1, error=BadArguments)
     check_whole("keep", keep, 0, error=BadArguments)
     scope = runtime.open_scope(name)
@@ -92,14 +92,15 @@ class _Loop(Generic[S, V]):
             with inside(self._scope.iteration(number)):
                 outcome = await self._body(self._context, state)
             if self._runtime.undos is not None:
-                # Its records will be deleted, so what it did could not be undone after a crash.
+                # The iteration's records will be deleted, so that its steps could not be undone after a crash.
                 current_undos(self._runtime).forget(self._scope.iteration(number).path)
             number += 1
             if isinstance(outcome, Break):
                 return await self._end(number, outcome.value)
             if not isinstance(outcome, Continue):
                 raise WorkflowError(
-                    f"the body of loop {self._scope.location!r} has to return Continue(state) or Break(value), not {outcome!r}"
+                    f"the body of loop {self._scope.location!r} has to return Continue(state) or Break(value), "
+                    f"not {outcome!r}"
                 )
             state = snapshot(outcome.state)
             if number % self._commit_every == 0:
@@ -107,7 +108,7 @@ class _Loop(Generic[S, V]):
 
     async def _end(self, number: int, value: V) -> V:
         if not self._runtime.finished_iterations(self._scope, number) and number <= self._commit_every:
-            return value  # nothing was recorded inside, so there is nothing to let go
+            return value  # nothing was recorded inside, so there is nothing to delete
         ended: V = await self._reach(number, value, self._value_type, ended=True)
         return ended
 
@@ -118,7 +119,7 @@ class _Loop(Generic[S, V]):
 
 
 def _types_of(body: Callable[..., Any], kind: Any) -> tuple[Any, Any]:
-    """What state and value are decoded to: as the body declares them; a state without a declaration is of its first one's type."""
+    """Types of state and value, from the body's annotations; by default a state has the type of the first one."""
     try:
         hints = type_hints(body)
     except BadArguments:

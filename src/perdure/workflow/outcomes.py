@@ -1,4 +1,4 @@
-"""Failure as a value: what came of a step, or of any other part of a workflow."""
+"""`ctx.outcome`: the result of a step, or of any other part of a workflow, as `Succeeded` or `Failed`."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class FailureKind(StrEnum):
-    """How something failed."""
+    """Kind of a failure."""
 
-    #: A step took longer than its timeout, or a wait took longer than it was given.
+    #: A step or a wait took longer than its timeout.
     TIMEOUT = "timeout"
     #: A step used up its attempts.
     EXHAUSTED = "exhausted"
-    #: A step failed in a way that makes further attempts useless, or the workflow raised `Fatal`.
+    #: A step failed with an error that is not worth retrying, or the workflow raised `Fatal`.
     FATAL = "fatal"
     ROLLBACK = "rollback"
-    #: Anything else: an error of the workflow's own, of a child, of branches.
+    #: Any other error: of the workflow itself, of a child, of branches.
     ERROR = "error"
 
 
-#: A rollback is meant to reach the run.
+#: All kinds but a rollback, which is meant to reach the run.
 CAUGHT = frozenset(FailureKind) - {FailureKind.ROLLBACK}
 
 
 class Succeeded(Struct, Generic[T_co], frozen=True):
-    """It gave a value."""
+    """Success, with the value."""
 
     value: T_co
     ok: ClassVar[Literal[True]] = True
 
 
 class Failed(Struct, frozen=True):
-    """It failed for good."""
+    """Failure for good, with the error."""
 
     kind: FailureKind
     error: Exception
-    #: How many attempts there were, if it was a step that failed; else 0.
+    #: Number of attempts of a failed step; 0 if no step failed.
     attempts: int
     ok: ClassVar[Literal[False]] = False
 
@@ -65,15 +65,15 @@ def outcome(
     name: str | None,
     catch: Collection[FailureKind],
 ) -> asyncio.Task[Succeeded[T] | Failed]:
-    """What comes of something, as a value. A function of the context is called in a scope of its own."""
+    """Await something and return its outcome as a value. A function is called in its own scope."""
     if not callable(what) and not inspect.isawaitable(what):
-        raise BadArguments(f"ctx.outcome() takes an awaitable or a function of the context, not {what!r}")
+        raise BadArguments(f"ctx.outcome() takes an awaitable or a function that takes the context, not {what!r}")
     caught = frozenset(FailureKind(kind) for kind in catch)
     surroundings = contextvars.copy_context()
     if name is not None or not inspect.isawaitable(what):
         surroundings.run(current_scope.set, runtime.open_scope(name or "outcome"))
 
-    async def attend() -> Succeeded[T] | Failed:
+    async def wait() -> Succeeded[T] | Failed:
         try:
             return Succeeded(await (what if inspect.isawaitable(what) else what(context)))
         except Exception as error:
@@ -82,12 +82,12 @@ def outcome(
                 raise
             return failed
 
-    return asyncio.get_running_loop().create_task(attend(), context=surroundings)
+    return asyncio.get_running_loop().create_task(wait(), context=surroundings)
 
 
 def _failed(error: Exception) -> Failed:
-    trial = attempts_of(error)
-    attempts = 0 if trial is None else trial.attempts
+    summary = attempts_of(error)
+    attempts = 0 if summary is None else summary.attempts
     if isinstance(error, Rollback):
         kind = FailureKind.ROLLBACK
     elif isinstance(error, TimeoutError):
@@ -95,5 +95,5 @@ def _failed(error: Exception) -> Failed:
     elif isinstance(error, Fatal):
         kind = FailureKind.FATAL
     else:
-        kind = FailureKind(trial.given_up) if trial is not None and trial.given_up else FailureKind.ERROR
+        kind = FailureKind(summary.given_up) if summary is not None and summary.given_up else FailureKind.ERROR
     return Failed(kind, error, attempts)

@@ -1,7 +1,7 @@
 """Settings of a run: queue, priority, timeouts, retry and limits, as declared by an activity or given by one call.
 
-The settings of one call travel with its run, as JSON, and take precedence over the declared ones. Timeouts of the whole run become its
-deadline when it is created; timeouts of an attempt are left to the worker that makes the attempt.
+The settings of one call travel with its run, as JSON, and take precedence over the declared ones. Timeouts of the whole
+run become its deadline when it is created; timeouts of an attempt are left to the worker that makes the attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from perdure.errors import DecodeError, UsageError
 
 
 class ActivityOptions(TypedDict, total=False):
-    """Options of an activity, as users write them: in `@activity(...)` and in `call.options(...)`. None leaves an option alone."""
+    """Options of an activity, as users write them: in `@activity(...)` and in `call.options(...)`.
+
+    None leaves an option alone.
+    """
 
     #: When to retry, or the number of attempts; the worker's own policy by default.
     retry: Retry | int | None
@@ -49,7 +52,10 @@ class ActivityOptions(TypedDict, total=False):
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
-    """Checked settings of an activity, or of one call; None leaves a setting to the next outer level. Times are in seconds."""
+    """Checked settings of an activity, or of one call; None leaves a setting to the next outer level.
+
+    Times are in seconds.
+    """
 
     retry: Retry | None = None
     schedule_to_start: float | None = None
@@ -163,7 +169,10 @@ class Placement(Struct, frozen=True):
 
 
 def make_settings(options: ActivityOptions, *, queue: str | None = None, priority: int | None = None) -> RunSettings:
-    """Check the options that a user wrote, apart from `limit`, `fair` and `breaker`. Raises `UsageError` and its subclasses."""
+    """Check the options that a user wrote, apart from `limit`, `fair` and `breaker`.
+
+    Raises `UsageError` and its subclasses.
+    """
     check_known(options, ActivityOptions, "an activity")
     singleton = options.get("singleton")
     check_instance("singleton", singleton, Singleton, "Singleton(policy='queue')")
@@ -218,8 +227,8 @@ def _travelling(given: RunSettings, start_within: float | None, single: StoredSi
 def _stored_retry(retry: Retry) -> _StoredRetry:
     if retry.delay is not None or retry.give_up_on:
         raise UsageError(
-            "a retry policy that travels with a run cannot have a `delay` function or exception classes in it; declare it at the "
-            "activity instead"
+            "a retry policy that travels with a run cannot have a `delay` function or exception classes in it; "
+            "declare it at the activity instead"
         )
     low, high = retry.extra
     return _StoredRetry(

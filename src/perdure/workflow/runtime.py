@@ -1,4 +1,7 @@
-"""What a `Context` asks of whatever executes the workflow. The replay layer answers."""
+"""`Runtime`: the interface between a `Context` and the code that executes the workflow, and the values that cross it.
+
+The replay layer implements it.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ T_co = TypeVar("T_co", covariant=True)
 if TYPE_CHECKING:
 
     class Operation(asyncio.Future[R], Coroutine[Any, Any, R]):
-        """Something durable under way. Declared as a coroutine too, so that a `TaskGroup` takes it."""
+        """A durable operation that has been started. Declared as a coroutine too, so that a `TaskGroup` takes it."""
 
 else:
     Operation = asyncio.Future
 
 
 class ContinueAsNewSignal(BaseException):
-    """Ends a workflow that goes on as a new generation. Not an `Exception`: nobody is to take it for a failure."""
+    """Ends a workflow that continues as a new generation.
+
+    Not an `Exception`, so that `except Exception` lets it pass.
+    """
 
     def __init__(self, call: Call[Any]) -> None:
         super().__init__(call.type)
@@ -43,27 +49,27 @@ class ContinueAsNewSignal(BaseException):
 
 
 class StepRequest(Struct, frozen=True):
-    """A step that a workflow asks for."""
+    """A call of a step: function, arguments and options."""
 
     name: str
     spec: StepSpec
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: StepSettings
-    #: Whether the function gets a connection, and its writes there are durable together with its record.
+    #: The function gets a connection; its writes there commit together with its record.
     transaction: bool = False
-    #: Whether something in the arguments can change. They are copies then, of which each attempt gets one.
+    #: The arguments have mutable parts; they are copies, and each attempt gets its own.
     mutable: bool = False
 
     def owned(self) -> StepRequest:
-        """The request with the arguments as they are now."""
+        """A request with copies of the arguments as they are now."""
         if all_fixed(map(type, self.args)) and all_fixed(map(type, self.kwargs.values())):
             return self
         args, kwargs, mutable = snapshot_all(self.args, self.kwargs)
         return structs.replace(self, args=args, kwargs=kwargs, mutable=True) if mutable else self
 
     def copied(self) -> StepRequest:
-        """The request with arguments for one attempt."""
+        """A request with copies of the arguments for one attempt."""
         if not self.mutable:
             return self
         args, kwargs, _ = snapshot_all(self.args, self.kwargs)
@@ -71,7 +77,7 @@ class StepRequest(Struct, frozen=True):
 
 
 class ChildOptions(Struct, frozen=True, kw_only=True):
-    """How a child run differs from its parent; None: as the parent."""
+    """Options of a child run; None takes the value of the parent."""
 
     id: str | None = None
     queue: str | None = None
@@ -84,46 +90,46 @@ class SpawnedChild(Struct, frozen=True):
     """A child run that was started."""
 
     id: str
-    #: Where the parent started it.
+    #: Location in the parent that started it.
     location: str
-    #: Resolves to its decoded result. Whoever gives up waiting for it leaves it as it is.
+    #: Resolves to the decoded result. Cancelling a wait for it does not cancel the child.
     ended: asyncio.Future[Any]
 
 
 class ExpectedMessage(Struct, frozen=True):
-    """A message that a workflow is ready to take: its name, and what its value is decoded to."""
+    """A message that a workflow waits for: its name, and the type that its value is decoded to."""
 
     name: str
     type: Any
 
 
 class ReceivedMessage(Struct, Generic[T_co], frozen=True):
-    """A message, and which of those that were waited for it is."""
+    """A message that `receive_any` returned, with the name of its channel."""
 
     name: str
     value: T_co
 
 
 class Checkpoint(Struct, frozen=True):
-    """How far a scope has got."""
+    """Progress of a scope, as recorded in the history."""
 
-    #: JSON of what it goes on with, or of what came out of it.
+    #: JSON of the state that the scope continues with, or of its result.
     value: str
-    #: Iterations before this one are over.
+    #: Iterations before this one have ended.
     upto: int = 0
     ended: bool = False
-    #: What is gone with it and could not be undone: by location, the `Failure` of that as JSON.
+    #: Undos that failed in dropped branches: the `Failure` as JSON, by location.
     errors: dict[str, str] = {}
 
 
 class Subscription(Struct, frozen=True):
-    """The run wants broadcasts of a topic, or no longer wants them."""
+    """A change of the run's subscription to broadcasts of a topic."""
 
     topic: str
     on: bool
 
 
-#: What a workflow does without waiting for it: durable with the record that led to it, and not repeated by replay.
+#: Something that a workflow does without waiting. It commits with the record that led to it; replay does not repeat it.
 Effect = NewOutput | NewMessage | NewRun | Subscription
 
 
@@ -133,7 +139,7 @@ class Runtime(Protocol):
     run_id: str
     #: Workflow time, in microseconds.
     time: int
-    #: How to undo what the run has done, once there is something to undo.
+    #: Undos of the run; None until there is something to undo.
     undos: UndoLog | None
 
     @property
@@ -142,7 +148,7 @@ class Runtime(Protocol):
 
     @property
     def random(self) -> WorkflowRandom:
-        """Where the current scope's random numbers come from."""
+        """Random numbers of the current scope."""
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
         """Run a step; resolves to its decoded result."""
@@ -151,7 +157,7 @@ class Runtime(Protocol):
         """Resolve at a time."""
 
     def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
-        """Resolve to the next message of those names (as `ReceivedMessage` if `named`), or raise `TimeoutError` at `due`."""
+        """Resolve to the next message of those names, as `ReceivedMessage` if `named`; raises `TimeoutError` at `due`."""
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Start a child run; resolves to its decoded result."""
@@ -160,54 +166,54 @@ class Runtime(Protocol):
         """Start a child run without waiting for it."""
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
-        """Start a run that is nobody's child; its id. Raises `EncodeError`."""
+        """Start an independent run; returns its id. Raises `EncodeError`."""
 
     def version(self, name: str, latest: int) -> int:
         """The version of the code that the run follows here."""
 
     def removed(self, name: str, kind: RecordKind) -> asyncio.Future[None]:
-        """Stand in for what the code no longer does here."""
+        """Stand in for an operation that was removed from the code."""
 
     def encode(self, value: Any, what: str, declared: Any = Any) -> str:
-        """A value of a declared type as JSON. Raises `EncodeError`."""
+        """Encode a value of a declared type as JSON. Raises `EncodeError`."""
 
     def describe(self, error: Exception) -> str:
-        """An error as JSON."""
+        """Encode an error as JSON."""
 
     def restore(self, failure: str) -> Exception:
-        """The error that was described so."""
+        """Decode an error that `describe` encoded."""
 
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
-        """Do something without waiting for it; `make` is given a key that is unique in the run and the same on replay."""
+        """Do something without waiting; `make` gets a key that is unique in the run and the same on replay."""
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Want broadcasts of a topic from now on; said once."""
+        """Subscribe to broadcasts of a topic; does nothing if already subscribed."""
 
     def has_arrived(self, name: str) -> bool:
-        """Whether a message of that name is there to be received."""
+        """Tell whether a message of that name can be received now."""
 
     def check_main(self, what: str) -> None:
         """Raise `WorkflowError` in any other task than that of the workflow function itself."""
 
     def open_scope(self, name: str) -> Scope:
-        """A new part of the workflow, with a place of its own in the current one."""
+        """Open a new scope inside the current one."""
 
     def checkpoint(self, scope: Scope) -> Checkpoint | None:
-        """How far the history says that a scope has got."""
+        """The recorded progress of a scope; None if there is none."""
 
     def save_checkpoint(
         self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]
     ) -> asyncio.Future[Any]:
-        """Record how far a scope has got, and forget what is at the paths in `drop`; resolves to the mark's decoded value."""
+        """Record the progress of a scope and drop the history at the paths in `drop`; resolves to the decoded value."""
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
-        """Paths of those iterations before `upto` that still have records."""
+        """Paths of iterations before `upto` that still have records."""
 
     def reserve_location(self, request: StepRequest) -> str:
-        """Take a location for a step that may be run later. Raises `EncodeError`."""
+        """Reserve a location for a step that may run later. Raises `EncodeError`."""
 
     def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
-        """Call back when an operation has ended, without waiting for it. Gives its location."""
+        """Call back when an operation has ended, without awaiting it; returns its location."""
 
     def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
-        """Run a step at a location that nothing else has. Raises `EncodeError`."""
+        """Run a step at a location that is not used otherwise. Raises `EncodeError`."""

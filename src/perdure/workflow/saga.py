@@ -1,9 +1,9 @@
-"""Undoing what was done.
+"""Sagas: undo completed steps after a failure.
 
-What a step did can be undone by a step of its own, which runs if the saga around it fails: an `async with ctx.saga()` block, or the
-run as a whole. Undos run one after the other, what was done last first; each is recorded like any step. One that fails does
-not keep the others from running, nor the error that led to it from going on. Leaving a block without an error hands its undos
-to the saga around it.
+A step may be undone by another step, which runs if the saga around the first one fails. A saga is an `async with
+ctx.saga()` block, or the run as a whole. Undos run one after the other, latest first; each is recorded like any step.
+If an undo fails, the others still run, and the original error is still raised. A block that is left without an error
+hands its undos to the saga around it.
 """
 
 from __future__ import annotations
@@ -22,129 +22,138 @@ from perdure.workflow.runtime import ContinueAsNewSignal, Runtime, StepRequest
 from perdure.workflow.scopes import shielded
 from perdure.workflow.step import spec_of
 
-#: What ends the location of an undo; no name of a user's contains a `~`.
+#: Suffix of the location of an undo; no name of a user contains a `~`.
 UNDO = "/~undo"
 
 
 class UndoStep(Struct, frozen=True):
-    """What undoes something that was done."""
+    """A step that undoes another one."""
 
-    #: Of what is undone.
+    #: Location of the step that is undone.
     location: str
     request: StepRequest
-    #: Rises with the completion of what is undone.
+    #: Rises with the completion of the steps that are undone.
     order: int
 
 
 class UndoLog:
-    """How to undo what has been done so far in a run, or in a block of it."""
+    """Undos of the completed steps of a run, or of one saga block in it.
+
+    The logs of a run form a tree: each block has the log around it as `outer`, and all share the run's log as `root`.
+    """
 
     def __init__(self, runtime: Runtime, outer: UndoLog | None = None) -> None:
         self._runtime = runtime
-        self._outer = outer
-        self._root: UndoLog = self if outer is None else outer._root
-        #: The task that is in the block.
-        self._owner = None if outer is None else asyncio.current_task()
-        self._pending: dict[str, asyncio.Future[Any]] = {}
-        self._done: list[UndoStep] = []
-        #: The block was left, and what is done in it from now on belongs to the one around it.
-        self._left = False
-        #: Of the run alone: the blocks that it is in, and how many undos there have been.
-        self._blocks: dict[UndoLog, None] = {}
-        self._count = 0
-        #: Errors of undos that failed, by the location of what was to be undone; the run's has those of its blocks, too.
+        #: Log of the block around this one; None for the run's own.
+        self.outer = outer
+        #: Log of the run.
+        self.root: UndoLog = self if outer is None else outer.root
+        #: Task that entered the block.
+        self.owner = None if outer is None else asyncio.current_task()
+        #: Steps that have an undo and have not ended, by location.
+        self.pending: dict[str, asyncio.Future[Any]] = {}
+        #: Undos of steps that have completed, oldest first.
+        self.done: list[UndoStep] = []
+        #: True once the block was left; what completes from then on belongs to the log around it.
+        self.left = False
+        #: Of the run's log: the blocks that tasks are in, and the number of undos so far.
+        self.blocks: dict[UndoLog, None] = {}
+        self.count = 0
+        #: Errors of undos that failed, by the location of the step that was to be undone. The run's log has those of
+        #: its blocks, too.
         self.errors: dict[str, Exception] = {}
         if outer is not None:
-            self._root._blocks[self] = None
+            self.root.blocks[self] = None
 
     @property
     def needed(self) -> bool:
-        """Whether there is, or may be, something to undo."""
-        return bool(self._done or self._pending or self._blocks)
+        """True if there is, or may still be, something to undo."""
+        return bool(self.done or self.pending or self.blocks)
 
     def watch(self, operation: asyncio.Future[Any], undo: Callable[[Any], Any]) -> None:
-        """Undo a step with its result, should it succeed."""
+        """Add an undo for a step, called with the step's result, once the step has succeeded."""
         spec = spec_of(undo)
 
         def ended(done: asyncio.Future[Any]) -> None:
-            undos = self.current
-            del undos._pending[location]
-            # Not as the workflow would ask: this is no one awaiting it.
+            log = self.current
+            del log.pending[location]
+            # Not by `done.exception()`, which would count as awaiting the step.
             if not done.cancelled() and asyncio.Future.exception(done) is None:
-                # As it is now: the workflow has the result too, and may change it.
+                # A copy, because the workflow has the result too, and may change it.
                 result = snapshot(asyncio.Future.result(done))
-                undos._add(location, StepRequest(spec.name or location, spec, (result,), {}, spec.options))
+                log.append(location, StepRequest(spec.name or location, spec, (result,), {}, spec.options))
 
         location = self._runtime.observe(operation, ended)
-        self._pending[location] = operation
+        self.pending[location] = operation
 
     def add(self, request: StepRequest) -> None:
-        """Something was done that the request undoes."""
-        self._add(self._runtime.reserve_location(request), request.owned())
+        """Add an undo by hand, at a location of its own."""
+        self.append(self._runtime.reserve_location(request), request.owned())
 
-    def _add(self, location: str, request: StepRequest) -> None:
-        self._root._count += 1
-        self._done.append(UndoStep(location, request, self._root._count))
+    def append(self, location: str, request: StepRequest) -> None:
+        """Add the undo of the step at a location, in order of completion over the whole run."""
+        self.root.count += 1
+        self.done.append(UndoStep(location, request, self.root.count))
 
     def keep(self) -> None:
-        """Forget how to undo what has been done so far."""
-        self._done.clear()
+        """Forget the undos so far: the work is final."""
+        self.done.clear()
 
     @property
     def current(self) -> UndoLog:
-        """These, or those of the next block around that has not been left."""
-        undos = self
-        while undos._left and undos._outer is not None:
-            undos = undos._outer
-        return undos
+        """This log, or the next one around it whose block has not been left."""
+        log = self
+        while log.left and log.outer is not None:
+            log = log.outer
+        return log
 
     def leave(self) -> None:
-        """Hand over to the block around."""
-        self._left = True
-        self._root._blocks.pop(self, None)
+        """Hand the undos to the block around."""
+        self.left = True
+        self.root.blocks.pop(self, None)
         outer = self.current
-        outer._pending.update(self._pending)
-        outer._done = sorted([*outer._done, *self._done], key=lambda undo: undo.order)
-        self._pending, self._done = {}, []
+        outer.pending.update(self.pending)
+        outer.done = sorted([*outer.done, *self.done], key=lambda undo: undo.order)
+        self.pending, self.done = {}, []
 
     async def settle(self) -> None:
-        """Wait for the steps that are under way: what they do is to be undone, too."""
-        if self._pending:
-            await asyncio.wait(list(self._pending.values()))
+        """Wait for the steps that are still running: they may have to be undone, too."""
+        if self.pending:
+            await asyncio.wait(list(self.pending.values()))
 
     async def settle_blocks(self) -> None:
-        """Wait for the blocks that other tasks are in, which are being cancelled."""
-        owners = {block._owner: None for block in self._blocks if block._owner is not None and not block._owner.done()}
+        """Wait for the blocks of other tasks, which are being cancelled."""
+        owners = {block.owner: None for block in self.blocks if block.owner is not None and not block.owner.done()}
         if owners:
             await asyncio.wait(list(owners))
-        for block in tuple(self._blocks):
+        for block in tuple(self.blocks):
             block.leave()
 
     async def roll_back(self) -> None:
-        """Undo everything, also what is being done."""
+        """Undo everything, including the steps that are still running."""
         await self.settle()
         await self.undo()
 
     def forget(self, path: str) -> None:
-        """What was done inside a scope is final."""
-        self._done = [undo for undo in self._done if not undo.location.startswith(path)]
+        """Forget the undos inside a scope: its work is final."""
+        self.done = [undo for undo in self.done if not undo.location.startswith(path)]
 
-    def note(self, errors: Mapping[str, Exception]) -> None:
-        """Undos have failed."""
+    def add_errors(self, errors: Mapping[str, Exception]) -> None:
+        """Remember undos that failed."""
         self.errors.update(errors)
-        self._root.errors.update(errors)
+        self.root.errors.update(errors)
 
     async def undo(self, paths: tuple[str, ...] = ("",)) -> dict[str, Exception]:
-        """Undo everything inside some scopes, what was done last first; what failed of that."""
+        """Undo everything inside some scopes, latest first; returns the errors of undos that failed, by location."""
         failed: dict[str, Exception] = {}
-        while found := [undo for undo in self._done if undo.location.startswith(paths)]:
+        while found := [undo for undo in self.done if undo.location.startswith(paths)]:
             undo = found[-1]
-            self._done.remove(undo)
+            self.done.remove(undo)
             try:
                 await self._runtime.step_at(undo.location + UNDO, undo.request)
             except Exception as error:
                 failed[undo.location] = error
-                self.note({undo.location: error})
+                self.add_errors({undo.location: error})
         return failed
 
 
@@ -152,17 +161,17 @@ _current: ContextVar[UndoLog] = ContextVar("perdure_undos")
 
 
 def current_undos(runtime: Runtime) -> UndoLog:
-    """Those of the block that the calling task is in; the run's, if it is in none."""
-    undos = _current.get(None)
-    if undos is not None:
-        return undos.current
+    """The log of the saga block that the calling task is in; the run's own outside of any block."""
+    log = _current.get(None)
+    if log is not None:
+        return log.current
     if runtime.undos is None:
         runtime.undos = UndoLog(runtime)
     return runtime.undos
 
 
 class Saga:
-    """A block whose steps are undone if an exception leaves it. Made by `ctx.saga()`, for `async with`."""
+    """A block that undoes its steps if an exception leaves it. Made by `ctx.saga()`, for `async with`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -170,11 +179,11 @@ class Saga:
 
     @property
     def errors(self) -> Mapping[str, Exception]:
-        """Errors of undos that failed, by the location of what was to be undone."""
+        """Errors of undos that failed, by the location of the step that was to be undone."""
         return {} if self._undos is None else self._undos.errors
 
     def keep(self) -> None:
-        """What was done in this block so far is final, and will not be undone."""
+        """Make the block's work so far final: it will not be undone."""
         if self._undos is not None:
             self._undos.keep()
 
@@ -190,11 +199,11 @@ class Saga:
     ) -> None:
         undos = self._undos
         assert undos is not None
-        assert undos._outer is not None
+        assert undos.outer is not None
         if isinstance(error, Evicted | GeneratorExit):
-            # The run is let go of, perhaps by the garbage collector in the middle of another.
+            # The run is evicted, perhaps by the garbage collector in the middle of another run.
             return
-        _current.set(undos._outer)
+        _current.set(undos.outer)
         interrupted: asyncio.CancelledError | None = None
         if error is not None and not isinstance(error, ContinueAsNewSignal) and undos.needed:
             try:
@@ -210,7 +219,7 @@ class Saga:
 
 
 async def undo_losers(runtime: Runtime, paths: tuple[str, ...]) -> dict[str, str]:
-    """Undo what was done inside of scopes that are given up; what failed of that, as it is recorded."""
+    """Undo the branches that lost a race; returns the errors of undos that failed, by location, as JSON."""
     if runtime.undos is None or not paths:
         return {}
     failed = await shielded(current_undos(runtime).undo(paths))
@@ -218,6 +227,7 @@ async def undo_losers(runtime: Runtime, paths: tuple[str, ...]) -> dict[str, str
 
 
 def restore_undo_errors(runtime: Runtime, recorded: Mapping[str, str]) -> None:
-    """What `undo_losers` found, which is not done again on replay."""
+    """Remember the errors that `undo_losers` returned, which replay does not repeat."""
     if recorded:
-        current_undos(runtime).note({location: runtime.restore(failure) for location, failure in recorded.items()})
+        errors = {location: runtime.restore(failure) for location, failure in recorded.items()}
+        current_undos(runtime).add_errors(errors)

@@ -1,7 +1,7 @@
-"""Parts of a workflow that have places of their own: a branch of a join, an iteration of a loop.
+"""Scopes: parts of a workflow with their own locations, such as a branch of a join or an iteration of a loop.
 
-The current scope travels with the run's tasks, so that whatever is asked for inside, by any `Context` or by asyncio itself, finds
-its place there.
+The current scope travels with the run's tasks, so that every operation inside, of a `Context` or of asyncio itself,
+gets its location there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class WorkflowRandom(Random):
 
 
 class Scope:
-    """Counts what is asked for in it, so that nothing there depends on what went on elsewhere and may be forgotten by now."""
+    """Counters of the operations in one part of a workflow.
+
+    Each scope has its own, so that locations do not depend on other parts, whose history may have been deleted.
+    """
 
     __slots__ = ("_counts", "_number", "functions", "futures", "path", "random", "tasks")
 
@@ -36,38 +39,38 @@ class Scope:
         self.path = path
         self._counts: dict[str, int] = {}
         self._number = -1
-        #: By name, what was a step of that name in it.
+        #: Function of each step in the scope, by name.
         self.functions: dict[str, object] = {}
-        #: How many futures and tasks were made in it.
+        #: Number of futures and tasks made in the scope.
         self.futures = 0
         self.tasks = 0
-        #: Its source of random numbers, once it was asked for, and what those were salted with.
+        #: Its random numbers, once they were used, and the seed that they were made from.
         self.random: tuple[str, WorkflowRandom] | None = None
 
     def next(self, name: str) -> str:
-        """The location of the next call of that name."""
+        """Location of the next operation of that name."""
         count = self._counts.get(name, 0) + 1
         self._counts[name] = count
         return self.path + name if count == 1 else f"{self.path}{name}#{count}"
 
     @property
     def number(self) -> int:
-        """What tells it from other scopes, the same in every process."""
+        """Number that distinguishes the scope, the same in every process."""
         if self._number < 0:
             self._number = int.from_bytes(blake2b(self.path.encode(), digest_size=8).digest()) if self.path else 0
         return self._number
 
     @property
     def location(self) -> str:
-        """Where the scope itself is."""
+        """Location of the scope itself."""
         return self.path[:-1]
 
     def branch(self, name: str) -> Scope:
-        """A part of it; entered once."""
+        """A named scope inside, entered once."""
         return Scope(f"{self.path}{name}/")
 
     def iteration(self, number: int) -> Scope:
-        """One of many parts of it that are alike."""
+        """The scope of one iteration."""
         return Scope(f"{self.path}~{number}/")
 
 
@@ -76,28 +79,28 @@ current_scope: ContextVar[Scope] = ContextVar("perdure_scope")
 
 @contextmanager
 def inside(scope: Scope) -> Generator[None]:
-    """Let what is asked for in this block belong to the scope."""
+    """Make a scope the current one for a `with` block."""
     before = current_scope.get()
     current_scope.set(scope)
     try:
         yield
     finally:
-        # Not `reset`, which refuses where a run is ended from outside of its own context. And nothing at all where the garbage
-        # collector ends it in the middle of another run, whose scope this is none of.
+        # Not `reset`, which fails if a run is ended from another context. Nothing is set if the garbage collector ends
+        # the run in the middle of another one, whose scope is the current one.
         if current_scope.get(None) is scope:
             current_scope.set(before)
 
 
 def begin_in(scope: Scope, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task of the running workflow whose place is the scope."""
+    """Start a task of the running workflow inside a scope."""
     surroundings = copy_context()
     surroundings.run(current_scope.set, scope)
     return asyncio.get_running_loop().create_task(coroutine, context=surroundings)
 
 
 async def shielded(awaitable: Awaitable[T]) -> T:
-    """Wait for something to its end. A cancellation that comes meanwhile is raised afterwards, its error the cause."""
-    # Of the workflow's own loop, which replays what it does.
+    """Await something to its end, and raise a cancellation that came meanwhile, caused by the awaitable's error."""
+    # A task of the workflow's own loop, which replay repeats.
     part = asyncio.get_running_loop().create_task(_whole(awaitable))
     interrupted: asyncio.CancelledError | None = None
     try:
@@ -107,7 +110,7 @@ async def shielded(awaitable: Awaitable[T]) -> T:
             except asyncio.CancelledError as error:
                 interrupted = interrupted or error
     finally:
-        # The run may be let go of before the task has begun; nobody else would close what it was to wait for.
+        # The run may be evicted before the task has begun; nothing else would close the coroutine then.
         if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
             awaitable.close()
     if interrupted is not None:

@@ -1,4 +1,4 @@
-"""What a function's annotations say about encoding its arguments and decoding its result."""
+"""`Signature`: encodes the arguments of a workflow or activity by its annotations, and decodes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.core.codec.codec import AnyDecoder, Codec, decoder_of
 from perdure.core.codec.decoders import decoder_for
 from perdure.errors import BadArguments, DecodeError
 
-#: What comes back as what it is, whatever it is declared as.
+#: Types whose values survive JSON unchanged under any annotation.
 _SAFE = frozenset({type(None), bool, int, float, str})
 
 
 def type_hints(function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The function's annotations as types. Raises `BadArguments` when a name in them cannot be found."""
+    """Resolve the annotations of a function. Raises `BadArguments` if a name in them is unknown."""
     plain = inspect.unwrap(function)
     names = dict(local_names or {})
     for name, cell in zip(
@@ -45,16 +45,16 @@ def _needs_tags(codec: Codec, declared: Any, what: str) -> bool:
     try:
         return codec.needs_tags(declared, what)
     except DecodeError:
-        return False  # said when the value is decoded
+        return False  # reported when the value is decoded
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """A function's name for an error message."""
+    """Name of a function for error messages."""
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
 
 
 class Signature:
-    """The parameters of a workflow function, the leading `ctx` left out, or of an activity's, which has none."""
+    """Parameters of a workflow function without its leading `ctx`, or of an activity function."""
 
     def __init__(
         self, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None, *, takes_context: bool = True
@@ -71,8 +71,7 @@ class Signature:
         for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 raise BadArguments(
-                    f"{describe(function)} takes *{parameter.name}: parameters are stored by name, so each needs one; use a list "
-                    "or a dict"
+                    f"{describe(function)} takes *{parameter.name}: arguments are stored by name; use a list or a dict"
                 )
         self._parameters = parameters
         self._signature = inspect.Signature(self._parameters)
@@ -86,7 +85,7 @@ class Signature:
         try:
             self._resolved: dict[str, Any] | None = type_hints(function, self._local_names)
         except BadArguments:
-            self._resolved = None  # may be defined further down in the module: look again when it is needed
+            self._resolved = None  # the type may be defined further down in the module; resolved again when needed
 
     @property
     def _hints(self) -> dict[str, Any]:
@@ -96,22 +95,22 @@ class Signature:
 
     @property
     def returns(self) -> Any:
-        """The declared type of the result."""
+        """Declared type of the result."""
         return self._hints.get("return", Any)
 
     def resolve(self) -> None:
-        """Raise `BadArguments` now if an annotation cannot be resolved."""
+        """Resolve all annotations now. Raises `BadArguments`."""
         _ = self._hints
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """Arguments by name. Raises `BadArguments`."""
+        """Bind arguments to parameters; returns them by name. Raises `BadArguments`."""
         try:
             return dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
             raise BadArguments(f"{what}: {error}; it takes {self._signature}") from error
 
     def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by name, with the function's own defaults for the rest; to compute a key from."""
+        """Arguments by name, completed by the function's defaults; used to compute keys."""
         return {
             p.name: arguments.get(p.name, p.default)
             for p in self._parameters
@@ -119,7 +118,7 @@ class Signature:
         }
 
     def encode(self, arguments: Mapping[str, Any], codec: Codec, what: str) -> str:
-        """Arguments as a JSON object, defaults filled in, checked to come back as what they are declared to be."""
+        """Encode arguments as a JSON object with defaults filled in; checks that decoding gives them back."""
         hints, given = self._hints, dict(arguments)
         if self._tagged is None:
             self._tagged = [name for name, hint in hints.items() if name != "return" and _needs_tags(codec, hint, what)]
@@ -139,13 +138,13 @@ class Signature:
         return payload
 
     def decode(self, payload: str, codec: Codec, what: str) -> dict[str, Any]:
-        """Arguments by name from a JSON object, or from an array of positional ones. Raises `DecodeError`."""
+        """Decode arguments by name from a JSON object, or from an array by position. Raises `DecodeError`."""
         if self._decoder is None:
             self._decoder = self._make_decoder()
         try:
             found = self._decoder.decode(payload)
         except Exception:
-            # One argument at a time, which also takes arrays and can say which argument is wrong.
+            # One argument at a time: accepts arrays, and names the argument that is wrong.
             return self._with_defaults(self._decode_each(payload, codec, what), codec, what)
         arguments = {
             name: value for name in found.__struct_fields__ if (value := getattr(found, name)) is not msgspec.UNSET
@@ -153,7 +152,7 @@ class Signature:
         return arguments if len(arguments) == len(self._parameters) else self._with_defaults(arguments, codec, what)
 
     def _filled(self, payload: str, arguments: Mapping[str, Any], codec: Codec) -> str:
-        """The JSON of some arguments, with that of the defaults of the others behind it."""
+        """Append the JSON of missing defaults to the JSON of some arguments."""
         if len(arguments) == len(self._parameters):
             return payload
         missing = [
@@ -166,7 +165,7 @@ class Signature:
         return f"{payload[:-1]}{',' if arguments else ''}{','.join(missing)}}}"
 
     def _with_defaults(self, arguments: dict[str, Any], codec: Codec, what: str) -> dict[str, Any]:
-        """Arguments of a run that was started without its defaults, with values of their own for those."""
+        """Add defaults to the arguments of a run that was started without them, freshly decoded for each run."""
         for name, default in self._defaults(codec).items():
             if name not in arguments:
                 declared = self._hints.get(name, Any)
@@ -174,9 +173,9 @@ class Signature:
         return arguments
 
     def _defaults(self, codec: Codec) -> dict[str, str]:
-        """JSON of the defaults, as they were when they were first needed.
+        """JSON of the defaults, as they were when first needed.
 
-        A default that cannot be stored as its parameter is declared, such as a sentinel, is left to the function.
+        A default that does not fit the declared type, such as a sentinel, is left to the function.
         """
         if self._stored_defaults is None:
             self._stored_defaults = {
@@ -197,7 +196,7 @@ class Signature:
             return None
 
     def _make_decoder(self) -> AnyDecoder:
-        """A decoder of all arguments at once. One that some type defeats refuses everything."""
+        """A decoder of all arguments at once; if a type cannot be part of one, a decoder that refuses everything."""
         hints = self._hints
         fields: list[Any] = []
         for p in self._parameters:
@@ -232,14 +231,14 @@ class Signature:
         }
 
     def call(self, context: object, arguments: dict[str, Any]) -> Any:
-        """Call the function with the context and arguments by name."""
+        """Call the function with the context and with arguments by name."""
         if self._takes_names:
             return self._function(context, **arguments)
         args, kwargs = self.spread(arguments)
         return self._function(context, *args, **kwargs)
 
     def spread(self, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments by name as the function takes them."""
+        """Arguments by name, as positional and keyword arguments of the function."""
         if self._takes_names:
             return (), arguments
         bound = self._signature.bind_partial()

@@ -29,7 +29,10 @@ _SPEC = "__perdure_spec__"
 
 
 class StepOptions(TypedDict, total=False):
-    """Options of a step, as users write them: in `@step(...)` and in `ctx.options(...)`. None leaves an option alone."""
+    """Options of a step, as users write them: in `@step(...)` and in `ctx.options(...)`.
+
+    None leaves an option alone.
+    """
 
     #: Name under which the result is recorded; the function's own by default.
     name: str | None
@@ -126,7 +129,8 @@ def step(*, undo: Callable[[Any], Any] | None = None, **options: Unpack[StepOpti
     `ephemeral`: continue the workflow before the result is durable; the record is written with the next one.
     `undo`: a function that takes the step's result and undoes it if the saga fails; see `Context.saga`.
     `process`: run a sync function that keeps a processor busy in a process of its own, which is killed after `timeout`.
-    `limit`: bound on concurrency or rate, over all processes. A run whose step waits for a limit or breaker holds no worker.
+    `limit`: bound on concurrency or rate, over all processes. A run whose step waits for a limit or breaker holds no
+    worker.
     `breaker`: circuit breaker of the dependency that the step calls.
     """
     settings = make_step_settings(options, undo=undo)
@@ -144,7 +148,8 @@ def check_for_process(function: Callable[..., Any]) -> None:
     """Raise `UsageError` if a function cannot run in a process of its own."""
     if is_async(function):
         raise UsageError(
-            f"{describe(function)} is an `async def`, which runs on the worker's loop; process=True is for functions that block"
+            f"{describe(function)} is an `async def`, which runs on the worker's loop; "
+            "process=True is for functions that block"
         )
 
 
@@ -164,7 +169,10 @@ class StepSpec(Struct, frozen=True):
 
 
 def spec_of(function: Callable[..., Any]) -> StepSpec:
-    """Inspect a function as a step; the result is cached on plain functions. Raises `BadArguments` for bad annotations."""
+    """Inspect a function as a step; the result is cached on plain functions.
+
+    Raises `BadArguments` for bad annotations.
+    """
     if type(function) is not FunctionType:
         return _inspect(function)
     known: object = getattr(function, _SPEC, None)

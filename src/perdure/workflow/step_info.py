@@ -1,4 +1,4 @@
-"""What a running step can ask about itself."""
+"""`step_info()` and `activity_info()`: a running step or activity asks about its own attempt."""
 
 from __future__ import annotations
 
@@ -14,100 +14,101 @@ from perdure.errors import UsageError
 
 
 class AttemptControl(Protocol):
-    """Whatever is calling the step's function."""
+    """The worker's side of an attempt at a step."""
 
     def is_over(self) -> bool:
-        """Whether its result is no longer wanted."""
+        """Tell whether the result is no longer wanted."""
 
     def emit(self, stream: str, value: object) -> None:
         """Append to a stream of the run."""
 
     def credentials(self) -> Mapping[str, Any]:
-        """What was given for the run, by the one who asked for it to be worked on."""
+        """Credentials that were handed over with the run."""
 
 
 class StepInfo(Struct, frozen=True):
-    """The attempt that is being made."""
+    """The current attempt at a step."""
 
     run_id: str
-    #: The step's place in its workflow, such as `charge#2`. With the run id it makes a good idempotency key.
+    #: Location of the step in its workflow, such as `charge#2`. With the run id it makes a good idempotency key.
     location: str
-    #: From 1.
+    #: Number of the attempt, from 1.
     attempt: int
-    #: When this attempt times out or the run expires, in microseconds; see `deadline`.
+    #: Time when this attempt times out or the run expires, in microseconds; see `deadline`.
     due: int
     _made_by: AttemptControl
 
     def is_cancelled(self) -> bool:
-        """Whether the result is no longer wanted: after a timeout, a cancellation or a lost lease."""
+        """Tell whether the result is no longer wanted: after a timeout, a cancellation or a lost lease."""
         return self._made_by.is_over()
 
     def emit(self, stream: str, value: object) -> None:
-        """Append to a stream of the run while the step is still running; others follow it by `handle.stream(name)`.
+        """Append to a stream of the run while the step is running; others follow it with `handle.stream(name)`.
 
-        From any thread, in order. It is written with the run's next turn and stays, whatever becomes of the step: an attempt that is
-        made again emits again, and readers tell the two apart by the `source` of an item. In a thread, waits while very much is
-        unwritten; in an async step, which cannot wait, that raises `StreamFull`.
+        May be called from any thread; items keep their order. They are written with the run's next turn and stay, even
+        if the step fails: another attempt emits again, and readers tell the two apart by the `source` of an item. If
+        too much is unwritten, a step in a thread waits, and an async step gets `StreamFull`.
         """
         self._made_by.emit(stream, value)
 
     def credentials(self) -> Mapping[str, Any]:
-        """See `perdure.credentials`."""
+        """Credentials that a queue handler gave for the run, like `perdure.credentials`."""
         return self._made_by.credentials()
 
     @property
     def deadline(self) -> datetime.datetime | None:
-        """When this attempt times out, or the run expires; None for never."""
+        """Time when this attempt times out or the run expires; None for never."""
         return None if self.due >= FAR else moment_of(self.due)
 
 
 class ActivityControl(AttemptControl, Protocol):
-    """Whatever is calling an activity's function."""
+    """The worker's side of an attempt at an activity."""
 
     def beat(self, details: object) -> None:
-        """Note a sign of life."""
+        """Record a heartbeat."""
 
     def is_cancelled(self) -> bool:
         """Whether the result is no longer wanted."""
 
     async def cancelled(self) -> None:
-        """Wait until it is not."""
+        """Wait until the result is no longer wanted."""
 
 
 class ActivityInfo(StepInfo, frozen=True):
-    """The attempt at an activity that is being made. Its `location` is the activity's type."""
+    """The current attempt at an activity. Its `location` is the activity's type."""
 
     type: str
-    #: How often it may be tried in all; None: without a limit.
+    #: Number of attempts allowed in all; None: no limit.
     max_attempts: int | None
-    #: The run that awaits it, if one does.
+    #: Id of the run that awaits it, if there is one.
     parent_id: str | None
     #: Different for each execution, also of the same attempt after a crash.
     attempt_id: str
-    #: Since when it was ready to be worked on, in microseconds since the epoch, by the database's clock. One that had to wait for a
-    #: limit is ready when that lets it pass: this is the time that a rate counts.
+    #: Time since when it was ready, in microseconds since the epoch, by the database's clock. After a wait for a limit,
+    #: the time of admission, which is the time that a rate counts.
     ready_at: int
-    #: What the last heartbeat before this attempt said; None if there was none.
+    #: Details of the last heartbeat before this attempt; None if there was none.
     last_heartbeat: Any
     _by: ActivityControl
 
     def heartbeat(self, details: object = None) -> None:
-        """Give a sign of life, and say how far it has got, for the next attempt (`last_heartbeat`) and for whoever looks.
+        """Record a heartbeat, with details of the progress for the next attempt (`last_heartbeat`) and for inspection.
 
-        From any thread. An activity with a `heartbeat` timeout has to give them more often than that. Details are written with the next
-        commit, a few times a second at the most. Raises `EncodeError`.
+        May be called from any thread. An activity with a `heartbeat` timeout has to send heartbeats more often than
+        that. Details are written with the next commit, at most a few times a second. Raises `EncodeError`.
         """
         self._by.beat(details)
 
     def is_cancelled(self) -> bool:
-        """Whether to stop: the run was cancelled, timed out, or belongs to another worker by now.
+        """Tell whether to stop: the run was cancelled, timed out, or was lost to another worker.
 
-        Who asks is given the worker's `grace` to end in order after a cancellation; who never does is interrupted at once.
+        An activity that calls this gets the worker's `grace` to stop by itself; one that never does is interrupted at
+        once.
         """
         return self._by.is_cancelled()
 
     async def cancelled(self) -> None:
-        """Wait until there is a reason to stop. As with `is_cancelled`, whoever does is not interrupted at once."""
+        """Wait until there is a reason to stop. Like `is_cancelled`, this gives the activity the worker's `grace`."""
         await self._by.cancelled()
 
 
@@ -115,7 +116,7 @@ current_step: ContextVar[StepInfo] = ContextVar("perdure_step")
 
 
 def step_info() -> StepInfo:
-    """The step that is calling this. Raises `UsageError` outside of a step."""
+    """The attempt of the calling step. Raises `UsageError` outside of a step."""
     try:
         return current_step.get()
     except LookupError:
@@ -123,7 +124,7 @@ def step_info() -> StepInfo:
 
 
 def activity_info() -> ActivityInfo:
-    """The activity that is calling this. Raises `UsageError` outside of one."""
+    """The attempt of the calling activity. Raises `UsageError` outside of an activity."""
     info = current_step.get(None)
     if not isinstance(info, ActivityInfo):
         raise UsageError("activity_info() was called outside of an activity")
@@ -131,9 +132,9 @@ def activity_info() -> ActivityInfo:
 
 
 def credentials() -> Mapping[str, Any]:
-    """What the `credentials` hook of a queue handler gave for the run whose step or activity is calling this; empty if there is none.
+    """Credentials that the `credentials` hook of a queue handler gave for the calling step's run; empty without one.
 
-    They are in memory only, for as long as the run is worked on. Raises `UsageError` outside of a step.
+    They stay in memory, and only while a worker holds the run. Raises `UsageError` outside of a step.
     """
     try:
         return current_step.get().credentials()

@@ -1,4 +1,4 @@
-"""What a handler of a state machine may ask for. Values: nothing is done before they are returned."""
+"""Actions that a handler of a state machine returns; the runner performs them after the handler has returned."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Action(Struct, frozen=True):
-    """Something that a state machine wants done. Its own methods make them; a handler returns them."""
+    """An action of a state machine. The machine's own methods make actions; handlers return them."""
 
 
 class StartRun(Action, frozen=True):
-    """Start an activity, or a child."""
+    """Start an activity or a child."""
 
     id: str
     call: Call[Any]
@@ -31,14 +31,14 @@ class StartRun(Action, frozen=True):
 
 
 class StartTimer(Action, frozen=True):
-    """Tell the machine when it is time."""
+    """Start a timer."""
 
     id: str
     when: Moment
 
 
 class CancelById(Action, frozen=True):
-    """Stop what is known by that id."""
+    """Stop the timer, activity or child of that id."""
 
     id: str
     reason: str
@@ -54,31 +54,31 @@ class SendMessage(Action, frozen=True):
 
 
 class Publish(Action, frozen=True):
-    """Let others see a value."""
+    """Publish the latest value of a key."""
 
     key: str
     value: Any
 
 
 class End(Action, frozen=True):
-    """The machine is done. The last of its actions."""
+    """End the machine. No action may follow it."""
 
 
 class Complete(End, frozen=True):
-    """With a result."""
+    """End with a result."""
 
     value: Any
 
 
 class Fail(End, frozen=True):
-    """With an error."""
+    """End with an error."""
 
     error: BaseException
 
 
 class EndCancelled(End, frozen=True):
-    """As it was asked to."""
+    """End as cancelled."""
 
 
-#: What a handler returns.
+#: Return type of a handler.
 Actions = Action | Sequence[Action] | None

@@ -1,7 +1,7 @@
-"""A state machine at work: what happens becomes calls of its handlers, and what they return is done.
+"""Runs a state machine: calls its handlers for events, and performs the actions that they return.
 
-Everything here is asked of the `Context`, as any workflow would. An event is queued by the record that it comes from and handled
-before the next record is applied, so that the order of the history is the order of the calls.
+The runner uses a `Context`, like any workflow. The record behind an event queues it, and the event is handled before
+the next record is applied, so handlers are called in the order of the history.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ O = TypeVar("O")  # noqa: E741  # as in Output
 
 
 class _Pending:
-    """Something under way that has an id."""
+    """An activity, child or timer that was started under an id and has not ended."""
 
     __slots__ = ("child", "id", "timer", "what")
 
@@ -55,32 +55,35 @@ class _Pending:
 
 
 class _Event(Struct, frozen=True):
-    """A call of a handler that is due."""
+    """A pending call of a handler."""
 
     handler: str
     arguments: tuple[Any, ...]
-    #: What has ended with it.
+    #: The activity, child or timer that ended.
     source: _Pending | None = None
 
 
 class MachineRunner(Generic[I, O]):
-    """See the module."""
+    """Runs one instance of a state machine to its end."""
 
     def __init__(self, ctx: Context, machine: StateMachine[I, O]) -> None:
-        self._ctx = ctx
+        #: Context of the run; handlers read time, randomness and the log from it.
+        self.ctx = ctx
         self._machine = machine
         self._events: deque[_Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._open: dict[str, _Pending] = {}
-        #: Ids of what was asked to stop and has not ended.
-        self._stopping: set[str] = set()
+        #: Ids that the machine has cancelled and that have not ended; the default handlers ignore their failure.
+        self.stopping: set[str] = set()
+        #: Actions made by the handler that is being called; None between calls.
+        self._made: list[Action] | None = None
         self._end: End | None = None
-        #: Why the run is to stop; None: it is not.
+        #: Reason of the run's cancellation; None: it was not cancelled.
         self._cancelled: str | None = None
 
     async def run(self, input: I) -> O:
-        """Operate the machine to its end."""
-        self._machine._context = self._ctx
+        """Run the machine to its end; returns its result or raises its error."""
+        self._machine._runner = self
         if self._machine.messages:
             self._listen()
         self._call(_Event("on_start", (input,)))
@@ -93,10 +96,15 @@ class MachineRunner(Generic[I, O]):
             raise self._end.error
         raise asyncio.CancelledError(self._cancelled)
 
-    # what happens
+    def made(self, action: Action) -> None:
+        """Note an action that the current handler has made, to detect one that it does not return."""
+        if self._made is not None:
+            self._made.append(action)
+
+    # Events
 
     def _listen(self) -> None:
-        self._ctx.receive_any(*self._machine.messages).add_done_callback(self._received)
+        self.ctx.receive_any(*self._machine.messages).add_done_callback(self._received)
 
     def _received(self, receiving: asyncio.Future[ReceivedMessage[Any]]) -> None:
         if receiving.cancelled() or self._end is not None:
@@ -106,7 +114,7 @@ class MachineRunner(Generic[I, O]):
             message = receiving.result()
             self._put(_Event("on_message", (message.name, message.value)))
         else:
-            self._ctx.log.warning("a message that does not fit is passed over: %s", error)
+            self.ctx.log.warning("ignoring a message that cannot be decoded: %s", error)
         self._listen()
 
     def _ended(self, source: _Pending, ended: asyncio.Future[Any]) -> None:
@@ -129,8 +137,8 @@ class MachineRunner(Generic[I, O]):
         while not self._events:
             if not self._open and not self._machine.messages:
                 raise WorkflowError(
-                    f"{self._named()} waits for nothing any more: no activity, child, timer or message is left that could bring it "
-                    "on. Its last handler has to return an action, complete(...) or fail(...)"
+                    f"{self._named()} waits for nothing: no activity, child, timer or message is left that could wake "
+                    "it; its last handler has to return an action, complete(...) or fail(...)"
                 )
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -138,13 +146,13 @@ class MachineRunner(Generic[I, O]):
             except asyncio.CancelledError as cancellation:
                 task = asyncio.current_task()
                 if task is not None:
-                    # So that it is told of the next one, too.
+                    # Lets the next cancellation through.
                     task.uncancel()
                 self._cancelled = str(cancellation.args[0] or "") if cancellation.args else ""
                 self._events.append(_Event("on_cancel", (self._cancelled,)))
         return self._events.popleft()
 
-    # what the machine makes of it
+    # Handlers and actions
 
     def _handle(self, event: _Event) -> None:
         source = event.source
@@ -153,14 +161,12 @@ class MachineRunner(Generic[I, O]):
         elif self._open.get(source.id) is source:
             del self._open[source.id]
             self._call(event)
-            self._stopping.discard(source.id)
+            self.stopping.discard(source.id)
 
     def _call(self, event: _Event) -> None:
-        machine, made = self._machine, list[Action]()
-        machine._made = made
-        machine._stopping = frozenset(self._stopping)
-        returned: Actions = getattr(machine, event.handler)(*event.arguments)
-        machine._made = None
+        self._made = made = list[Action]()
+        returned: Actions = getattr(self._machine, event.handler)(*event.arguments)
+        self._made = None
         actions = self._checked(event.handler, returned)
         given = {id(action) for action in actions}
         for action in made:
@@ -189,20 +195,20 @@ class MachineRunner(Generic[I, O]):
                 opened = self._opened(handler, action.id, "timer")
                 with self._inside(action.id):
                     opened.timer = (
-                        self._ctx.sleep_until(action.when)
+                        self.ctx.sleep_until(action.when)
                         if isinstance(action.when, datetime.datetime)
-                        else self._ctx.sleep(action.when)
+                        else self.ctx.sleep(action.when)
                     )
                 opened.timer.add_done_callback(lambda ended: self._ended(opened, ended))
             case CancelById():
                 self._stop(handler, action)
             case SendMessage():
-                self._ctx.send(action.run, action.channel, action.value, key=action.key)
+                self.ctx.send(action.run, action.channel, action.value, key=action.key)
             case Publish():
-                self._ctx.publish(action.key, action.value)
+                self.ctx.publish(action.key, action.value)
             case End():
                 if isinstance(action, EndCancelled) and self._cancelled is None:
-                    self._refuse(handler, "returned cancelled(), but nobody asked the run to stop")
+                    self._refuse(handler, "returned cancelled(), but the run was not cancelled")
                 self._end = action
             case _:
                 self._refuse(handler, f"returned {action!r}, which is no action of a state machine")
@@ -219,7 +225,7 @@ class MachineRunner(Generic[I, O]):
             )
         opened = self._opened(handler, action.id, action.what)
         with self._inside(action.id):
-            opened.child = self._ctx.spawn(
+            opened.child = self.ctx.spawn(
                 action.call,
                 queue=action.queue,
                 priority=action.priority,
@@ -234,7 +240,7 @@ class MachineRunner(Generic[I, O]):
             there = ", ".join(map(repr, self._open)) or "none"
             self._refuse(handler, f"wants to cancel {action.id!r}, which is not under way; what is: {there}")
         if opened.child is not None:
-            self._stopping.add(action.id)
+            self.stopping.add(action.id)
             opened.child.cancel(action.reason)
         elif opened.timer is not None:
             del self._open[action.id]
@@ -249,10 +255,10 @@ class MachineRunner(Generic[I, O]):
         return opened
 
     def _inside(self, id: str) -> Any:
-        return inside(self._ctx._runtime.open_scope(id))
+        return inside(self.ctx._runtime.open_scope(id))
 
     def _named(self) -> str:
-        return f"{type(self._machine).__qualname__} (run {self._ctx.run_id!r})"
+        return f"{type(self._machine).__qualname__} (run {self.ctx.run_id!r})"
 
     def _refuse(self, handler: str, what: str) -> NoReturn:
         raise WorkflowError(f"{handler} of {self._named()} {what}")

@@ -1,8 +1,9 @@
-"""Workflows as state machines: a class with a handler for each kind of thing that may happen, which says what is to be done next.
+"""State machines: workflows written as a class with a handler for each kind of event.
 
-Handlers are called one at a time, in the order of the history, and decide without waiting: they return actions. What the machine
-remembers are its attributes, which replay rebuilds by calling the same handlers with the same events. So a machine is a workflow as
-any other, on the same runs and the same history; activities, timers and children go by ids that the handlers choose.
+Handlers are called one at a time, in the order of the history. They do not wait: they return actions. The machine's
+state is its attributes; replay rebuilds it by calling the same handlers with the same events. A machine is a workflow
+like any other, with the same runs and the same history. Activities, timers and children have ids that the handlers
+choose.
 """
 
 from __future__ import annotations
@@ -51,18 +52,16 @@ HANDLERS = (
 class StateMachine(Generic[I, O]):
     """A workflow of handlers: `class Approval(StateMachine[Request, str], type="expenses.approval.v1")`.
 
-    The class is given to `Engine(url, [Approval])` as a workflow is; `Approval.call(request)` is what is started. `retry` is for the
-    machine as a whole. A class without a `type` is a base for others.
+    Pass the class to `Engine(url, [Approval])` like a workflow, and start `Approval.call(request)`. `retry` is the
+    policy of the machine as a whole. A class without a `type` is a base of others.
     """
 
-    #: What `on_message` is told of; other messages stay where they are.
+    #: Channels that `on_message` gets messages of; other messages stay in the inbox.
     messages: ClassVar[Sequence[Channel[Any]]] = ()
 
     _definition: ClassVar[Workflow[..., Any] | None] = None
-    _context: Context | None = None
-    #: What the handler that is being called has made so far; None outside of a run.
-    _made: list[Action] | None = None
-    _stopping: frozenset[str] = frozenset()
+    #: Runs this instance; None outside of a run.
+    _runner: MachineRunner[I, O] | None = None
 
     def __init_subclass__(cls, *, type: str | None = None, retry: Retry | int | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,58 +69,68 @@ class StateMachine(Generic[I, O]):
         cls._definition = None if type is None else _workflow(cls, type, retry)
 
     @classmethod
+    def has_type(cls) -> bool:
+        """True if the class is a workflow; False for a base of others, which has no type."""
+        return cls._definition is not None
+
+    @classmethod
     def definition(cls) -> Workflow[[I], O]:
-        """The workflow that it is. Raises `UsageError` for a class without a type."""
+        """The machine as a workflow. Raises `UsageError` for a class without a type."""
         if cls._definition is None:
             raise UsageError(
-                f'{cls.__qualname__} has no type to be stored under: class {cls.__name__}(StateMachine[...], type="...")'
+                f"{cls.__qualname__} has no type to be stored under: "
+                f'class {cls.__name__}(StateMachine[...], type="...")'
             )
         return cls._definition
 
     @classmethod
     def call(cls, input: I) -> Call[O]:
-        """What to run: this machine, with that input. Raises `BadArguments` when it does not fit."""
+        """Build a call of this machine. Raises `BadArguments` if the input does not fit."""
         return cls.definition()(input)
 
-    # handlers
+    # Handlers
 
     def on_start(self, input: I) -> Actions:
-        """The machine begins."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no on_start, which says what to begin with")
+        """Handle the start of the machine."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no on_start, which returns the first actions")
 
     def on_activity_completed(self, id: str, result: Any) -> Actions:
-        """An activity has a result. By default nothing follows."""
+        """Handle the result of an activity. Does nothing by default."""
         return None
 
     def on_activity_failed(self, id: str, error: Exception) -> Actions:
-        """An activity has failed for good, or was cancelled (`RunCancelled`). By default the machine fails with that error."""
+        """Handle an activity that failed for good or was cancelled (`RunCancelled`). Fails the machine by default."""
         return self._by_default(id, error)
 
     def on_timer(self, id: str) -> Actions:
-        """A timer is due. By default nothing follows."""
+        """Handle a timer that is due. Does nothing by default."""
         return None
 
     def on_message(self, name: str, value: Any) -> Actions:
-        """A message of one of the channels in `messages` has come. By default nothing follows."""
+        """Handle a message of one of the channels in `messages`. Does nothing by default."""
         return None
 
     def on_child_completed(self, id: str, result: Any) -> Actions:
-        """A child has a result. By default nothing follows."""
+        """Handle the result of a child. Does nothing by default."""
         return None
 
     def on_child_failed(self, id: str, error: Exception) -> Actions:
-        """A child has failed for good, or was cancelled (`RunCancelled`). By default the machine fails with that error."""
+        """Handle a child that failed for good or was cancelled (`RunCancelled`). Fails the machine by default."""
         return self._by_default(id, error)
 
     def on_cancel(self, reason: str) -> Actions:
-        """The run is asked to stop. By default it does; a handler may do something first and return `cancelled()` later."""
+        """Handle the cancellation of the run.
+
+        Stops by default; a handler may clean up first and return `cancelled()` later.
+        """
         return self.cancelled()
 
     def _by_default(self, id: str, error: Exception) -> Actions:
-        # Whoever asked it to stop was not surprised.
-        return None if isinstance(error, RunCancelled) and id in self._stopping else self.fail(error)
+        # The machine itself cancelled it.
+        cancelled = self._runner is not None and isinstance(error, RunCancelled) and id in self._runner.stopping
+        return None if cancelled else self.fail(error)
 
-    # actions
+    # Actions
 
     def activity(
         self,
@@ -132,7 +141,10 @@ class StateMachine(Generic[I, O]):
         priority: int | None = None,
         deadline: Moment | None = None,
     ) -> Action:
-        """Start an activity. Its policy is its own, or that of `call.options(...)`. The id is free again when it has ended."""
+        """Start an activity, with its own settings or those of `call.options(...)`.
+
+        The id is free again when it has ended.
+        """
         return self._make(StartRun(id, call, "activity", queue, priority, deadline, "cancel"))
 
     def child(
@@ -145,43 +157,43 @@ class StateMachine(Generic[I, O]):
         deadline: Moment | None = None,
         on_close: Literal["cancel", "abandon", "wait"] = "cancel",
     ) -> Action:
-        """Start another workflow as a child run; `on_close` says what becomes of it if the machine ends first."""
+        """Start another workflow as a child run; `on_close` decides about a child that outlives the machine."""
         return self._make(StartRun(id, call, "child", queue, priority, deadline, on_close))
 
     def timer(self, id: str, when: Moment) -> Action:
-        """Start a timer: a duration from now, or a datetime with a time zone."""
+        """Start a timer, for a duration from now or for a datetime with a time zone."""
         return self._make(StartTimer(id, when))
 
     def cancel(self, id: str, reason: str = "") -> Action:
-        """Stop a timer, which is forgotten; or ask an activity or a child to stop, whose end is told when it has."""
+        """Drop a timer, or cancel an activity or child; the handler of its end is still called."""
         return self._make(CancelById(id, reason))
 
     def send(self, run: str, channel: Channel[Any] | str, value: Any = None, *, key: str | None = None) -> Action:
-        """Send a message to another run; one that has finished or does not exist gets nothing."""
+        """Send a message to another run; a run that has finished or does not exist gets nothing."""
         return self._make(SendMessage(run, channel, snapshot(value), key))
 
     def publish(self, key: str, value: Any) -> Action:
-        """Let others see a value, at any time: `handle.state(key)`."""
+        """Publish the latest value of a key; others read it with `handle.state(key)`."""
         return self._make(Publish(key, snapshot(value)))
 
     def complete(self, value: O) -> Action:
-        """End, with this result. What is still under way is stopped."""
+        """End with this result; activities and children that still run are cancelled."""
         return self._make(Complete(snapshot(value)))
 
     def fail(self, error: Exception) -> Action:
-        """End, with this error."""
+        """End with this error."""
         return self._make(Fail(error))
 
     def cancelled(self) -> Action:
-        """End as cancelled, after the run was asked to stop."""
+        """End as cancelled, after `on_cancel`."""
         return self._make(EndCancelled())
 
     def _make(self, action: A) -> A:
-        if self._made is not None:
-            self._made.append(action)
+        if self._runner is not None:
+            self._runner.made(action)
         return action
 
-    # what is the same on replay
+    # The run; the same on replay
 
     @property
     def run_id(self) -> str:
@@ -207,17 +219,17 @@ class StateMachine(Generic[I, O]):
         return self._ctx("uuid").uuid()
 
     def patched(self, name: str) -> bool:
-        """Whether the run follows the changed code here; see `Context.patched`."""
+        """Tell whether the run follows the changed code here, like `Context.patched`."""
         return self._ctx("patched").patched(name)
 
     def version(self, name: str, latest: int) -> int:
-        """The version of the code that the run follows here; see `Context.version`."""
+        """The version of the code that the run follows here, like `Context.version`."""
         return self._ctx("version").version(name, latest)
 
     def _ctx(self, what: str) -> Context:
-        if self._context is None:
+        if self._runner is None:
             raise UsageError(f"{type(self).__qualname__}.{what} is there for handlers, while the machine runs")
-        return self._context
+        return self._runner.ctx
 
 
 def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | int | None) -> Workflow[..., Any]:
@@ -232,7 +244,7 @@ def _workflow(cls: type[StateMachine[Any, Any]], type: str, retry: Retry | int |
 
 
 def _parameters(cls: type) -> tuple[Any, Any]:
-    """What a machine takes and gives, as its bases say; type variables are left as they are."""
+    """Input and output types of a machine, from its bases; type variables stay as they are."""
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = typing.get_origin(base) or base
         if origin is StateMachine:
@@ -246,7 +258,7 @@ def _parameters(cls: type) -> tuple[Any, Any]:
 
 
 def _filled(declared: Any, filled: dict[Any, Any]) -> Any:
-    """A type with its variables replaced."""
+    """Replace the variables of a type."""
     if isinstance(declared, TypeVar):
         return filled.get(declared, declared)
     names = getattr(declared, "__parameters__", ())
@@ -257,7 +269,7 @@ def _check_handlers(cls: type[StateMachine[Any, Any]]) -> None:
     for name in HANDLERS:
         if inspect.iscoroutinefunction(getattr(cls, name)):
             raise BadArguments(
-                f"{cls.__qualname__}.{name} is an `async def`; a handler waits for nothing, it returns what is to be done"
+                f"{cls.__qualname__}.{name} is an `async def`; a handler does not wait, it returns actions"
             )
     for name in vars(cls):
         if name.startswith("on_") and name not in HANDLERS:
@@ -268,6 +280,6 @@ def _check_handlers(cls: type[StateMachine[Any, Any]]) -> None:
         raise BadArguments(f"{cls.__qualname__}.messages is a tuple of channels: (Channel('decision', bool),)")
     if cls.on_message is not StateMachine.on_message and not cls.messages:
         raise BadArguments(
-            f"{cls.__qualname__} has an on_message, but says of no messages that it wants them: "
+            f"{cls.__qualname__} has an on_message but no channels to receive from: "
             "messages = (Channel('decision', bool),)"
         )
