@@ -1,32 +1,32 @@
 """Every error that Perdure raises.
 
     PerdureError
-      UsageError (also ValueError)
+      UsageError (also ValueError): the caller's request cannot be carried out
         UnknownWorkflow   InvalidId   InvalidName   InvalidDuration   InvalidCursor   BadArguments (also TypeError)
         EncodeError   DecodeError   PayloadTooLarge
-        RunExists   RunNotFound   RunFinished   EngineClosed
+        RunExists   RunNotFound   RunFinished   SingletonBusy   EngineClosed
         InvalidSchedule   ScheduleExists   ScheduleNotFound
-        SingletonBusy
-      WorkflowError: the workflow's code is at fault
+      WorkflowError: the workflow's code breaks a rule of durable execution
         NeverAwaited   DuplicateName   NotInWorkflow   LoopStuck   Diverged   ChildLimit
-      Locked: somebody else holds a lock   LockLost: whoever held it does not any more
-      Overloaded: there is enough to do already
-      StreamFull: a step emits faster than the database takes it in
-      StepFailed: a step's or child's error whose class is not known here
+      RunFailed   RunCancelled: the outcome of a run, raised where its result is awaited
+      Expired: the run passed its deadline
+        NotStarted
+      Undeliverable: the queue message of the run failed repeatedly
+      StepFailed: an error of a step or child whose class is not known here
         StepTimeout (also TimeoutError)   ProcessDied
           ActivityTimeout
-      RunFailed   RunCancelled: the outcome of a run, to whoever waits for its result
-      Expired: a run past its deadline
-        NotStarted
-      Undeliverable: a run whose queue message failed again and again
-      JoinError, RaceError (also ExceptionGroup): branches of a workflow that failed
-      StoreError
+      BreakerOpen: a circuit breaker refuses calls
+      JoinError, RaceError (also ExceptionGroup): branches of a workflow failed
+      Locked   LockLost: a named lock is held by another owner, or was lost
+      Overloaded: a queue or type has reached its watermark
+      StreamFull: a step emits faster than the database stores
+      StoreError: the database
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
 
-    Fatal, RetryAfter: raised by a step to steer its own retries
-    Rollback: raised by a step or a workflow to undo what was done
+    Fatal, RetryAfter: raised by a step to control its own retries
+    Rollback: raised by a step or workflow to undo completed work
 
-Messages say what happened, to which run, and what to do. What a program may want to look at is on the instance.
+Messages say what happened, to which run, and what to do. Details for programs are attributes of the instance.
 """
 
 from __future__ import annotations
@@ -40,52 +40,55 @@ if TYPE_CHECKING:
 
 
 class PerdureError(Exception):
-    """Whatever Perdure raises by itself."""
+    """Base class of the errors that Perdure raises."""
+
+
+# Errors of the caller
 
 
 class UsageError(PerdureError, ValueError):
-    """The caller asked for something that cannot be done; nothing was written."""
+    """The caller's request cannot be carried out; nothing was written."""
 
 
 class UnknownWorkflow(UsageError):
-    """No workflow of that type is registered here."""
+    """No workflow or activity of that type is registered here."""
 
 
 class InvalidId(UsageError):
-    """Not usable as an id."""
+    """The value cannot be an id."""
 
 
 class InvalidName(UsageError):
-    """Not usable as the name of a workflow, step, queue or message."""
+    """The value cannot be the name of a workflow, step, queue or message."""
 
 
 class InvalidDuration(UsageError):
-    """Not a duration."""
+    """The value is not a duration or a point in time."""
 
 
 class InvalidCursor(UsageError):
-    """Not a cursor that a listing returned."""
+    """The value is not a cursor of a listing."""
 
 
 class BadArguments(UsageError, TypeError):
-    """The arguments do not fit the workflow's parameters."""
+    """The arguments do not fit the parameters."""
 
 
 class EncodeError(UsageError):
-    """The value would not come back as it went in."""
+    """The value cannot be stored as JSON without loss."""
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
-        #: Where in the value, such as `order.items[3].price`.
+        #: Path of the part at fault, such as `order.items[3].price`.
         self.path = path
 
 
 class DecodeError(UsageError):
-    """The stored value does not fit the type that is expected of it."""
+    """The stored value does not fit the expected type."""
 
 
 class PayloadTooLarge(EncodeError):
-    """The encoded value is over the limit."""
+    """The encoded value exceeds the size limit."""
 
 
 class RunExists(UsageError):
@@ -93,47 +96,59 @@ class RunExists(UsageError):
 
 
 class RunNotFound(UsageError, LookupError):
-    """No such run."""
+    """There is no run of that id."""
 
 
 class RunFinished(UsageError):
-    """The run has its outcome and takes no more messages."""
+    """The run has finished and accepts no more messages."""
+
+
+class SingletonBusy(UsageError):
+    """Another run of the same singleton key has not finished."""
+
+    def __init__(self, message: str, *, run_id: str = "") -> None:
+        super().__init__(message)
+        #: Id of that run.
+        self.run_id = run_id
+
+
+class EngineClosed(UsageError):
+    """The engine was closed, or belongs to the parent of this forked process."""
 
 
 class InvalidSchedule(UsageError):
-    """A cron expression, time zone, interval or policy that is none."""
+    """The value is not a cron expression, time zone, interval or schedule policy."""
 
 
 class ScheduleExists(UsageError):
-    """There is another schedule of that id."""
+    """Another schedule has that id."""
 
 
 class ScheduleNotFound(UsageError, LookupError):
     """There is no schedule of that id."""
 
 
-class EngineClosed(UsageError):
-    """The engine was closed, or belongs to the process that this one was forked from."""
+# Errors in workflow code
 
 
 class WorkflowError(PerdureError):
-    """The workflow's own code breaks a rule of durable execution."""
+    """The workflow's code breaks a rule of durable execution."""
 
 
 class NeverAwaited(WorkflowError):
-    """The workflow ended with operations that nothing had ever awaited."""
+    """The workflow ended with operations that were never awaited."""
 
 
 class DuplicateName(WorkflowError):
-    """Two different functions were run as steps of one name."""
+    """Two different functions ran as steps of the same name."""
 
 
 class NotInWorkflow(WorkflowError):
-    """Workflow code tried to do I/O by itself, or called an engine."""
+    """Workflow code did I/O outside of a step, or called an engine."""
 
 
 class LoopStuck(WorkflowError):
-    """Workflow code kept its loop busy without ever waiting for anything durable."""
+    """Workflow code kept its event loop busy without waiting for anything durable."""
 
 
 class Diverged(WorkflowError):
@@ -141,78 +156,20 @@ class Diverged(WorkflowError):
 
     def __init__(self, message: str, *, expected: str = "", found: str = "") -> None:
         super().__init__(message)
-        #: What the history has, and what the code does instead.
+        #: Operation in the history, and the code's operation in its place.
         self.expected = expected
         self.found = found
 
 
 class ChildLimit(WorkflowError):
-    """A run would have too many children under way, or too many ancestors; the child was not started."""
+    """The run has too many unfinished children or too many ancestors; the child was not started."""
 
 
-class Locked(PerdureError):
-    """Somebody else holds the lock."""
-
-    def __init__(
-        self, message: str, *, name: str = "", owner: str = "", until: datetime.datetime | None = None
-    ) -> None:
-        super().__init__(message)
-        self.name = name
-        #: Who holds it, and until when at the least.
-        self.owner = owner
-        self.until = until
-
-
-class LockLost(PerdureError):
-    """The lock is not held any more: its time ran out, or somebody took it."""
-
-    def __init__(self, message: str, *, name: str = "") -> None:
-        super().__init__(message)
-        self.name = name
-
-
-class SingletonBusy(UsageError):
-    """Of what may go on only once at a time, another run is not over yet."""
-
-    def __init__(self, message: str, *, run_id: str = "") -> None:
-        super().__init__(message)
-        #: The run that is in the way.
-        self.run_id = run_id
-
-
-class Overloaded(PerdureError):
-    """A queue, or a type of runs, has as much to do as it is meant to; nothing was started."""
-
-    def __init__(self, message: str, *, depth: int = 0, high: int = 0) -> None:
-        super().__init__(message)
-        #: How many runs wait, as far as they were counted, and how many may.
-        self.depth = depth
-        self.high = high
-
-
-class StreamFull(PerdureError):
-    """A step emits faster than the database takes it in, and cannot wait."""
-
-
-class StepFailed(PerdureError):
-    """A step or child failed with an error whose class is not known here."""
-
-    def __init__(self, message: str, *, failure: Failure | None = None) -> None:
-        super().__init__(message)
-        #: The original: its type name, message, cause and traceback.
-        self.failure = failure
-
-
-class StepTimeout(StepFailed, TimeoutError):
-    """A step took longer than its timeout."""
-
-
-class ProcessDied(StepFailed):
-    """The process that a step ran in ended before the step did."""
+# Outcomes of runs, steps and branches
 
 
 class RunFailed(PerdureError):
-    """The run failed. Its error, where its class is known here, is the `__cause__`."""
+    """The run failed. The original error is the `__cause__` if its class is known here."""
 
     def __init__(self, message: str, *, run_id: str = "", failure: Failure | None = None) -> None:
         super().__init__(message)
@@ -229,19 +186,32 @@ class RunCancelled(PerdureError):
 
 
 class Expired(PerdureError):
-    """The run was not finished by its deadline."""
+    """The run did not finish by its deadline."""
 
 
 class NotStarted(Expired):
-    """No worker took the run in time."""
+    """No worker claimed the run in time."""
 
 
 class Undeliverable(PerdureError):
-    """The queue message that asked for the run to be worked on failed again and again."""
+    """The queue message that asked for the run's execution failed repeatedly."""
+
+
+class StepFailed(PerdureError):
+    """A step or child failed with an error whose class is not known here."""
+
+    def __init__(self, message: str, *, failure: Failure | None = None) -> None:
+        super().__init__(message)
+        #: The original error: type name, message, cause and traceback.
+        self.failure = failure
+
+
+class StepTimeout(StepFailed, TimeoutError):
+    """An attempt at a step exceeded its timeout."""
 
 
 class ActivityTimeout(StepTimeout):
-    """An attempt at an activity took too long, or was not heard of for too long."""
+    """An attempt at an activity exceeded its timeout, or sent no heartbeat in time."""
 
     def __init__(self, message: str, *, kind: str = "", failure: Failure | None = None) -> None:
         super().__init__(message, failure=failure)
@@ -249,25 +219,29 @@ class ActivityTimeout(StepTimeout):
         self.kind = kind
 
 
+class ProcessDied(StepFailed):
+    """The process of a step ended before the step did."""
+
+
 class BreakerOpen(PerdureError):
-    """What was called depends on something that is failing, and is left alone until a breaker closes."""
+    """A circuit breaker is open, so the call was not made."""
 
     def __init__(self, message: str, *, name: str = "", until: int = 0) -> None:
         super().__init__(message)
         self.name = name
-        #: When the next call may be let pass, in microseconds since the epoch; 0: when somebody says so.
+        #: Time of the next probe, in microseconds since the epoch; 0: the breaker was opened by hand and stays open.
         self.until = until
 
 
 class BranchesFailed(ExceptionGroup[Exception], PerdureError):
     """Branches of a workflow failed; a group of their errors."""
 
-    #: The error of each branch that failed, by its name.
+    #: Error of each failed branch, by name.
     errors: Mapping[str, Exception] = {}
 
     @classmethod
     def of(cls, what: str, errors: Mapping[str, Exception], count: int) -> Any:
-        """The error for `what`, some or all of whose `count` branches failed."""
+        """Make the error of a join or race, called `what`, with `count` branches."""
         listed = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in errors.items())
         made = cls(f"{len(errors)} of {count} branches of {what} failed: {listed}", list(errors.values()))
         made.errors = dict(errors)
@@ -275,7 +249,7 @@ class BranchesFailed(ExceptionGroup[Exception], PerdureError):
 
 
 class JoinError(BranchesFailed):
-    """Not all branches of a join succeeded; `results` has what the others gave."""
+    """At least one branch of a join failed; `results` has the values of the others."""
 
     results: Mapping[str, Any] = {}
 
@@ -284,8 +258,49 @@ class RaceError(BranchesFailed):
     """Every branch of a race failed."""
 
 
+# Locks and load
+
+
+class Locked(PerdureError):
+    """Another owner holds the lock."""
+
+    def __init__(
+        self, message: str, *, name: str = "", owner: str = "", until: datetime.datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        #: Current owner, and the earliest time when its lock expires.
+        self.owner = owner
+        self.until = until
+
+
+class LockLost(PerdureError):
+    """The lock expired or was taken over."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Overloaded(PerdureError):
+    """A queue or type has reached its watermark; nothing was started."""
+
+    def __init__(self, message: str, *, depth: int = 0, high: int = 0) -> None:
+        super().__init__(message)
+        #: Number of waiting runs, as far as they were counted, and the watermark.
+        self.depth = depth
+        self.high = high
+
+
+class StreamFull(PerdureError):
+    """An async step emits faster than the database stores, and cannot wait."""
+
+
+# The database
+
+
 class StoreError(PerdureError):
-    """The database."""
+    """Base class of errors of the database."""
 
 
 class StoreUnavailable(StoreError):
@@ -297,23 +312,26 @@ class StoreReadOnly(StoreError):
 
 
 class StoreFull(StoreError):
-    """The database has no room or its disk fails."""
+    """The database has no room, or its disk fails."""
 
 
 class StoreCorrupt(StoreError):
-    """The database's content is not what Perdure wrote."""
+    """The database holds data that Perdure did not write."""
 
 
 class SchemaMismatch(StoreError):
-    """The tables are missing, newer than this version of Perdure, or were changed by hand."""
+    """The tables are missing, were changed by hand, or belong to a newer version of Perdure."""
+
+
+# Raised by users' code
 
 
 class Fatal(Exception):
-    """Raise it in a step to say that trying again is of no use."""
+    """Raise it in a step to fail without another attempt."""
 
 
 class Rollback(Fatal):
-    """Raise it in a workflow or a step to give up and undo what was done; nothing is tried again."""
+    """Raise it in a workflow or step to give up without another attempt and undo completed work."""
 
 
 class RetryAfter(Exception):
@@ -329,4 +347,4 @@ class RetryAfter(Exception):
 
 
 class Evicted(BaseException):
-    """Thrown once through a run's tasks to end them here. Not an outcome: the run goes on elsewhere, or later."""
+    """Thrown through a run's tasks to end them in this process. The run continues elsewhere, or later."""

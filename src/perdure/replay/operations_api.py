@@ -98,8 +98,8 @@ class OperationsApi(ABC):
         self._origin = origin
         life = origin.life
         #: What the ids of its children, and keys, follow from: a run that began anew has children of its own.
-        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{root_generation}"
-        self._key = f"{origin.run_id}:{root_generation}"
+        self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
+        self._key = f"{origin.run_id}:{life}"
         self._codec = codec
         self._earlier = earlier
         self._open: dict[str, OpenOperation] = {}

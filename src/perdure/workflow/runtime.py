@@ -157,7 +157,7 @@ class Runtime(Protocol):
         """Resolve at a time."""
 
     def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
-        """Resolve to the next message of those names, as `ReceivedMessage` if `named`; raises `TimeoutError` at `due`."""
+        """Resolve to the next message of those names (`ReceivedMessage` if `named`); raises `TimeoutError` at `due`."""
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
         """Start a child run; resolves to its decoded result."""
