@@ -7,10 +7,10 @@ import os
 
 from perdure import Handle
 from perdure.core.model.record import NewMessage
-from perdure.testing.invariants import scan_store
 from tests.endless.app import counting, listening
 from tests.endless.labour import MOST_KILOBYTES, MOST_ROWS, Labour, resumed_within, rows_of, until_iteration
 from tests.engine.stage import Stage
+from tests.invariants import scan_store
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 

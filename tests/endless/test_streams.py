@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from perdure.testing.invariants import scan_store
 from tests.endless.app import WORDS, speaking
 from tests.endless.labour import Labour
 from tests.engine.stage import Stage
 from tests.helpers import eventually
+from tests.invariants import scan_store
 
 
 async def test_what_a_killed_worker_emitted_stays_and_nothing_is_there_twice(stage: Stage, labour: Labour) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perdure import Context, Handle, RunCancelled, Status, workflow
-from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage
 from tests.helpers import eventually
+from tests.invariants import scan_store
 
 
 @workflow("renewal.patient.v1")

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from perdure import Circuit, Engine, Handle, Status
-from perdure.testing.invariants import scan_store
 from tests.engine.breaking import NARROW, PROBES, WIDE, WORKFLOWS, act, flow
 from tests.engine.stage import Stage, set_up
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 

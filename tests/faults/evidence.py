@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from perdure.testing.invariants import Known, scan_store
 from tests.faults import app
 from tests.faults.app import ITEMS, STREAM
 from tests.faults.homes import Home, Look
+from tests.invariants import Known, scan_store
 
 Row = tuple[Any, ...]
 

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from perdure.testing.crash import Trap
-from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage
 from tests.faults.deeds import deeds
 from tests.faults.family import Family
+from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 from tests.transactions.tables import prepare, table

@@ -21,9 +21,9 @@ from perdure import Engine
 from perdure.core.model.run import RunFilter, Status
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.testing.invariants import Known, scan_store
 from tests.faults.failing_over import WORKFLOWS, expected, request, schedule
 from tests.helpers import eventually
+from tests.invariants import Known, scan_store
 from tests.servers.databases import execute
 from tests.servers.forwarder import Forwarder
 from tests.servers.mariadb import Mariadb

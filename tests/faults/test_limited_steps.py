@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from perdure.testing.crash import Trap
-from perdure.testing.invariants import scan_store
 from tests.faults import app, narrow
 from tests.faults.family import Family
 from tests.faults.homes import Home, Homes, Look
+from tests.invariants import scan_store
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 #: Cases when not proving: in a file, and on a server, where each takes longer and passes the same code.

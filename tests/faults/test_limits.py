@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from perdure import Call, Engine, Status
-from perdure.testing.invariants import scan_store
 from tests.faults import siege
 from tests.faults.family import Child, Family
 from tests.faults.homes import Homes, Look
 from tests.helpers import eventually
+from tests.invariants import scan_store
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 PROCESSES = 16 if WHOLE else 3

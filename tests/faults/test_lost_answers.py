@@ -22,11 +22,11 @@ from perdure.store import MUTATING_VERBS, Retrying, Store, migration_status, ope
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, a_run
-from perdure.testing.invariants import scan_store
 from tests.faults.operations import OPERATIONS, Steady
 from tests.faults.proxy import Fault, Loss, Proxy
 from tests.faults.served import Served, store_at
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.servers.places import TABLES
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))

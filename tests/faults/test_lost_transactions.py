@@ -12,10 +12,10 @@ import pytest
 from perdure import Context, Engine, workflow
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.testing.invariants import scan_store
 from tests.faults.proxy import Fault, Loss, Proxy
 from tests.faults.served import Served
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.transactions.tables import put, table_at
 
 TIMES = 50 if os.environ.get("PERDURE_PROVE") else 5

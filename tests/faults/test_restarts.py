@@ -16,11 +16,11 @@ from perdure import Engine, Handle
 from perdure.core.model.run import RunFilter, Status
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.testing.invariants import Known, scan_store
 from tests.faults import app, labour
 from tests.faults.family import Child, Family
 from tests.faults.roles import WORKFLOWS
 from tests.helpers import eventually
+from tests.invariants import Known, scan_store
 from tests.servers.mariadb import Mariadb
 from tests.servers.postgres import Missing, Postgres
 

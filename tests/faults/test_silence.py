@@ -15,13 +15,13 @@ from perdure import Engine, Handle
 from perdure.core.model.worker_info import WorkerStatus
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.testing.invariants import scan_store
 from tests.faults import app, labour
 from tests.faults.family import Child, Family
 from tests.faults.proxy import Proxy
 from tests.faults.roles import WORKFLOWS
 from tests.faults.served import Served
 from tests.helpers import eventually
+from tests.invariants import scan_store
 
 
 class Site:

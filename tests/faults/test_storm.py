@@ -11,12 +11,12 @@ import pytest
 
 from perdure import Engine, Status
 from perdure.core.model.worker_info import WorkerStatus
-from perdure.testing.invariants import scan_store
 from tests.faults import storm
 from tests.faults.app import note
 from tests.faults.family import Child, Family
 from tests.faults.homes import Homes, Look
 from tests.helpers import eventually
+from tests.invariants import scan_store
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 PROCESSES = 8 if WHOLE else 3

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from perdure import Engine, RunFinished
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
-from perdure.testing.invariants import scan_store
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.laws import programs
 from tests.laws.programs import (
     LEAVES,

@@ -18,8 +18,8 @@ from perdure.store.mysql.dialect import MYSQL
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.sqlite.connection import SQLITE
 from perdure.testing.conformance.harness import ACTOR, a_run
-from perdure.testing.invariants import Known, scan_store
 from tests.helpers import eventually
+from tests.invariants import Known, scan_store
 from tests.migrations.conftest import Place, Servers, a_place
 from tests.migrations.versions import LATER, tasting
 

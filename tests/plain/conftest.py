@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.testing.invariants import scan_store
+from tests.invariants import scan_store
 from tests.plain.places import KINDS, Plain
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas

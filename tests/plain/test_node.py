@@ -20,8 +20,8 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.plain_sql import NAMES, statement
 from perdure.store.postgres.dialect import POSTGRES
-from perdure.testing.invariants import scan_store
 from tests.helpers import eventually
+from tests.invariants import scan_store
 from tests.servers.schemas import Schemas, postgres_dsn
 
 WORKER = Path(__file__).parent.parent.parent / "examples" / "node-worker"

@@ -13,9 +13,9 @@ from perdure.errors import StoreReadOnly
 from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.testing.conformance.harness import ACTOR, a_run
-from perdure.testing.invariants import Known, scan_store
 from tests.engine.stage import until
 from tests.helpers import eventually
+from tests.invariants import Known, scan_store
 from tests.servers.postgres import Postgres, Standby
 from tests.servers.private import Missing
 

@@ -13,7 +13,7 @@ from perdure.host import Host
 from perdure.store import Retrying, open_store
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing.conformance.harness import ACTOR, a_run
-from perdure.testing.invariants import Known, scan_store
+from tests.invariants import Known, scan_store
 from tests.servers.pgbouncer import Pgbouncer
 from tests.servers.schemas import Schemas
 

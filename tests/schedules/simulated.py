@@ -17,12 +17,12 @@ from perdure import Call, Engine, Every, PerdureError, Schedule
 from perdure.core.audit import Event
 from perdure.core.time.schedule import run_id_of
 from perdure.store import open_store
-from perdure.testing.invariants import scan_store
-from perdure.testing.simulation import _undisturbed
-from perdure.testing.simulation.loop import Violation
-from perdure.testing.simulation.nemesis import Nemesis
-from perdure.testing.simulation.system import SimSystem
-from perdure.testing.simulation.world import World
+from tests.invariants import scan_store
+from tests.simulation.loop import Violation
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.simulate import _undisturbed
+from tests.simulation.system import SimSystem
+from tests.simulation.world import World
 
 CALL: Call[Any] = Call.named("simulated.tick.v1")
 SECOND = 1_000_000

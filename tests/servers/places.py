@@ -21,7 +21,7 @@ from perdure.store import open_store
 from perdure.store.migrations import known
 from perdure.store.sql.dialect import Dialect
 from perdure.store.url import PostgresUrl, SqliteUrl, parse
-from perdure.testing.invariants import scan
+from tests.invariants import scan
 
 TABLES = (
     "runs", "history", "messages", "events", "outputs", "topics", "pauses", "schedules", "workers", "registry", "gates", "lines",

@@ -23,7 +23,6 @@ from perdure.store.sql.turn import Standing
 from perdure.store.sqlite import claim, commit, state_changes
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.simulation.loop import LANE
 from perdure.worker import worker
 from perdure.worker.claiming.claimer import Claimer
 from perdure.worker.claiming.residents import Residents
@@ -31,6 +30,7 @@ from perdure.worker.run.activity_run import ActivityRun
 from perdure.worker.run.commit_lock import CommitLock
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.activity_attempt import ActivityAttempt
+from tests.simulation.loop import LANE
 
 Patch = pytest.MonkeyPatch
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from perdure.store import Store
-from perdure.testing.simulation.faults import READING_VERBS, WRITING_VERBS, FaultStore
-from perdure.testing.simulation.loop import Process, SimLoop, Violation
+from tests.simulation.faults import READING_VERBS, WRITING_VERBS, FaultStore
+from tests.simulation.loop import Process, SimLoop, Violation
 
 
 def new_loop(seed: int = 0) -> SimLoop:

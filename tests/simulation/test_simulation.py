@@ -10,10 +10,10 @@ from collections import Counter
 
 import pytest
 
-from perdure.testing.simulation import Report, simulate
 from tests.simulation.planted import PLANTED, PLANTED_IN_STREAMS
 from tests.simulation.planted_at_gates import PLANTED_AT_GATES
 from tests.simulation.planted_with_clocks import PLANTED_WITH_CLOCKS
+from tests.simulation.simulate import Report, simulate
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 
@@ -172,31 +172,31 @@ def live(
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 def test_every_promise_holds_whatever_goes_wrong(first: int) -> None:
     findings = {seed: found for seed in range(first, first + BATCH) if (found := live(seed).findings)}
-    assert not findings, "see them with: python -m perdure.testing.simulation --trace --seed N"
+    assert not findings, "see them with: python -m tests.simulation --trace --seed N"
 
 
 @pytest.mark.parametrize("first", range(0, ACTIVE_SEEDS, BATCH))
 def test_every_promise_holds_for_activities_and_for_what_is_over(first: int) -> None:
     findings = {s: found for s in range(first, first + BATCH) if (found := live(s, activities=True).findings)}
-    assert not findings, "see them with: python -m perdure.testing.simulation --activities --trace --seed N"
+    assert not findings, "see them with: python -m tests.simulation --activities --trace --seed N"
 
 
 @pytest.mark.parametrize("first", range(0, LIMITED_SEEDS, BATCH))
 def test_every_promise_holds_for_what_has_to_pass_gates(first: int) -> None:
     findings = {s: found for s in range(first, first + BATCH) if (found := live(s, limits=True).findings)}
-    assert not findings, "see them with: python -m perdure.testing.simulation --limits --trace --seed N"
+    assert not findings, "see them with: python -m tests.simulation --limits --trace --seed N"
 
 
 @pytest.mark.parametrize("first", range(0, STREAM_SEEDS, BATCH))
 def test_items_and_details_before_a_recorded_end_are_there_in_order_and_once(first: int) -> None:
     findings = {s: found for s in range(first, first + BATCH) if (found := live(s, streams=True).findings)}
-    assert not findings, "see them with: python -m perdure.testing.simulation --streams --trace --seed N"
+    assert not findings, "see them with: python -m tests.simulation --streams --trace --seed N"
 
 
 @pytest.mark.parametrize("first", range(0, CLOCKED_SEEDS, BATCH))
 def test_every_promise_holds_where_clocks_differ(first: int) -> None:
     findings = {s: found for s in range(first, first + BATCH) if (found := live(s, clocks=True).findings)}
-    assert not findings, "see them with: python -m perdure.testing.simulation --clocks --trace --seed N"
+    assert not findings, "see them with: python -m tests.simulation --clocks --trace --seed N"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 TRACES = """
-from perdure.testing.simulation import simulate
+from tests.simulation.simulate import simulate
 for seed in range(500, 508):
     print(simulate(seed, activities=seed % 4 == 1, limits=seed % 4 == 3, clocks=seed % 2 == 0).digest)
 """
@@ -265,7 +265,7 @@ def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:
 
 
 def test_the_command_line_shows_a_trace() -> None:
-    command = [sys.executable, "-m", "perdure.testing.simulation", "--seed", "7", "--trace"]
+    command = [sys.executable, "-m", "tests.simulation", "--seed", "7", "--trace"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "worker1 starts" in shown
     assert "seed 7: trace " in shown

@@ -15,7 +15,7 @@ import pytest
 from perdure.store import SqlStore, open_store
 from perdure.store.url import MysqlUrl, PostgresUrl, parse
 from perdure.testing.conformance.harness import ManualSystem, Unshared
-from perdure.testing.invariants import scan_store
+from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.places import Places
 from tests.servers.schemas import PGBOUNCER, Schemas

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from perdure.testing.invariants import Known, scan
+from tests.invariants import Known, scan
 
 PROCESSES = 6
 #: Seconds of writing at least, and of sitting on the lock.

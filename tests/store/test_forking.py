@@ -14,7 +14,7 @@ from perdure.store.sql.runs import reopen
 from perdure.store.sql.runs.create import create
 from perdure.testing.conformance.harness import ACTOR
 from perdure.testing.conformance.second import a_fork
-from perdure.testing.invariants import scan_store
+from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 

@@ -16,8 +16,8 @@ from perdure.core.time.duration import FAR
 from perdure.host import Host
 from perdure.store import migration_script, open_store
 from perdure.store.url import MysqlUrl, PostgresUrl, parse
-from perdure.testing.invariants import Known, scan
-from perdure.testing.rules import RULES
+from tests.invariant_rules import RULES
+from tests.invariants import Known, scan
 from tests.servers.databases import Databases
 from tests.servers.schemas import POSTGRES, Schemas
 

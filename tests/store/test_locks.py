@@ -26,7 +26,7 @@ from perdure.testing.conformance.harness import (
     held,
     lease_of,
 )
-from perdure.testing.invariants import scan_store
+from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
 

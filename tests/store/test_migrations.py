@@ -15,7 +15,7 @@ from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.sqlite.connection import SQLITE
 from perdure.testing import conformance
 from perdure.testing.conformance.harness import ACTOR, a_run, claim_ids
-from perdure.testing.invariants import scan_store
+from tests.invariants import scan_store
 
 
 class TestMigrations(conformance.Migrations): ...

@@ -27,7 +27,7 @@ from perdure.testing.conformance.harness import (
     a_worker,
     claim,
 )
-from perdure.testing.invariants import Known, scan
+from tests.invariants import Known, scan
 
 _HEADER = 32
 _FRAME = 24

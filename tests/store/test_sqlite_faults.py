@@ -24,7 +24,7 @@ from perdure.store import open_store
 from perdure.store.sqlite import files
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, claim_ids, commit
-from perdure.testing.invariants import scan_store
+from tests.invariants import scan_store
 
 
 async def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:

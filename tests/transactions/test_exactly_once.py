@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from perdure import Context, Retry, RunFailed, Status, step, step_info, workflow
-from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage, until, until_recorded
+from tests.invariants import scan_store
 from tests.transactions.tables import execute, prepare, put, written
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure import Context, Debounce, RunExists, RunFinished, RunNotFound, Singleton, SingletonBusy, Status, workflow
-from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage, until
+from tests.invariants import scan_store
 from tests.transactions.libraries import Customer
 
 Place = tuple[Stage, Customer]

@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy
 
 from perdure import Context, Retry, RunFailed, step, step_info, workflow
-from perdure.testing.invariants import scan_store
 from tests.engine.stage import Stage
+from tests.invariants import scan_store
 from tests.transactions.libraries import (
     ALL,
     AsyncAlchemy,

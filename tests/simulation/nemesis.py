@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from perdure.testing.simulation.loop import Lane
+from tests.simulation.loop import Lane
 
 if TYPE_CHECKING:
-    from perdure.testing.simulation.world import Life, World
+    from tests.simulation.world import Life, World
 
 #: A lease, in seconds; short, so that much happens in little time.
 LEASE = 3.0

@@ -14,8 +14,8 @@ from msgspec import Struct
 from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run
 from perdure.core.model.turn import ContinueAsNew, Finish, Lease, Turn, TurnOutcome
-from perdure.testing.simulation.emitted import Emitted
-from perdure.testing.simulation.loop import SimLoop, Violation
+from tests.simulation.emitted import Emitted
+from tests.simulation.loop import SimLoop, Violation
 
 
 class Effect(Struct, frozen=True):

@@ -25,10 +25,10 @@ from perdure.store.contract import Change, Listener
 from perdure.store.server.clock import ServerClock
 from perdure.store.sqlite.statements import Statement
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.loop import Crashed, Process, SimLoop
-from perdure.testing.simulation.system import EPOCH, SimSystem
-from perdure.testing.simulation.turnstile import Turnstile
+from tests.simulation.ledger import Ledger
+from tests.simulation.loop import Crashed, Process, SimLoop
+from tests.simulation.system import EPOCH, SimSystem
+from tests.simulation.turnstile import Turnstile
 
 READING_VERBS = (
     "now", "get", "get_many", "list", "history", "inbox", "events", "events_page", "outputs", "workers", "holdings", "load", "marked",

@@ -17,14 +17,14 @@ from perdure.core.model.run import Run, RunFilter, Status
 from perdure.replay.checkpoints import is_part_over, read_checkpoint
 from perdure.replay.execution import Execution
 from perdure.replay.operations_api import RunOrigin
-from perdure.testing.invariants import Known, scan
-from perdure.testing.simulation.guards import Guards
-from perdure.testing.simulation.interpreter import Interpreter, is_act
-from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.mail import Mail
-from perdure.testing.simulation.programs import DEEDS, GUARDED_DEEDS
-from perdure.testing.simulation.steps import Steps
 from perdure.workflow.definition import Workflow
+from tests.invariants import Known, scan
+from tests.simulation.guards import Guards
+from tests.simulation.interpreter import Interpreter, is_act
+from tests.simulation.ledger import Ledger
+from tests.simulation.mail import Mail
+from tests.simulation.programs import DEEDS, GUARDED_DEEDS
+from tests.simulation.steps import Steps
 
 #: Errors with which the store itself ends a run, whatever its code was doing.
 _ENDED_FROM_OUTSIDE = ("RunCancelled", "Expired")
@@ -253,7 +253,7 @@ class Audit:
         if _error_of(run) in _ENDED_FROM_OUTSIDE:
             return
         failure = None if run.error is None or run.status is Status.COMPLETED else Failure.from_json(run.error)
-        steps = Steps("audit", Random(0), self._ledger, self._guards)  # noqa: S311 - nothing is executed
+        steps = Steps("audit", Random(0), self._ledger, self._guards)
         execution = _execution(run, history, Interpreter(steps, self._ledger.sometimes))
         try:
             execution.begin()

@@ -8,14 +8,14 @@ from perdure.client.push import Pusher
 from perdure.client.start import StartOptions
 from perdure.core.limits.limit import KEYED
 from perdure.core.model.run import Reason
-from perdure.testing.simulation import programs
-from perdure.testing.simulation.client import LOOK, Action, Operator
-from perdure.testing.simulation.interpreter import BOUNDED, call_of_lined, type_of
-from perdure.testing.simulation.keeper import Keeper
-from perdure.testing.simulation.nemesis import LEASE
-from perdure.testing.simulation.programs import KEYS
 from perdure.worker import Worker
 from perdure.workflow.activity import Activity
+from tests.simulation import programs
+from tests.simulation.client import LOOK, Action, Operator
+from tests.simulation.interpreter import BOUNDED, call_of_lined, type_of
+from tests.simulation.keeper import Keeper
+from tests.simulation.nemesis import LEASE
+from tests.simulation.programs import KEYS
 
 #: Limits of which somebody changes the concurrency.
 _TUNED = ("shared", "keyed", f"keyed{KEYED}{KEYS[0]}", "whole", "flows")

@@ -13,10 +13,15 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.core.policy.retry import Retry
-from perdure.testing.simulation import programs
-from perdure.testing.simulation.guards import Guard, Guards
-from perdure.testing.simulation.language import Language, Log
-from perdure.testing.simulation.programs import (
+from perdure.workflow.activity import Activity
+from perdure.workflow.channels import Channel
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call, Workflow
+from perdure.workflow.run_settings import NO_SETTINGS
+from tests.simulation import programs
+from tests.simulation.guards import Guard, Guards
+from tests.simulation.language import Language, Log
+from tests.simulation.programs import (
     NEWS,
     QUESTION,
     Act,
@@ -51,12 +56,7 @@ from perdure.testing.simulation.programs import (
     Try,
     Version,
 )
-from perdure.testing.simulation.steps import ACT, GIVEN, Steps
-from perdure.workflow.activity import Activity
-from perdure.workflow.channels import Channel
-from perdure.workflow.context import Context
-from perdure.workflow.definition import Call, Workflow
-from perdure.workflow.run_settings import NO_SETTINGS
+from tests.simulation.steps import ACT, GIVEN, Steps
 
 PLAIN = "sim.plain"
 STUBBORN = "sim.stubborn"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from perdure.testing.simulation.guards import Guards
-from perdure.testing.simulation.programs import (
+from tests.simulation.guards import Guards
+from tests.simulation.programs import (
     CORRELATIONS,
     DEEDS,
     GUARDED_DEEDS,

@@ -12,13 +12,13 @@ from random import Random
 from typing import Any, cast
 
 from perdure.errors import Fatal
-from perdure.testing.simulation.emitted import STREAM, Execution
-from perdure.testing.simulation.guards import Guards
-from perdure.testing.simulation.ledger import Effect, Ledger
-from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.steps.attempt import Attempt
 from perdure.workflow.step_info import StepInfo, activity_info, step_info
+from tests.simulation.emitted import STREAM, Execution
+from tests.simulation.guards import Guards
+from tests.simulation.ledger import Effect, Ledger
+from tests.simulation.turnstile import Turnstile
 
 ACT = "sim.act"
 #: An activity whose calls say themselves what they have to pass.

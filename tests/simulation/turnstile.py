@@ -19,10 +19,10 @@ from msgspec import Struct
 from perdure.core.limits.admission import AdmissionRequest, AdmissionResult
 from perdure.core.limits.breaker import BreakerState, Circuit
 from perdure.core.limits.limit import limit_of_gate, stored_location
-from perdure.testing.rules import FINISHED, GATES
-from perdure.testing.simulation.guards import Bound
-from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.loop import SimLoop
+from tests.invariant_rules import FINISHED, GATES
+from tests.simulation.guards import Bound
+from tests.simulation.ledger import Ledger
+from tests.simulation.loop import SimLoop
 
 #: One in so many transactions is followed by a look at everything.
 _SELDOM = 8

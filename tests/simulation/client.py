@@ -13,13 +13,13 @@ from perdure.client.handle import Handle
 from perdure.client.start import StartOptions
 from perdure.errors import RunCancelled, RunFailed, RunFinished, RunNotFound, StoreError, UsageError
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.simulation import programs
-from perdure.testing.simulation.author import Author
-from perdure.testing.simulation.interpreter import PLAIN, STUBBORN
-from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.programs import CORRELATIONS, MESSAGES, NEWS, QUESTION
 from perdure.worker import Worker
 from perdure.workflow.channels import topic
+from tests.simulation import programs
+from tests.simulation.author import Author
+from tests.simulation.interpreter import PLAIN, STUBBORN
+from tests.simulation.ledger import Ledger
+from tests.simulation.programs import CORRELATIONS, MESSAGES, NEWS, QUESTION
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from perdure.testing.simulation.loop import Violation
-from perdure.testing.simulation.world import World
+from tests.simulation.loop import Violation
+from tests.simulation.world import World
 
 __all__ = ["Report", "simulate"]
 

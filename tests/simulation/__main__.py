@@ -1,4 +1,4 @@
-"""`python -m perdure.testing.simulation --seeds 0:1000`, or `--seed 42 --trace` to see one of them."""
+"""`python -m tests.simulation --seeds 0:1000`, or `--seed 42 --trace` to see one of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 import time
 from collections import Counter
 
-from perdure.testing.simulation import simulate
+from tests.simulation.simulate import simulate
 
 
 def main() -> int:
     """Simulate; 1 if anything was found."""
-    parser = argparse.ArgumentParser(prog="python -m perdure.testing.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0:100", help="from:to, without the last")
     parser.add_argument("--seed", type=int, help="just this one")
     parser.add_argument("--activities", action="store_true", help="worlds with activities, requeues and deletions")

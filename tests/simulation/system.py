@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from perdure.core.system import Background, Cancellable, System
 from perdure.testing.clock import BackgroundTask
-from perdure.testing.simulation.loop import LANE, Process, SimLoop
+from tests.simulation.loop import LANE, Process, SimLoop
 
 T = TypeVar("T")
 

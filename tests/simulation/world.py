@@ -18,21 +18,21 @@ from perdure.errors import StoreError
 from perdure.store import Retrying, open_store
 from perdure.store.contract import Store
 from perdure.store.sqlite.store import SqliteStore
-from perdure.testing.simulation.audit import Audit, read_all
-from perdure.testing.simulation.author import Author
-from perdure.testing.simulation.client import Client, Operator
-from perdure.testing.simulation.faults import Database, FaultStore, Odds
-from perdure.testing.simulation.guards import Guards
-from perdure.testing.simulation.guest import Guest, Porter
-from perdure.testing.simulation.interpreter import Interpreter
-from perdure.testing.simulation.keeper import Keeper
-from perdure.testing.simulation.ledger import Ledger
-from perdure.testing.simulation.loop import Process, SimLoop
-from perdure.testing.simulation.nemesis import LEASE, Nemesis
-from perdure.testing.simulation.steps import Steps
-from perdure.testing.simulation.system import TRUE, Clocks, SimSystem
-from perdure.testing.simulation.turnstile import Turnstile
 from perdure.worker import Worker, WorkerOptions
+from tests.simulation.audit import Audit, read_all
+from tests.simulation.author import Author
+from tests.simulation.client import Client, Operator
+from tests.simulation.faults import Database, FaultStore, Odds
+from tests.simulation.guards import Guards
+from tests.simulation.guest import Guest, Porter
+from tests.simulation.interpreter import Interpreter
+from tests.simulation.keeper import Keeper
+from tests.simulation.ledger import Ledger
+from tests.simulation.loop import Process, SimLoop
+from tests.simulation.nemesis import LEASE, Nemesis
+from tests.simulation.steps import Steps
+from tests.simulation.system import TRUE, Clocks, SimSystem
+from tests.simulation.turnstile import Turnstile
 
 #: After this many seconds of health, every run that can end has ended.
 BOUND = 300.0
@@ -91,7 +91,7 @@ class World:
         self._activities = activities or limits or streams
         self._streams = streams
         self._clocks_differ = clocks
-        self.rng = Random(f"perdure {seed}")  # noqa: S311 - to be repeated
+        self.rng = Random(f"perdure {seed}")
         self.loop = SimLoop(self._fork("loop"))  # type: ignore[abstract]  # it has no sockets
         self.ledger = Ledger(self.loop, keep_trace=keep_trace)
         self.odds = _odds(self.rng)
@@ -295,7 +295,7 @@ class World:
         )
 
     def _fork(self, name: str) -> Random:
-        return Random(f"perdure {self.seed} {name}")  # noqa: S311 - to be repeated
+        return Random(f"perdure {self.seed} {name}")
 
 
 def _odds(rng: Random) -> Odds:

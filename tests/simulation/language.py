@@ -9,7 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from perdure.errors import Rollback, WorkflowError
-from perdure.testing.simulation.programs import (
+from perdure.workflow.branches import Branch
+from perdure.workflow.context import Context
+from perdure.workflow.definition import Call
+from perdure.workflow.loop import Break, Continue
+from perdure.workflow.scopes import current_scope
+from tests.simulation.programs import (
     Anew,
     Contest,
     Join,
@@ -21,11 +26,6 @@ from perdure.testing.simulation.programs import (
     Shield,
     Spawn,
 )
-from perdure.workflow.branches import Branch
-from perdure.workflow.context import Context
-from perdure.workflow.definition import Call
-from perdure.workflow.loop import Break, Continue
-from perdure.workflow.scopes import current_scope
 
 #: How much of what an iteration has seen is left to the next.
 _LEFT = 4

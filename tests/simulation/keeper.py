@@ -9,10 +9,10 @@ from contextlib import suppress
 
 from perdure.client.start import StartOptions
 from perdure.errors import RunNotFound, UsageError
-from perdure.testing.simulation.client import Action, Client
-from perdure.testing.simulation.interpreter import call_of, is_act
-from perdure.testing.simulation.steps import ACT
 from perdure.workflow.activity import Activity
+from tests.simulation.client import Action, Client
+from tests.simulation.interpreter import call_of, is_act
+from tests.simulation.steps import ACT
 
 
 class Keeper(Client):
