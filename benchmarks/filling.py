@@ -97,17 +97,17 @@ async def _fill_postgres(where: PostgresUrl, *rows: Iterator[Row]) -> None:
 
 
 async def _fill_mysql(where: MysqlUrl, *rows: Iterator[Row]) -> None:
-    from perdure.store.mysql.driver import Way
-    from perdure.store.mysql.literals import tuples
+    from perdure.store.mysql.driver import MysqlConnector
+    from perdure.store.mysql.transaction import sql_rows
 
-    connection = await Way(where).connect()
+    connection = await MysqlConnector(where).connect()
     for kind in rows:
         await connection.send(["BEGIN"])
         while some := list(islice(kind, 5000)):
-            await connection.send([f"INSERT INTO {where.prefix}runs ({COLUMNS}) VALUES {tuples(some)}"])
+            await connection.send([f"INSERT INTO {where.prefix}runs ({COLUMNS}) VALUES {sql_rows(some)}"])
         await connection.send(["COMMIT"])
     await connection.send([f"ANALYZE TABLE {where.prefix}runs"])
-    await connection.say_goodbye()
+    await connection.close_gracefully()
 
 
 def _id(kind: str, number: int) -> str:

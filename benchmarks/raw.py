@@ -251,17 +251,17 @@ class RawMysql(RawServer):
         await self._disconnect(connection)
 
     async def _connect(self) -> Any:
-        from perdure.store.mysql.driver import Way
+        from perdure.store.mysql.driver import MysqlConnector
 
-        return await Way(self._url).connect()
+        return await MysqlConnector(self._url).connect()
 
     async def _disconnect(self, connection: Any) -> None:
-        await connection.say_goodbye()
+        await connection.close_gracefully()
 
     async def _insert(self, connection: Any, row: tuple[str, int, int, str]) -> None:
         await self._insert_many(connection, [row])
 
     async def _insert_many(self, connection: Any, rows: list[tuple[str, int, int, str]]) -> None:
-        from perdure.store.mysql.literals import tuples
+        from perdure.store.mysql.transaction import sql_rows
 
-        await connection.send([f"INSERT INTO {self._table} VALUES {tuples(rows)}"])
+        await connection.send([f"INSERT INTO {self._table} VALUES {sql_rows(rows)}"])

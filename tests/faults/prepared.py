@@ -15,9 +15,9 @@ PREPARED = "statement.prepared"
 
 def pass_after_preparing(world: CrashingHost) -> None:
     """Once it has registered, this process passes the point."""
-    from perdure.store.postgres.driver import _Session
+    from perdure.store.postgres.driver import _NamedSession
 
-    inner = _Session._get_statement
+    inner = _NamedSession._get_statement
     known: set[Any] = set()
 
     async def get_statement(session: Any, *args: Any, **options: Any) -> Any:
@@ -28,4 +28,4 @@ def pass_after_preparing(world: CrashingHost) -> None:
                 world.crash_point(PREPARED)
         return statement
 
-    _Session._get_statement = get_statement
+    _NamedSession._get_statement = get_statement

@@ -13,11 +13,9 @@ from perdure.core.model.orders import Pause, PauseKind
 from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.core.time.duration import FAR
 from perdure.store.mysql import claim as claiming
-from perdure.store.mysql import claim_preview
-from perdure.store.mysql.driver import Way
-from perdure.store.mysql.literals import listed
+from perdure.store.mysql.driver import MysqlConnector
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.mysql.transaction import MysqlTransaction, sql_list
 from perdure.store.sql import watermarks
 from perdure.store.sql.runs import claim
 from perdure.store.url import MysqlUrl, parse
@@ -75,9 +73,9 @@ VALUES = {
     "now": FAR,
     "worker": "w1",
     "nonce": "n",
-    "alive": listed(["w1", "w2"]),
-    "queues": listed(["default"]),
-    "types": listed([TYPE]),
+    "alive": sql_list(["w1", "w2"]),
+    "queues": sql_list(["default"]),
+    "types": sql_list([TYPE]),
     "queue": "default",
     "type": TYPE,
     "claims_below": 2,
@@ -104,7 +102,7 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
         assert plan["key"] == index, name
         assert "filesort" not in str(plan["Extra"]), name
         assert "temporary" not in str(plan["Extra"]), name
-    for plan in await explain(store, claim_preview.LOOK):
+    for plan in await explain(store, claiming.PREVIEW):
         table = plan["table"]
         assert table in (None, "perdure_workers") or str(table).startswith("<derived") or plan["key"], plan
         assert "filesort" not in str(plan["Extra"]), plan
@@ -179,14 +177,14 @@ async def test_a_run_that_somebody_else_has_locked_is_busy_and_its_neighbours_la
         leases[name] = await lease_of(store, name)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    other = await Way(where).connect()
+    other = await MysqlConnector(where).connect()
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'held' FOR UPDATE"])
     records = [Turn(lease=leases[name], records=(a_record(0),)) for name in ("held", "free")]
     assert await store.commit(records, ACTOR) == [TurnOutcome.BUSY, TurnOutcome.APPLIED]
     parks = [Turn(lease=leases[name], next=a_park()) for name in ("held", "free")]
     assert await store.commit(parks, ACTOR) == [TurnOutcome.BUSY, TurnOutcome.APPLIED]
     await other.send(["ROLLBACK"])
-    await other.say_goodbye()
+    await other.close_gracefully()
     assert await store.commit([records[0], parks[0]], ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.APPLIED]
     assert len(await store.history("held")) == len(await store.history("free")) == 1
 

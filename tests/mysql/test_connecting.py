@@ -17,9 +17,9 @@ from perdure.store import migration_script, migration_status, open_store
 from perdure.store.migrations import known
 from perdure.store.mysql import session
 from perdure.store.mysql.dialect import MYSQL
-from perdure.store.mysql.driver import Connection, Way
-from perdure.store.mysql.literals import listed, literal, texts
+from perdure.store.mysql.driver import MysqlConnection, MysqlConnector
 from perdure.store.mysql.store import MysqlStore
+from perdure.store.mysql.transaction import literal, sql_list, sql_texts
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, a_worker, claim, commit, held
 from tests.helpers import eventually
@@ -159,10 +159,10 @@ async def test_a_server_without_encryption_is_refused_if_it_is_required(url: str
     await store.close()
 
 
-class Pretender(Connection):
+class Pretender(MysqlConnection):
     """A session with a server that says something else about itself."""
 
-    def __init__(self, connection: Connection, version: str) -> None:
+    def __init__(self, connection: MysqlConnection, version: str) -> None:
         super().__init__(connection._driver, connection.patience)
         self._version = version
 
@@ -178,14 +178,14 @@ class Pretender(Connection):
 async def test_servers_that_are_too_old_are_refused(url: str, version: str) -> None:
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    connection = await Way(where).connect()
+    connection = await MysqlConnector(where).connect()
     pretender = Pretender(connection, version)
     if "10.6.0" not in version and version != "8.0.17":
         with pytest.raises(StoreError, match="or newer"):
             await session.prepare(pretender, "here")
     elif ("MariaDB" in version) == ("MariaDB" in connection.server_version):
         await session.prepare(pretender, "here")
-    await connection.say_goodbye()
+    await connection.close_gracefully()
 
 
 async def test_packets_that_are_too_small_are_refused_when_opening(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ async def test_any_text_comes_back_as_it_was(store: MysqlStore) -> None:
     assert row == (everything, None)
     assert literal("it's \\") == "'it\\'s \\\\'"
     for several in (["a", "b"], [], ["a", "it's"], ["a','b"], ["a\\", "b"], ["'", "'"]):
-        assert texts(several).replace(", ", ",") == listed(several).replace(", ", ",")
+        assert sql_texts(several).replace(", ", ",") == sql_list(several).replace(", ", ",")
     with pytest.raises(TypeError):
         literal(1.5)
 
@@ -270,7 +270,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     await store.create([a_run("r1")], ACTOR)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    other = await Way(where).connect()
+    other = await MysqlConnector(where).connect()
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs FOR UPDATE"])
     waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
 
@@ -288,7 +288,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await other.send(["ROLLBACK"])
-    await other.say_goodbye()
+    await other.close_gracefully()
     assert len((await claim(store)).runs) == 1
 
 

@@ -14,7 +14,7 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.mysql import session
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.user_connections.transaction_step import Deed
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_message, a_record, a_run, a_worker
 from tests.helpers import eventually
 from tests.servers.databases import execute
@@ -157,6 +157,9 @@ async def test_every_commit_that_goes_on_writes_the_row_of_its_run(
     async def seal(result: object) -> Turn:
         return Turn(lease=lease, records=(a_record(4),))
 
-    assert await several.transact(Deed(work=work, waits=True, seal=seal, actor="w1")) is TurnOutcome.APPLIED
+    assert (
+        await several.transact(TransactionStep(function=work, is_async=True, make_turn=seal, actor="w1"))
+        is TurnOutcome.APPLIED
+    )
     assert await several.query(row) != before
     await several.close()

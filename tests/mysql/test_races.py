@@ -8,7 +8,7 @@ import pytest
 
 from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
-from perdure.store.mysql.driver import Answer, Connection, DriverError
+from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlResult
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.server.timeouts import Patience
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit
@@ -21,9 +21,9 @@ MANY = 12
 def fail(monkeypatch: pytest.MonkeyPatch, times: float, fits: Callable[[str], bool], error: Exception) -> list[str]:
     """Let the server refuse, so many times, packets with a statement that fits. The statements that it refused."""
     refused: list[str] = []
-    send = Connection.send
+    send = MysqlConnection.send
 
-    async def failing(connection: Connection, statements: Sequence[str]) -> list[Answer]:
+    async def failing(connection: MysqlConnection, statements: Sequence[str]) -> list[MysqlResult]:
         found = next((statement for statement in statements if fits(statement)), None)
         if found is None or len(refused) >= times:
             return await send(connection, statements)
@@ -32,7 +32,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, times: float, fits: Callable[[str], bo
         await send(connection, [*statements[: statements.index(found)], "DO 1"])
         raise error
 
-    monkeypatch.setattr(Connection, "send", failing)
+    monkeypatch.setattr(MysqlConnection, "send", failing)
     return refused
 
 

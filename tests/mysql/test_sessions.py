@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from perdure.store.mysql.driver import Connection, DriverError, Way
+from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlConnector
 from perdure.store.mysql.session import prepare
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.server.timeouts import USUAL
@@ -23,18 +23,18 @@ MANY = "SELECT REPEAT('x', 1000000) FROM (SELECT 1 UNION ALL SELECT 2) a, (SELEC
 )
 
 
-async def say_nothing(session: Connection) -> None:
+async def say_nothing(session: MysqlConnection) -> None:
     """Between two statements."""
 
 
-async def say_half(session: Connection) -> None:
+async def say_half(session: MysqlConnection) -> None:
     """In the middle of a statement."""
     transport = session._driver._transport
     assert transport is not None
     transport.write(b"\x80\x00\x00\x00\x03SELECT")
 
 
-async def take_nothing(session: Connection) -> None:
+async def take_nothing(session: MysqlConnection) -> None:
     """In the middle of an answer."""
     transport = session._driver._transport
     assert transport is not None
@@ -45,16 +45,16 @@ async def take_nothing(session: Connection) -> None:
 
 @pytest.mark.parametrize("stand", [say_nothing, say_half, take_nothing])
 async def test_the_server_ends_the_session_of_a_client_that_stands_still(
-    store: MysqlStore, url: str, stand: Callable[[Connection], Awaitable[None]]
+    store: MysqlStore, url: str, stand: Callable[[MysqlConnection], Awaitable[None]]
 ) -> None:
     await store.create([a_run("r1")], ACTOR)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    session = await Way(where).connect(USUAL.within(LEASE))
+    session = await MysqlConnector(where).connect(USUAL.within(LEASE))
     await prepare(session, url)
     await session.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'r1' FOR UPDATE"])
     await stand(session)
-    other = await Way(where).connect()
+    other = await MysqlConnector(where).connect()
 
     async def is_free() -> bool:
         try:
@@ -68,4 +68,4 @@ async def test_the_server_ends_the_session_of_a_client_that_stands_still(
         await eventually(is_free, within=SOON)
     finally:
         session.terminate()
-        await other.say_goodbye()
+        await other.close_gracefully()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from perdure.store.mysql.driver import Way
+from perdure.store.mysql.driver import MysqlConnector
 from perdure.store.mysql.store import MysqlStore
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
@@ -24,7 +24,7 @@ async def locking(url: str, statement: str) -> AsyncIterator[None]:
     """A session in a transaction that has locked rows."""
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    session = await Way(where).connect()
+    session = await MysqlConnector(where).connect()
     await session.send(["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "BEGIN", statement])
     try:
         yield

@@ -19,7 +19,7 @@ from perdure.client.inspect import explain
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
 from perdure.store.mysql.dialect import MYSQL
-from perdure.store.plain_sql import Statement, statement
+from perdure.store.plain_sql import PlainStatement, statement
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.sql.dialect import Dialect
 from perdure.store.sqlite.connection import SQLITE
@@ -100,7 +100,7 @@ class Plain(ABC):
         """Let go of the connection."""
 
     @abstractmethod
-    async def run(self, statement: Statement, params: Mapping[str, Any]) -> Rows:
+    async def run(self, statement: PlainStatement, params: Mapping[str, Any]) -> Rows:
         """Run one with a driver."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class OnSqlite(Plain):
 
     dialect = SQLITE
 
-    async def run(self, statement: Statement, params: Mapping[str, Any]) -> Rows:
+    async def run(self, statement: PlainStatement, params: Mapping[str, Any]) -> Rows:
         return await asyncio.to_thread(self._run, statement.parts, params)
 
     async def execute(self, sql: str) -> Rows:
@@ -142,7 +142,7 @@ class OnPostgres(Plain):
     dialect = POSTGRES
     _connection: Any = None
 
-    async def run(self, statement: Statement, params: Mapping[str, Any]) -> Rows:
+    async def run(self, statement: PlainStatement, params: Mapping[str, Any]) -> Rows:
         [part] = statement.parts
         names = dict(re.findall(r"\$(\d+) (\w+)", statement.text))
         values = [params.get(names[str(place)]) for place in range(1, len(names) + 1)]
@@ -169,7 +169,7 @@ class OnMysql(Plain):
     dialect = MYSQL
     _connection: Any = None
 
-    async def run(self, statement: Statement, params: Mapping[str, Any]) -> Rows:
+    async def run(self, statement: PlainStatement, params: Mapping[str, Any]) -> Rows:
         lines = re.findall(r"^-- ([@\w, ]+)(?::|$)", statement.text, flags=re.MULTILINE)
         given = {name for line in lines for name in re.findall(r"@(\w+)", line)}
         return await asyncio.to_thread(self._run, statement.parts, {name: params.get(name) for name in given})

@@ -16,8 +16,8 @@ from perdure.core.model.turn import Finish, Park, Release, Turn, TurnOutcome
 from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres import commit_simple
+from perdure.store.postgres.columns import Unjoinable, join_numbers, join_texts
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.text_columns import Unjoinable, numbers, texts
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_park, a_record, a_run, a_worker, lease_of
 from tests.servers.claimers import create_many
 
@@ -132,12 +132,12 @@ async def test_a_record_that_crosses_the_end_of_its_lease_lands_before_it_or_not
 
 
 def test_columns_say_when_they_cannot_be_joined() -> None:
-    assert numbers([]) == texts([]) == ""
-    assert numbers([1, -2]) == "1\x1f-2"
-    assert texts(["a", None, ""]) == "a\x1f\x1e\x1f\x1e"
+    assert join_numbers([]) == join_texts([]) == ""
+    assert join_numbers([1, -2]) == "1\x1f-2"
+    assert join_texts(["a", None, ""]) == "a\x1f\x1e\x1f\x1e"
     for items in (["a\x1fb"], ["\x1e"], ["a", None, "b\x1e"]):
         with pytest.raises(Unjoinable):
-            texts(items)
+            join_texts(items)
 
 
 @pytest.mark.plans

@@ -17,7 +17,7 @@ from perdure.host import Host
 from perdure.store import migration_status, open_store
 from perdure.store.migrations import known
 from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.postgres.driver import Connection, connect
+from perdure.store.postgres.driver import PostgresConnection, connect
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.server.clock import ServerClock
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, a_worker, claim, commit, held
@@ -191,7 +191,7 @@ async def test_no_connection_is_more_patient_than_a_life_that_begins_allows(stor
 async def test_a_connection_that_is_opened_while_a_life_begins_is_no_more_patient(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def connect_slowly(*args: Any, **options: Any) -> Connection:
+    async def connect_slowly(*args: Any, **options: Any) -> PostgresConnection:
         connection = await connect(*args, **options)
         store._patience = store._patience.within(1.25)
         return connection
@@ -200,7 +200,7 @@ async def test_a_connection_that_is_opened_while_a_life_begins_is_no_more_patien
     await lose_patience(await store._open_connection())
 
 
-async def lose_patience(connection: Connection) -> None:
+async def lose_patience(connection: PostgresConnection) -> None:
     """Check that a connection gives up a statement after a second, and not after the usual twelve."""
     begun = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):

@@ -12,10 +12,10 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.contract import Change
 from perdure.store.postgres import store as module
-from perdure.store.postgres.driver import Connection
-from perdure.store.postgres.identity import Session, fence, who_is
+from perdure.store.postgres.driver import PostgresConnection
+from perdure.store.postgres.identity import ServerSession, fence, who_is
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.transaction import Statements
+from perdure.store.postgres.transaction import StatementCache
 from perdure.store.server.identity import Who
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_message, a_record, a_run, a_worker
 
@@ -42,7 +42,7 @@ async def test_behind_a_pooler_no_lease_holds_on_another_timeline(store: Postgre
     leases = await _leases(store)
     turns: list[Turn] = TURNS[case](leases)
     ours = store._statements
-    store._statements = Statements(store._tables, fence("FFFFFFFF"))
+    store._statements = StatementCache(store._tables, fence("FFFFFFFF"))
     assert set(await store.commit(turns, "w1")) == {TurnOutcome.BUSY}
     assert await store.query("SELECT 1 FROM perdure_history") == []
     assert await store.query("SELECT 1 FROM perdure_messages") == []
@@ -58,9 +58,9 @@ async def test_a_pooler_that_leads_to_another_timeline_ends_every_life(
     changes: list[Change] = []
     store.subscribe(changes.append)
 
-    async def pooled(connection: Connection) -> Session:
+    async def pooled(connection: PostgresConnection) -> ServerSession:
         said = await who_is(connection)
-        return Session(Who("cluster/FFFFFFFF"), "FFFFFFFF", pooled=True) if not changes else said
+        return ServerSession(Who("cluster/FFFFFFFF"), "FFFFFFFF", pooled=True) if not changes else said
 
     monkeypatch.setattr(module, "who_is", pooled)
     other = open_store(url, Host())
@@ -96,7 +96,7 @@ async def test_a_server_that_went_back_ends_every_life(store: PostgresStore) -> 
 async def test_a_server_that_does_not_say_who_it_is_is_used_all_the_same(
     store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(connection: Connection) -> Session:
+    async def silent(connection: PostgresConnection) -> ServerSession:
         monkeypatch.setattr("perdure.store.postgres.identity._WHO", "SELECT no_such_function()")
         return await who_is(connection)
 

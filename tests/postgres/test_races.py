@@ -29,7 +29,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, times: float, error: Exception) -> lis
                 raise error
             return await _usual(session, query, *args, **options)
 
-        monkeypatch.setattr(driver._Session, name, failing)
+        monkeypatch.setattr(driver._NamedSession, name, failing)
     return refused
 
 

@@ -92,7 +92,7 @@ async def test_a_new_session_asks_for_no_types(store: PostgresStore, monkeypatch
     async def ask(*_: object) -> Any:
         raise AssertionError("the driver asks for types")
 
-    monkeypatch.setattr(driver._Session, "_introspect_types", ask)
+    monkeypatch.setattr(driver._NamedSession, "_introspect_types", ask)
     store._pools.here().flush()
     await die(store, "w1", "r1", "r2")
     await store.sweep(10)

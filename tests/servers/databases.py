@@ -20,16 +20,16 @@ def mysql_dsn() -> str:
 
 async def execute(dsn: str, statements: Sequence[str]) -> list[tuple[Any, ...]]:
     """Run statements on a connection of their own; the rows of the last."""
-    from perdure.store.mysql.driver import Way
+    from perdure.store.mysql.driver import MysqlConnector
 
     url = parse(dsn)
     assert isinstance(url, MysqlUrl)
-    connection = await Way(url).connect()
+    connection = await MysqlConnector(url).connect()
     try:
         answers = await connection.send(statements)
         return list(answers[-1].rows)
     finally:
-        await connection.say_goodbye()
+        await connection.close_gracefully()
 
 
 class Databases(Places):

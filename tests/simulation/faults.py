@@ -23,7 +23,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store import MUTATING_VERBS
 from perdure.store.contract import Change, Listener
 from perdure.store.server.clock import ServerClock
-from perdure.store.sqlite.statements import Statement
+from perdure.store.sqlite.connection import SqliteStatement
 from perdure.store.sqlite.store import SqliteStore
 from tests.simulation.ledger import Ledger
 from tests.simulation.loop import Crashed, Process, SimLoop
@@ -109,7 +109,7 @@ class Database:
         writer = self.store._writer
         render = writer._render
 
-        def sharing(sql: str) -> Statement:
+        def sharing(sql: str) -> SqliteStatement:
             return render(f"SELECT * FROM ({sql}) WHERE is_free()" if "{skip_locked}" in sql else sql)
 
         writer._open().create_function("is_free", 0, self._is_free)

@@ -20,7 +20,7 @@ from perdure.store.sql import turn as extras
 from perdure.store.sql.runs import inbox
 from perdure.store.sql.runs import inbox as topics
 from perdure.store.sql.turn import Standing
-from perdure.store.sqlite import claim, commit, state_changes
+from perdure.store.sqlite import claim, commit
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
 from perdure.worker import worker
@@ -38,7 +38,7 @@ _STATES = ("PARK", "_AGAIN", "_RELEASE", "_BLOCK")
 _LEASE = "AND token = :token AND nonce = :nonce AND status = 'running'"
 #: Where a statement with parameters by position has the lease proved: it, and what token and nonce are called there.
 _PROOFS: tuple[tuple[ModuleType, str, str, str], ...] = (
-    (state_changes, "FINISH", "?", "?"),
+    (commit, "FINISH", "?", "?"),
     (commit, "RECORD", "?", "?"),
     (commit, "RECORDS", "v.column3", "v.column15"),
 )
@@ -60,7 +60,7 @@ def reword_proofs(patch: Patch, new: str) -> None:
 def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple[Any, ...], Turn], bool]) -> None:
     """Replace what a write has to prove."""
     for name in _STATES:
-        reword(patch, state_changes, name, _LEASE, lease)
+        reword(patch, commit, name, _LEASE, lease)
     reword_proofs(patch, record_lease)
 
     async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
@@ -93,16 +93,16 @@ def fence_by_worker(patch: Patch) -> None:
     )
     # The worker of a turn is not part of it, but the name is where the lane says.
     for each in _STATES:
-        reword(patch, state_changes, each, _LEASE, "AND worker = :worker AND status = 'running'")
-    proof = state_changes._proof
-    patch.setattr(state_changes, "_proof", lambda lease: {**proof(lease), "worker": name()})
+        reword(patch, commit, each, _LEASE, "AND worker = :worker AND status = 'running'")
+    proof = commit._proof
+    patch.setattr(commit, "_proof", lambda lease: {**proof(lease), "worker": name()})
     reword_proofs(patch, "AND {token} IS NOT NULL AND worker = {nonce} AND status = 'running'")
-    finish = state_changes.finish
+    finish = commit._finish
 
     async def finish_by_name(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
         return await finish(tx, Lease(lease.run_id, lease.token, name()), outcome)
 
-    patch.setattr(state_changes, "finish", finish_by_name)
+    patch.setattr(commit, "_finish", finish_by_name)
     row = commit._row
     patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:-1], name()))
 
@@ -123,13 +123,13 @@ def token_never_raised(patch: Patch) -> None:
     )
     reword(patch, claim, "TAKE", "token = token + 1", "token = MAX(token, 1)")
     reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
-    reword(patch, state_changes, "_RELEASE", "token = token + 1", "token = token")
+    reword(patch, commit, "_RELEASE", "token = token + 1", "token = token")
 
 
 def token_kept_when_given_back(patch: Patch) -> None:
     """A run that is given back keeps its token until somebody claims it; what it still proves is then a matter of luck."""
     reword(patch, workers, "_GIVE_BACK", "token = token + 1", "token = token")
-    reword(patch, state_changes, "_RELEASE", "token = token + 1", "token = token")
+    reword(patch, commit, "_RELEASE", "token = token + 1", "token = token")
 
 
 def split_check(patch: Patch) -> None:
@@ -178,7 +178,7 @@ def split_outcome(patch: Patch) -> None:
             await self._write("commit", actor, lambda tx: tell(tx, told))
         return verdicts
 
-    patch.setattr(state_changes, "deliver", later)
+    patch.setattr(commit, "deliver", later)
     patch.setattr(SqliteStore, "commit", in_two)
 
 
@@ -209,7 +209,7 @@ def parent_not_woken(patch: Patch) -> None:
             inner.setattr(inbox, "_RAISE", asleep)
             await inbox.deliver(tx, word)
 
-    patch.setattr(state_changes, "deliver", deliver)
+    patch.setattr(commit, "deliver", deliver)
 
 
 def waiter_not_woken(patch: Patch) -> None:
@@ -220,7 +220,7 @@ def waiter_not_woken(patch: Patch) -> None:
 
 def park_without_looking(patch: Patch) -> None:
     """A run is parked whatever came in meanwhile."""
-    reword(patch, state_changes, "PARK", " AND inbox_seq = :seen", "")
+    reword(patch, commit, "PARK", " AND inbox_seq = :seen", "")
 
 
 def message_retried_under_another_key(patch: Patch) -> None:
@@ -313,7 +313,7 @@ def unreceived_left_behind(patch: Patch) -> None:
 
 def renewed_without_looking(patch: Patch) -> None:
     """A run begins anew whatever came in meanwhile, so that what it carries over comes after that."""
-    reword(patch, state_changes, "_RENEW", " AND inbox_seq = :seen", "")
+    reword(patch, commit, "_RENEW", " AND inbox_seq = :seen", "")
 
 
 def children_of_the_past_heard(patch: Patch) -> None:

@@ -56,8 +56,8 @@ class LateAnswers:
         await self.gate.wait()
         return verdicts
 
-    async def transact(self, deed: Any) -> TurnOutcome:
-        verdict: TurnOutcome = await self._store.transact(deed)
+    async def transact(self, step: Any) -> TurnOutcome:
+        verdict: TurnOutcome = await self._store.transact(step)
         await self.gate.wait()
         return verdict
 
@@ -206,11 +206,11 @@ class Interrupting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def transact(self, deed: Any) -> TurnOutcome:
+    async def transact(self, step: Any) -> TurnOutcome:
         if not self._interrupted:
             self._interrupted = True
             raise StoreUnavailable("gone")
-        verdict: TurnOutcome = await self._store.transact(deed)
+        verdict: TurnOutcome = await self._store.transact(step)
         return verdict
 
 

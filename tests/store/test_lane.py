@@ -12,13 +12,13 @@ import pytest
 
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.sqlite.serial_thread import Lane
+from perdure.store.sqlite.serial_thread import SerialThread
 from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
 from tests.helpers import eventually
 
 
-def a_lane() -> Lane:
-    return Lane(Host(), inline=False, idle=lambda: None)
+def a_lane() -> SerialThread:
+    return SerialThread(Host(), inline=False, idle=lambda: None)
 
 
 async def test_jobs_are_done_in_order_and_urgent_ones_first() -> None:
@@ -66,7 +66,7 @@ async def test_a_job_is_done_though_its_asker_gave_up() -> None:
 
 async def test_a_thread_that_went_home_comes_back() -> None:
     went = threading.Event()
-    lane = Lane(Host(), inline=False, idle=went.set)
+    lane = SerialThread(Host(), inline=False, idle=went.set)
     for number in range(3):
         went.clear()
         assert await lane.run(lambda number=number: number) == number  # type: ignore[misc] # a lambda with a default
@@ -101,7 +101,7 @@ async def test_a_connection_that_cannot_be_put_to_rest_does_not_end_the_lane(cap
     def fail() -> None:
         raise OSError("no locks left")
 
-    lane = Lane(Host(), inline=False, idle=fail)
+    lane = SerialThread(Host(), inline=False, idle=fail)
     for number in range(2):
         assert await lane.run(lambda number=number: number) == number  # type: ignore[misc] # a lambda with a default
         await eventually(lambda: "could not be put to rest" in caplog.text)
@@ -109,7 +109,7 @@ async def test_a_connection_that_cannot_be_put_to_rest_does_not_end_the_lane(cap
 
 
 async def test_an_inline_lane_does_it_at_once() -> None:
-    lane = Lane(Host(), inline=True, idle=lambda: None)
+    lane = SerialThread(Host(), inline=True, idle=lambda: None)
     assert await lane.run(threading.get_ident) == threading.get_ident()
 
 

@@ -12,7 +12,7 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.host import Host
 from perdure.store import open_store
-from perdure.store.user_connections.transaction_step import Deed
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit, held
 
 
@@ -44,7 +44,7 @@ async def test_a_file_that_an_older_copy_replaces_takes_no_writes_until_it_is_ba
         return Turn(lease=lease, records=(a_record(1),))
 
     with pytest.raises(StoreUnavailable, match="was replaced"):
-        await store.transact(Deed(work=work, waits=False, seal=seal))
+        await store.transact(TransactionStep(function=work, is_async=False, make_turn=seal))
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM perdure_history").fetchone() == (0,)
     _move(kept, file)

@@ -16,10 +16,9 @@ from perdure.store.sql import reads, schedules, workers
 from perdure.store.sql.dialect import DEFAULT_PREFIX
 from perdure.store.sql.runs import create
 from perdure.store.sqlite import claim as claiming
+from perdure.store.sqlite import commit
 from perdure.store.sqlite import commit as committing
-from perdure.store.sqlite import state_changes
-from perdure.store.sqlite.connection import SQLITE
-from perdure.store.sqlite.statements import CROWD
+from perdure.store.sqlite.connection import BATCH_ROWS, SQLITE
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.conformance.harness import ACTOR, ManualSystem, a_record, a_run, claim
 
@@ -65,16 +64,18 @@ async def test_outcomes_are_one_more_row_and_one_line_in_the_audit_trail_each_an
 
 
 async def test_of_many_records_together_only_those_whose_lease_is_gone_are_left_out(store: SqliteStore) -> None:
-    leases = await many_held(store, CROWD)
+    leases = await many_held(store, BATCH_ROWS)
     gone = [msgspec.structs.replace(lease, nonce="another") for lease in leases[::2]]
     turns = [Turn(lease=lease, records=(a_record(0),)) for lease in [*gone, *leases[1::2], *leases[::2]]]
     verdicts = await store.commit(turns, ACTOR)
-    assert verdicts == [TurnOutcome.LOST] * len(gone) + [TurnOutcome.APPLIED] * CROWD
-    assert await store.query("SELECT COUNT(*), COUNT(DISTINCT run_id) FROM perdure_history") == [(CROWD, CROWD)]
+    assert verdicts == [TurnOutcome.LOST] * len(gone) + [TurnOutcome.APPLIED] * BATCH_ROWS
+    assert await store.query("SELECT COUNT(*), COUNT(DISTINCT run_id) FROM perdure_history") == [
+        (BATCH_ROWS, BATCH_ROWS)
+    ]
 
 
 async def test_of_many_runs_created_together_each_is_there_once(store: SqliteStore) -> None:
-    count = 2 * CROWD + 3
+    count = 2 * BATCH_ROWS + 3
     assert all(made.created for made in await store.create([a_run(f"r{number}") for number in range(count)], ACTOR))
     assert await store.query("SELECT COUNT(*) FROM perdure_runs") == [(count,)]
     assert await store.query("SELECT COUNT(DISTINCT run_id), COUNT(*) FROM perdure_events") == [(count, count)]
@@ -121,8 +122,8 @@ HOT = {
     "take": (claiming.TAKE, "USING PRIMARY KEY (id=?)"),
     "record": (committing.RECORD, "USING PRIMARY KEY (id=?)"),
     "records": (committing.RECORDS, "USING PRIMARY KEY (id=?)"),
-    "finish": (state_changes.FINISH, "USING PRIMARY KEY (id=?)"),
-    "parents": (state_changes.PARENTS, "USING PRIMARY KEY (id=?)"),
+    "finish": (commit.FINISH, "USING PRIMARY KEY (id=?)"),
+    "parents": (commit.PARENTS, "USING PRIMARY KEY (id=?)"),
     "expire": (workers._PAST_DEADLINE, "USING INDEX perdure_runs_to_expire (deadline<?)"),
     "holder": (workers._NEXT_HOLDER, "USING INDEX perdure_runs_held (worker>?)"),
     "held": (workers._HELD, "USING INDEX perdure_runs_held (worker=?)"),
@@ -140,9 +141,7 @@ def test_the_plan_uses_its_index_and_sorts_nothing(schema: sqlite3.Connection, n
     assert "SCAN perdure_runs\n" not in plan
 
 
-@pytest.mark.parametrize(
-    "sql", [create.INSERT, state_changes.FINISH, committing.RECORD], ids=["create", "finish", "record"]
-)
+@pytest.mark.parametrize("sql", [create.INSERT, commit.FINISH, committing.RECORD], ids=["create", "finish", "record"])
 def test_what_is_written_once_a_run_or_more_fills_no_table_of_its_own(schema: sqlite3.Connection, sql: str) -> None:
     # As a constraint with IN and three values does, at every write.
     text, params = explained(sql)

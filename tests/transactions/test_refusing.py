@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 
 from perdure import Blocking, Engine, EngineClosed, SchemaMismatch, UsageError
-from perdure.store.user_connections.recognize import find_wire
+from perdure.store.user_connections.adapter import find_adapter
 from tests.engine.stage import Stage
 from tests.servers.schemas import postgres_dsn
 from tests.transactions.libraries import Alchemy, Customer, plain
@@ -45,7 +45,7 @@ async def test_a_closed_connection_to_a_file_is_refused(on_disk: Stage, library:
 @pytest.mark.parametrize("library", ["asyncpg", "psycopg", "pymysql", "asyncmy", "sqlalchemy", "django"])
 def test_an_object_of_a_known_library_that_is_no_connection_is_not_taken_for_one(library: str) -> None:
     thing = type("Thing", (), {"__module__": f"{library}.things"})()
-    assert find_wire(thing) is None
+    assert find_adapter(thing) is None
 
 
 async def _closed(kind: type[Customer], url: str) -> Any:

@@ -13,7 +13,7 @@ from perdure.errors import StoreCorrupt
 from perdure.store import SqlStore
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.user_connections.errors import Interrupted
-from perdure.store.user_connections.transaction_step import Deed
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.testing.conformance.harness import ACTOR, a_record, a_worker, commit, held
 from tests.engine.stage import Stage
 from tests.helpers import eventually
@@ -27,7 +27,7 @@ async def taken(stage: Stage) -> tuple[SqlStore, Lease]:
     return stage.store, await held(stage.store)
 
 
-def a_deed(stage: Stage, turn: Turn, error: Exception | None = None) -> Deed:
+def a_deed(stage: Stage, turn: Turn, error: Exception | None = None) -> TransactionStep:
     async def work(connection: Any) -> None:
         await put(connection, table(stage), 1)
         if error is not None:
@@ -36,7 +36,7 @@ def a_deed(stage: Stage, turn: Turn, error: Exception | None = None) -> Deed:
     async def seal(result: object) -> Turn:
         return turn
 
-    return Deed(work=work, waits=True, seal=seal)
+    return TransactionStep(function=work, is_async=True, make_turn=seal)
 
 
 async def test_both_are_there(stage: Stage) -> None:
@@ -90,7 +90,7 @@ async def test_a_server_ends_the_transaction_of_a_function_that_stands_still(sta
         return turn
 
     with pytest.raises(Interrupted):
-        await store.transact(Deed(work=stand_still, waits=True, seal=seal))
+        await store.transact(TransactionStep(function=stand_still, is_async=True, make_turn=seal))
     assert await written(stage) == []
 
 

@@ -21,7 +21,7 @@ from perdure.client.refusing import refuse_in_workflow
 from perdure.core.process_fork import ForkAware, detach_loop, never_finalize, watch_forks
 from perdure.errors import EngineClosed, UsageError
 from perdure.store.sql.dialect import drive
-from perdure.store.user_connections.recognize import wire_of
+from perdure.store.user_connections.adapter import adapter_for
 
 if TYPE_CHECKING:
     from perdure.client.audit import EventOptions
@@ -246,10 +246,10 @@ class Blocking(BlockingFlow, BlockingPushing, ForkAware):
             return self._wait(coroutine)
         try:
             refuse_in_workflow()
-            wire = wire_of(connection)
-            if wire.waits:
+            adapter = adapter_for(connection)
+            if adapter.is_async:
                 raise UsageError(
-                    f"a connection of {wire.library} that is async belongs to its event loop; use the engine itself there: "
+                    f"a connection of {adapter.library} that is async belongs to its event loop; use the engine itself there: "
                     "`await engine.start(..., connection=connection)`"
                 )
             return drive(coroutine)

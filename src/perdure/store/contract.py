@@ -44,7 +44,7 @@ from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 
 if TYPE_CHECKING:
     from perdure.store.sql.dialect import Transaction
-    from perdure.store.user_connections.transaction_step import Deed
+    from perdure.store.user_connections.transaction_step import TransactionStep
 
 
 #: The verbs that write. Each has the crash points `verb.enter`, `verb.begun`, `verb.written` and `verb.committed`.
@@ -415,7 +415,7 @@ class Store(Protocol):
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable in one transaction, each accepted or rejected by itself; one verdict a turn, in order."""
 
-    async def transact(self, deed: Deed) -> TurnOutcome:
+    async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction: APPLIED or LOST.
 
         What the function raises is raised. Raises `Interrupted` if the database failed and nothing is there, and `Doubtful` if

@@ -41,7 +41,7 @@ from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Eavesdropper, Listener, Store
 from perdure.store.sql.dialect import Transaction
-from perdure.store.user_connections.transaction_step import Deed
+from perdure.store.user_connections.transaction_step import TransactionStep
 
 T = TypeVar("T")
 
@@ -387,9 +387,9 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.commit(turns, actor))
 
-    async def transact(self, deed: Deed) -> TurnOutcome:
+    async def transact(self, step: TransactionStep) -> TurnOutcome:
         """As the store, once: it may run in a thread, and its function is the user's."""
-        return await self._store.transact(deed)
+        return await self._store.transact(step)
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """As the store."""

@@ -11,18 +11,71 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
 from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import FAR
-from perdure.store.mysql.claim_preview import MANY, MINE, Seen
-from perdure.store.mysql.literals import listed
-from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
+from perdure.store.server.claim_preview import Sight
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
 from perdure.store.sql.runs.claim import Suspect, group, is_poison, is_suspect, set_aside
+
+#: Runs that a worker may take.
+MINE = "ready_queue IN (:queues) AND type IN (:types)"
+
+PREVIEW = f"""
+SELECT :now,
+  (SELECT JSON_ARRAYAGG(id) FROM perdure_workers WHERE status = 'alive'),
+  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held) WHERE status = 'running' AND worker = :worker AND nonce = :nonce),
+  (SELECT MIN(waits_until) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake)),
+  (SELECT COUNT(*) FROM (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {MINE} LIMIT :limit) AS found),
+  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {MINE} AND wake_at > :now),
+  (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses),
+  (SELECT MIN(due_at) FROM perdure_schedules)
+"""
+
+
+#: So many that are ready are as good as any number. To see that a row is there costs nearly as much as to read it.
+MANY = 16
+
+
+class MysqlPreview(Sight, frozen=True, kw_only=True):
+    """What a look found; of those that are ready it counts no more than `MANY`."""
+
+    paused: frozenset[tuple[str, str]]
+
+
+async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> MysqlPreview:
+    """Find out whether there is anything to do."""
+    [answer] = await tx.send(
+        tx.text(
+            PREVIEW,
+            now=now,
+            worker=request.worker,
+            nonce=request.nonce,
+            queues=sql_list(request.queues),
+            types=sql_list(request.types),
+            limit=MANY,
+        )
+    )
+    [(at, names, held, next_wake, ready, early, paused, next_fire)] = answer.rows
+    alive = msgspec.json.decode(names or "[]", type=list[str])
+    return MysqlPreview(
+        now=at,
+        alive=alive,
+        welcome=request.worker in alive,
+        held=bool(held),
+        next_wake=FAR if next_wake is None else next_wake,
+        ready=ready,
+        early=bool(early),
+        next_fire=FAR if next_fire is None else next_fire,
+        paused=frozenset(msgspec.json.decode(paused or "[]", type=list[tuple[str, str]])),
+    )
+
 
 #: How many due runs one claim makes ready, at most.
 _DUE = 512
@@ -133,7 +186,7 @@ SELECT
 
 
 async def claim(
-    tx: MysqlTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]
+    tx: MysqlTransaction, request: ClaimRequest, seen: MysqlPreview, entropy: Callable[[int], bytes]
 ) -> ClaimResult:
     """Wake what is due, then take ready runs."""
     if seen.held:
@@ -147,7 +200,7 @@ class _Claim:
     """One claim."""
 
     def __init__(
-        self, tx: MysqlTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]
+        self, tx: MysqlTransaction, request: ClaimRequest, seen: MysqlPreview, entropy: Callable[[int], bytes]
     ) -> None:
         self._tx = tx
         self._request = request
@@ -156,9 +209,9 @@ class _Claim:
         self._values: dict[str, object] = {
             "now": seen.now,
             "worker": request.worker,
-            "alive": listed(seen.alive),
-            "queues": listed(request.queues),
-            "types": listed(request.types),
+            "alive": sql_list(seen.alive),
+            "queues": sql_list(request.queues),
+            "types": sql_list(request.types),
             "suspect_after": SUSPECT_AFTER,
             "left_before": seen.now - request.affinity,
         }
@@ -216,10 +269,10 @@ class _Claim:
         """Make ready what is due, and wait what was made ready before its time."""
         if self._seen.due:
             due = await self._ids(DUE, limit=max(_DUE, self._request.limit))
-            self._move(_WAKE, await self._ids(_LOCK_WAITING, ids=listed(due)) if due else [])
+            self._move(_WAKE, await self._ids(_LOCK_WAITING, ids=sql_list(due)) if due else [])
         if self._seen.early:
             early = await self._ids(EARLY)
-            self._move(_NOT_YET, await self._ids(_LOCK_EARLY, ids=listed(early)) if early else [])
+            self._move(_NOT_YET, await self._ids(_LOCK_EARLY, ids=sql_list(early)) if early else [])
 
     async def _candidates(self, claims_below: int) -> tuple[list[Row], list[Row]]:
         """Runs in the order of priority, and by age, as (priority, wake_at, id, claims, token)."""
@@ -282,9 +335,9 @@ class _Claim:
         self._asked.update(row[2] for row in new)
         # One that was never claimed has no history.
         begun = {row[2] for row in new if row[4] > 0}
-        questions = [self._tx.text(_LOCK, ids=listed(row[2] for row in new), now=self._seen.now)]
+        questions = [self._tx.text(_LOCK, ids=sql_list(row[2] for row in new), now=self._seen.now)]
         if begun:
-            questions.append(self._tx.text(_LAST, ids=listed(begun)))
+            questions.append(self._tx.text(_LAST, ids=sql_list(begun)))
         answer, *last = await self._tx.send(*questions)
         locked = {row[2]: (row[0], to_run(row[2:])) for row in answer.rows}
         self._locked.update(locked)
@@ -292,7 +345,7 @@ class _Claim:
         # Somebody had them since they were chosen.
         missed = [id for id, (_, run) in locked.items() if run.token > 0 and id not in begun]
         if missed:
-            last += await self._tx.send(self._tx.text(_LAST, ids=listed(missed)))
+            last += await self._tx.send(self._tx.text(_LAST, ids=sql_list(missed)))
         for one in last:
             self._last.update(one.rows)
 
@@ -340,4 +393,4 @@ class _Claim:
 
     def _move(self, template: str, ids: Iterable[str]) -> None:
         if ids := list(ids):
-            self._tx.later(self._tx.text(template, ids=listed(ids)))
+            self._tx.later(self._tx.text(template, ids=sql_list(ids)))

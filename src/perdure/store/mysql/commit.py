@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import NewRun
 from perdure.core.model.turn import RetryLater, Turn, TurnOutcome
-from perdure.store.mysql.create_runs import NEW_RUNS, rows_of
-from perdure.store.mysql.literals import Sql, listed, literal
-from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.mysql.runs import NEW_RUNS, rows_of
+from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_list
 from perdure.store.server.batch_effects import COLUMNS, Draft, Ledger
 from perdure.store.server.commit_batch import Wave, Written
 from perdure.store.sql.dialect import Row
@@ -73,40 +72,40 @@ async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool)
     verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
     for wave in waves(turns):
-        await _Wave(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
+        await _MysqlBatch(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
     return verdicts
 
 
 async def deliver(tx: MysqlTransaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
     """Put messages into the inboxes of runs whose rows are locked."""
-    return await _Wave(tx, [], [], [], set(), doubtful=False).deliver(messages)
+    return await _MysqlBatch(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
-class _Wave(Wave[MysqlTransaction]):
+class _MysqlBatch(Wave[MysqlTransaction]):
     """Turns of different runs. What the decision needs is asked for in the packet that locks."""
 
     _answers: dict[str, Sequence[Row]]
 
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
-        questions = {"runs": self._tx.text(_LOCK, ids=listed(touched))}
+        questions = {"runs": self._tx.text(_LOCK, ids=sql_list(touched))}
         if children:
-            questions["parents"] = self._tx.text(_LOCK_PARENTS, ids=listed(children))
+            questions["parents"] = self._tx.text(_LOCK_PARENTS, ids=sql_list(children))
         turns = self._wave.values()
         if self._doubtful and any(turn.records for turn in turns):
             questions["written"] = self._tx.text(_WRITTEN, spans=_spans(turns))
         if keys := [key for turn in turns for key in keys_of(turn)]:
             questions["known"] = self._tx.text(_KNOWN, keys=_keys(keys))
         if new := [child.id for turn in turns for child in turn.children]:
-            questions["there"] = self._tx.text(_THERE, ids=listed(new))
+            questions["there"] = self._tx.text(_THERE, ids=sql_list(new))
         if again := [turn.lease.run_id for turn in turns if isinstance(turn.next, RetryLater)]:
-            questions["stops"] = self._tx.text(_STOPS, ids=listed(again))
+            questions["stops"] = self._tx.text(_STOPS, ids=sql_list(again))
         answers = await self._tx.send(*questions.values())
         self._tx.locked()
         self._answers = {name: answer.rows for name, answer in zip(questions, answers, strict=True)}
         return [*self._answers["runs"], *self._answers.get("parents", ())]
 
     async def _there(self, run_ids: list[str]) -> set[str]:
-        [answer] = await self._tx.send(self._tx.text(_THERE, ids=listed(run_ids)))
+        [answer] = await self._tx.send(self._tx.text(_THERE, ids=sql_list(run_ids)))
         return {row[0] for row in answer.rows}
 
     async def _written(self, turns: Sequence[Turn]) -> Written:

@@ -14,8 +14,7 @@ from perdure.core.model.run import Status
 from perdure.core.model.turn import Finish, Park, Turn
 from perdure.store.contract import Change
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
-from perdure.store.mysql.literals import Sql, listed, literal, row_of, texts
-from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_list, sql_row, sql_texts
 from perdure.store.sql.audit import note_finish, of_park
 from perdure.store.sql.turn import KINDS, has_extras, record_row
 
@@ -46,7 +45,7 @@ INSERT INTO perdure_history (run_id, seq, token, kind, location, payload, at, st
 VALUES :rows
 """
 
-#: Around the five texts of a record.
+#: Around the five sql_texts of a record.
 _QUOTES = 10
 
 #: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
@@ -128,7 +127,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
     tx.begin()
     tx.later(tx.text(FENCE, count=len(turns), groups=_conditions(groups)))
     if clustered and (stay := [turn.lease.run_id for turn in turns if turn.next is None]):
-        tx.later(tx.text(_PROVE, ids=listed(stay)))
+        tx.later(tx.text(_PROVE, ids=sql_list(stay)))
     plain, others = list[str](), list[str]()
     for turn in turns:
         for record in turn.records:
@@ -136,7 +135,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
             if row is not None:
                 plain.append(row)
             else:
-                others.append(row_of(record_row(turn, record)))
+                others.append(sql_row(record_row(turn, record)))
     tx.insert_written(_PLAIN_RECORDS, plain)
     tx.insert_written(RECORDS, others)
     for turn in turns:
@@ -151,7 +150,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
 
 
 async def _commit_record(tx: MysqlTransaction, turn: Turn) -> bool:
-    lease, row = turn.lease, listed(record_row(turn, turn.records[0]))
+    lease, row = turn.lease, sql_list(record_row(turn, turn.records[0]))
     [answer] = await tx.send(tx.text(_RECORD, row=row, run_id=lease.run_id, token=lease.token, nonce=lease.nonce))
     return answer.count == 1
 
@@ -172,7 +171,7 @@ def _plain_row(turn: Turn, record: Record) -> str | None:
 def _conditions(groups: Mapping[tuple[int, str, str], Sequence[str]]) -> Sql:
     return Sql(
         " OR ".join(
-            f"token = {token} AND nonce = {literal(nonce)}{besides} AND id IN ({texts(ids)})"
+            f"token = {token} AND nonce = {literal(nonce)}{besides} AND id IN ({sql_texts(ids)})"
             for (token, nonce, besides), ids in groups.items()
         )
     )

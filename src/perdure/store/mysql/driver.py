@@ -61,16 +61,16 @@ class _Driver(Protocol):
         """End it at once."""
 
 
-class Answer(Struct, frozen=True):
+class MysqlResult(Struct, frozen=True):
     """What a statement gave: its rows, or how many it found or made."""
 
     rows: tuple[Row, ...]
     count: int
     #: What it passed to LAST_INSERT_ID.
-    told: int = 0
+    last_insert_id: int = 0
 
 
-class Connection:
+class MysqlConnection:
     """One session with the server, of one event loop."""
 
     def __init__(self, driver: _Driver, patience: Patience) -> None:
@@ -100,12 +100,12 @@ class Connection:
         """Whether it is in the middle of a transaction, as the server last said."""
         return self._driver.get_transaction_status()
 
-    async def send(self, statements: Sequence[str]) -> list[Answer]:
+    async def send(self, statements: Sequence[str]) -> list[MysqlResult]:
         """Execute statements, in as few packets as their size allows."""
         if self.trace is not None:
             for statement in statements:
                 self.trace(statement)
-        answers: list[Answer] = []
+        answers: list[MysqlResult] = []
         async with asyncio.timeout(self.patience.statement):
             for packet in self._packets(statements):
                 answers += await self._answers(packet)
@@ -128,7 +128,7 @@ class Connection:
             transport.abort()
         self._driver.close()
 
-    async def say_goodbye(self) -> None:
+    async def close_gracefully(self) -> None:
         """End it in order if that is possible, and anyway."""
         try:
             async with asyncio.timeout(_GOODBYE):
@@ -149,19 +149,19 @@ class Connection:
             packet.append(statement)
         return [*packets, b";".join(packet)]
 
-    async def _answers(self, packet: bytes) -> list[Answer]:
+    async def _answers(self, packet: bytes) -> list[MysqlResult]:
         driver = self._driver
         await driver.query(packet)
-        answers: list[Answer] = []
+        answers: list[MysqlResult] = []
         while True:
             result = driver._result
-            answers.append(Answer(result.rows or (), result.affected_rows, result.insert_id or 0))
+            answers.append(MysqlResult(result.rows or (), result.affected_rows, result.insert_id or 0))
             if not result.has_next:
                 return answers
             await driver.next_result()
 
 
-class Way:
+class MysqlConnector:
     """To a server: encrypted if the URL wants that or the server can do it, which is found out once."""
 
     def __init__(self, url: MysqlUrl) -> None:
@@ -174,7 +174,7 @@ class Way:
             self._context.check_hostname = False
             self._context.verify_mode = ssl.CERT_NONE
 
-    async def connect(self, patience: Patience = USUAL) -> Connection:
+    async def connect(self, patience: Patience = USUAL) -> MysqlConnection:
         """A new session."""
         if self._context is None or self._url.ssl != "preferred":
             return await _connect(self._url, self._context, patience)
@@ -188,7 +188,7 @@ class Way:
         return connection
 
 
-async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, patience: Patience) -> Connection:
+async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, patience: Patience) -> MysqlConnection:
     driver: Any = await asyncmy.connect(
         host=url.host,
         port=url.port,
@@ -203,4 +203,4 @@ async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, patience: Pati
         program_name="perdure",
         ssl=context,
     )
-    return Connection(cast("_Driver", driver), patience)
+    return MysqlConnection(cast("_Driver", driver), patience)

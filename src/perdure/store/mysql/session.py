@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from perdure.errors import StoreError
-from perdure.store.mysql.driver import Connection
-from perdure.store.mysql.literals import Sql
+from perdure.store.mysql.driver import MysqlConnection
+from perdure.store.mysql.transaction import Sql
 from perdure.store.server.identity import Who
 from perdure.store.server.timeouts import Patience
 from perdure.store.sql.dialect import Row
@@ -52,12 +52,12 @@ _CLUSTER = (
 _NUMBER = re.compile(r"\d+")
 
 
-def name_of(connection: Connection) -> Sql:
+def name_of(connection: MysqlConnection) -> Sql:
     """An expression for the server's name."""
     return Sql(_NAME[_kind_of(connection)])
 
 
-def who_asks(connection: Connection) -> str:
+def who_asks(connection: MysqlConnection) -> str:
     """The statement that asks a server who it is."""
     return _WHO[_kind_of(connection)]
 
@@ -80,11 +80,11 @@ def _position(written: str) -> dict[str, int]:
     return position
 
 
-def _kind_of(connection: Connection) -> str:
+def _kind_of(connection: MysqlConnection) -> str:
     return "MariaDB" if "mariadb" in connection.server_version.lower() else "MySQL"
 
 
-async def prepare(connection: Connection, where: str) -> Who:
+async def prepare(connection: MysqlConnection, where: str) -> Who:
     """Set up a session; who the server is. Raises `StoreError` where the server does not fit."""
     text, kind = connection.server_version, _kind_of(connection)
     # MariaDB pretends to be 5.5.5 first, for old replicas.
@@ -112,7 +112,7 @@ async def prepare(connection: Connection, where: str) -> Who:
     return Who(None) if connection.clustered else who_is(who)
 
 
-async def relax(connection: Connection) -> None:
+async def relax(connection: MysqlConnection) -> None:
     """Let a session take its time, for statements of the user's."""
     limit = "max_statement_time" if "mariadb" in connection.server_version.lower() else "max_execution_time"
     await connection.send([_RELAXED.format(limit)])

@@ -18,20 +18,18 @@ from perdure.core.model.run import CreatedRun, NewRun
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import SweepResult, WorkerInfo
 from perdure.core.system import System
+from perdure.core.time.duration import FAR
 from perdure.errors import StoreError
-from perdure.store.mysql import create_runs, errors
-from perdure.store.mysql import load as loading
-from perdure.store.mysql.claim import claim
-from perdure.store.mysql.claim_preview import Seen, look
+from perdure.store.mysql import errors
+from perdure.store.mysql.claim import MysqlPreview, claim, preview_claim
 from perdure.store.mysql.commit import commit, deliver
 from perdure.store.mysql.commit_simple import commit_simply, is_simple
 from perdure.store.mysql.dialect import MYSQL, NOW
-from perdure.store.mysql.driver import AlreadyThere, Connection, Way
-from perdure.store.mysql.literals import Sql, Templates, listed
+from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlConnector
 from perdure.store.mysql.migrate import migrate
+from perdure.store.mysql.runs import create_new_runs, load_runs
 from perdure.store.mysql.session import name_of, prepare, relax, who_asks, who_is
-from perdure.store.mysql.sweep import ANYTHING
-from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.store.mysql.transaction import MysqlTransaction, Sql, StatementTemplates, sql_list
 from perdure.store.server.identity import Outlived
 from perdure.store.server.pool import Pools, lend
 from perdure.store.server.store import ServerStore
@@ -41,6 +39,28 @@ from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.runs.create import is_single
 from perdure.store.sql.turn import Fence
 from perdure.store.url import MysqlUrl
+
+#: The holders are leapt over along the index, so that the cost is one look a worker and not one a run.
+SWEEP_PREVIEW = f"""
+SELECT :now,
+  EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'alive' AND heartbeat_at + lease < :now)
+  OR EXISTS (SELECT 1 FROM perdure_workers WHERE status <> 'alive' AND heartbeat_at < :now - :remembered)
+  OR EXISTS (
+    SELECT 1 FROM perdure_runs
+    WHERE finished_at = 0 AND status IN ('pending', 'waiting') AND deadline < {FAR} AND deadline <= :now
+  )
+  OR EXISTS (SELECT 1 FROM perdure_singletons) OR EXISTS (SELECT 1 FROM perdure_successors)
+  OR EXISTS (
+    SELECT 1
+    FROM (SELECT DISTINCT worker FROM perdure_runs WHERE status = 'running') holder
+    LEFT JOIN perdure_workers w ON w.id = holder.worker AND w.status = 'alive'
+    WHERE w.id IS NULL AND EXISTS (
+      SELECT 1 FROM perdure_runs r FORCE INDEX (perdure_runs_held)
+      WHERE r.status = 'running' AND r.worker = holder.worker AND r.lease_until <= :now
+    )
+  )
+"""
+
 
 #: Every row that sending touches, parents of those that it may end included. Whoever locks several and waits locks them in this
 #: order; otherwise two of them wait for each other.
@@ -55,7 +75,7 @@ WHERE id = :id AND status = 'alive' AND heartbeat_at >= :last AND :who <=> :serv
 """
 
 
-class MysqlStore(ServerStore[Connection, MysqlTransaction]):
+class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     """The verbs of `Store` over one MySQL or MariaDB database. `time` replaces the server's clock in tests."""
 
     def __init__(
@@ -65,13 +85,13 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         # While the server writes one batch, the worker makes the next.
         self.lanes = 2
         self.where = url.where
-        self._way = Way(url)
-        self._templates = Templates(url.prefix)
+        self._way = MysqlConnector(url)
+        self._templates = StatementTemplates(url.prefix)
         #: Several servers take writes.
         self._clustered = False
         #: What was paused when a claim last looked.
         self._paused: frozenset[tuple[str, str]] = frozenset()
-        self._lent = Pools(system, self._open_relaxed, Connection.say_goodbye, url.pool, self._is_current)
+        self._lent = Pools(system, self._open_relaxed, MysqlConnection.close_gracefully, url.pool, self._is_current)
 
     async def close(self) -> None:
         """Let go of every connection."""
@@ -81,7 +101,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[object]:
         """A connection for a function of the user's."""
-        async with lend(self._lent, Connection.is_busy) as connection:
+        async with lend(self._lent, MysqlConnection.is_busy) as connection:
             yield connection.driver
 
     def _after_fork_in_child(self) -> None:
@@ -91,7 +111,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     @asynccontextmanager
     async def _lend_to(self, worker: str) -> AsyncGenerator[object]:
         check = partial(self._identity.check, worker)
-        async with lend(self._lent, Connection.is_busy, check) as connection:
+        async with lend(self._lent, MysqlConnection.is_busy, check) as connection:
             yield connection.driver
 
     def _fence(self, worker: str) -> Fence:
@@ -114,7 +134,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
         async def quickly(tx: MysqlTransaction) -> builtins.list[CreatedRun] | None:
             try:
-                return await create_runs.create_new(tx, runs)
+                return await create_new_runs(tx, runs)
             except AlreadyThere as error:
                 await self._roll_back(tx.connection, error)
                 return None
@@ -132,7 +152,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         [answer] = await tx.send(beat)
         if answer.count:
             # One of several may lag behind what another one has acknowledged.
-            return 0 if clustered else answer.told
+            return 0 if clustered else answer.last_insert_id
         if not clustered:
             known = self._identity.asking()
             [answer] = await tx.send(who_asks(tx.connection))
@@ -143,7 +163,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         """Wake what is due, then take ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
-        seen, request = await self._seen(request)
+        seen, request = await self._preview(request)
         if seen.nothing:
             self._pass_by("claim")
             return seen.empty_handed()
@@ -151,14 +171,14 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             "claim", request.worker, lambda tx: claim(tx, request, seen, self._system.entropy), entered=True
         )
 
-    async def _seen(self, request: ClaimRequest) -> tuple[Seen, ClaimRequest]:
+    async def _preview(self, request: ClaimRequest) -> tuple[MysqlPreview, ClaimRequest]:
         """A look, and the claim without what is paused: as far as is known from the last look, so that one is mostly enough."""
         wanted = unpaused(request, self._paused)
-        seen = await self._read("claim", lambda tx: self._look(tx, wanted))
+        seen = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
         if seen.paused != self._paused:
             self._paused = seen.paused
             wanted = unpaused(request, seen.paused)
-            seen = await self._read("claim", lambda tx: self._look(tx, wanted))
+            seen = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
         return seen, wanted
 
     async def sweep(self, limit: int) -> SweepResult:
@@ -172,7 +192,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         """Histories and unread inboxes, as of one moment."""
-        return await self._read("load", lambda tx: loading.load(tx, run_ids, self.inbox_page))
+        return await self._read("load", lambda tx: load_runs(tx, run_ids, self.inbox_page))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         """Make turns durable; in one round trip if they reach nobody else."""
@@ -212,7 +232,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             # Registered before, by the same request; its row stays as it is.
             return
 
-    async def _open_connection(self) -> Connection:
+    async def _open_connection(self) -> MysqlConnection:
         # The driver loses a cancellation that comes at the wrong moment of connecting, so it is kept away from it.
         opening = self._system.spawn(self._opened(), "perdure connecting")
         try:
@@ -224,7 +244,7 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             opening.cancel()
             raise
 
-    async def _opened(self) -> Connection:
+    async def _opened(self) -> MysqlConnection:
         connection = await self._way.connect(self._patience)
         connection.trace = self._trace
         try:
@@ -236,15 +256,15 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
             raise
         return connection
 
-    async def _open_relaxed(self) -> Connection:
+    async def _open_relaxed(self) -> MysqlConnection:
         connection = await self._open_connection()
         await relax(connection)
         return connection
 
-    async def _say_goodbye(self, connection: Connection) -> None:
-        await connection.say_goodbye()
+    async def _say_goodbye(self, connection: MysqlConnection) -> None:
+        await connection.close_gracefully()
 
-    def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> MysqlTransaction:
+    def _transaction(self, connection: MysqlConnection, actor: str, *, locking: bool) -> MysqlTransaction:
         return MysqlTransaction(
             connection, self._templates, self._clock, actor, self.audit, locking=locking, listened=self._listened
         )
@@ -256,12 +276,12 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         tx.write_notes()
         await tx.commit()
 
-    async def _roll_back(self, connection: Connection, error: Exception) -> None:
+    async def _roll_back(self, connection: MysqlConnection, error: Exception) -> None:
         """End a transaction that an error has stopped. A connection that cannot do that is lost, whatever stopped it."""
         if not await self._rolled_back(connection):
             raise ConnectionError(f"{self.where}: a connection was lost during ROLLBACK") from error
 
-    async def _rolled_back(self, connection: Connection) -> bool:
+    async def _rolled_back(self, connection: MysqlConnection) -> bool:
         if connection.in_transaction and not connection.is_closed():
             try:
                 await connection.send(["ROLLBACK"])
@@ -290,17 +310,17 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
         told = self._clock.told
         return Sql(NOW) if told is None else told
 
-    async def _look(self, tx: MysqlTransaction, request: ClaimRequest) -> Seen:
+    async def _preview_once(self, tx: MysqlTransaction, request: ClaimRequest) -> MysqlPreview:
         asked = self._clock.asking()
-        seen = await look(tx, request, self._time())
+        seen = await preview_claim(tx, request, self._time())
         return seen.at(self._clock.answered(asked, seen.now))
 
     async def _lock_in_order(self, tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
         parents: builtins.list[str] = []
         if ends:
-            [answer] = await tx.send(tx.text(_PARENTS, ids=listed(ends)))
+            [answer] = await tx.send(tx.text(_PARENTS, ids=sql_list(ends)))
             parents = [row[0] for row in answer.rows]
-        await tx.send(tx.text(_LOCK_IN_ORDER, ids=listed([*run_ids, *parents])))
+        await tx.send(tx.text(_LOCK_IN_ORDER, ids=sql_list([*run_ids, *parents])))
         tx.locked()
 
     async def _deliver(self, tx: MysqlTransaction, messages: Sequence[NewMessage]) -> builtins.list[SendOutcome]:
@@ -314,12 +334,12 @@ class MysqlStore(ServerStore[Connection, MysqlTransaction]):
     async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
         """Whether a sweep would find something."""
         asked = self._clock.asking()
-        [answer] = await tx.send(tx.text(ANYTHING, now=self._time(), remembered=workers.REMEMBERED))
+        [answer] = await tx.send(tx.text(SWEEP_PREVIEW, now=self._time(), remembered=workers.REMEMBERED))
         [(now, anything)] = answer.rows
         self._clock.answered(asked, now)
         return bool(anything)
 
 
-def _let_go(opening: asyncio.Task[Connection]) -> None:
+def _let_go(opening: asyncio.Task[MysqlConnection]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().terminate()

@@ -152,7 +152,7 @@ SELECT
 """
 
 
-class Seen(Sight, frozen=True, kw_only=True):
+class PostgresPreview(Sight, frozen=True, kw_only=True):
     """What a look found."""
 
     doubtful: bool
@@ -162,7 +162,7 @@ class Seen(Sight, frozen=True, kw_only=True):
     usual: bool
 
 
-class _Choice:
+class _Candidates:
     """What a claim takes, and what it found besides."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _Choice:
 
 
 async def claim(
-    tx: PostgresTransaction, request: ClaimRequest, seen: Seen, entropy: Callable[[int], bytes]
+    tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, entropy: Callable[[int], bytes]
 ) -> ClaimResult:
     """Wake what is due, then take ready runs."""
     if seen.held:
@@ -200,8 +200,8 @@ async def claim(
     )
 
 
-async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> _Choice:
-    choice = _Choice()
+async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview) -> _Candidates:
+    choice = _Candidates()
     first = request.limit - request.by_age
     ready = await _ready(tx, request, seen, first)
     if seen.doubtful:
@@ -215,7 +215,7 @@ async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) ->
     return choice
 
 
-async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, enough: int) -> list[Row]:
+async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, enough: int) -> list[Row]:
     """The first of all pairs in one order, as (priority, wake_at, id)."""
     pairs = len(request.queues) * len(request.types)
     page = enough if pairs <= _FEW else min(enough, max(16, 2 * enough // pairs))
@@ -234,7 +234,9 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, eno
         page = enough
 
 
-async def _judge(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, choice: _Choice) -> list[Row]:
+async def _judge(
+    tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, choice: _Candidates
+) -> list[Row]:
     """Those that have got on since; the others are suspects, or set aside."""
     fine: list[Row] = []
     enough = max(_SUSPECTS, 2 * request.limit) if request.alone else _SUSPECTS
@@ -251,7 +253,11 @@ async def _judge(tx: PostgresTransaction, request: ClaimRequest, seen: Seen, cho
 
 
 async def _take(
-    tx: PostgresTransaction, request: ClaimRequest, seen: Seen, chosen: list[str], entropy: Callable[[int], bytes]
+    tx: PostgresTransaction,
+    request: ClaimRequest,
+    seen: PostgresPreview,
+    chosen: list[str],
+    entropy: Callable[[int], bytes],
 ) -> list[Row]:
     text = entropy(16 * len(chosen)).hex()
     seeds = [text[32 * place : 32 * place + 32] for place in range(len(chosen))]
@@ -260,7 +266,7 @@ async def _take(
     return sorted(rows, key=lambda row: order[row[1]])
 
 
-async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Seen) -> int:
+async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview) -> int:
     [(waiting, left, more)] = await tx.run(LATER, *free(request, seen))
     times = [FAR if waiting is None else waiting]
     if left is not None:
@@ -270,7 +276,7 @@ async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Seen)
     return min(times)
 
 
-def free(request: ClaimRequest, seen: Seen) -> tuple[object, ...]:
+def free(request: ClaimRequest, seen: PostgresPreview) -> tuple[object, ...]:
     """The parameters of `FREE`."""
     pairs = pairs_of(request)
     return (*pairs, seen.now, SUSPECT_AFTER, request.worker, seen.now - request.affinity, seen.alive)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perdure.core.audit import Audit
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimRequest, ClaimResult
 from perdure.core.time.duration import FAR
-from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Seen, pairs_of, to_runs
+from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, PostgresPreview, pairs_of, to_runs
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
@@ -174,7 +174,7 @@ _TAKES = {level: partial(take_ready, audit=level) for level in Audit}
 
 async def claim_ready(
     tx: PostgresTransaction, request: ClaimRequest, clock: ServerClock, entropy: Callable[[int], bytes]
-) -> tuple[Seen, ClaimResult | None]:
+) -> tuple[PostgresPreview, ClaimResult | None]:
     """Look, and take ready runs; None if there is more to it than that.
 
     The statement decides which of the two it is, at the server's time. What it took is taken, whatever has become due since.
@@ -205,10 +205,10 @@ async def claim_ready(
     return seen, answer
 
 
-def _seen(facts: Row, worker: str) -> Seen:
+def _seen(facts: Row, worker: str) -> PostgresPreview:
     server, next_wake, held, ready, doubtful, early, left, usual, living, paused, next_fire = facts
     alive = living.split("\n")
-    return Seen(
+    return PostgresPreview(
         now=server,
         alive=alive,
         welcome=worker in alive,

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from perdure.core.model.record import NewMessage, SendOutcome
 from perdure.core.model.run import NewRun
 from perdure.core.model.turn import Turn, TurnOutcome
-from perdure.store.postgres.create_runs import NEW_RUNS, arrays_of
+from perdure.store.postgres.columns import HISTORY, to_arrays, unnest_arrays
 from perdure.store.postgres.driver import AlreadyThere
-from perdure.store.postgres.history_arrays import HISTORY, arrays, given
+from perdure.store.postgres.runs import NEW_RUNS, arrays_of
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.batch_effects import COLUMNS, Ledger
 from perdure.store.server.commit_batch import Doubtful, Wave, Written
@@ -80,16 +80,16 @@ for _columns in (_MESSAGES, _CONSUMED, _EVENTS):
 #: Everything, each row once: the statements in it do not see each other's effects.
 WRITE = f"""
 WITH records AS (
-  INSERT INTO perdure_history ({", ".join(HISTORY)}) SELECT * FROM {given(HISTORY, _AT[0])}
+  INSERT INTO perdure_history ({", ".join(HISTORY)}) SELECT * FROM {unnest_arrays(HISTORY, _AT[0])}
 ), entries AS (
-  INSERT INTO perdure_messages ({", ".join(_MESSAGES)}) SELECT * FROM {given(_MESSAGES, _AT[1])}
+  INSERT INTO perdure_messages ({", ".join(_MESSAGES)}) SELECT * FROM {unnest_arrays(_MESSAGES, _AT[1])}
 ), taken_in AS (
   UPDATE perdure_messages m
   SET consumed = 1, payload = NULL
-  FROM {given(_CONSUMED, _AT[2])}
+  FROM {unnest_arrays(_CONSUMED, _AT[2])}
   WHERE m.run_id = given.run_id AND m.seq <= given.upto AND m.consumed = 0
 ), noted AS (
-  INSERT INTO perdure_events ({", ".join(_EVENTS)}) SELECT * FROM {given(_EVENTS, _AT[3])}
+  INSERT INTO perdure_events ({", ".join(_EVENTS)}) SELECT * FROM {unnest_arrays(_EVENTS, _AT[3])}
 )
 UPDATE perdure_runs r
 SET status = given.status, reason = given.reason, token = given.token, wake_at = given.wake_at,
@@ -100,7 +100,7 @@ SET status = given.status, reason = given.reason, token = given.token, wake_at =
     home = CASE WHEN given.moves THEN given.home ELSE r.home END,
     output = CASE WHEN given.sets_output THEN given.output ELSE r.output END,
     error = CASE WHEN given.sets_error THEN given.error ELSE r.error END
-FROM {given(_RUNS, _AT[4])}
+FROM {unnest_arrays(_RUNS, _AT[4])}
 WHERE r.id = given.id
 """
 
@@ -111,7 +111,7 @@ async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bo
     busy: set[str] = set()
     try:
         for wave in waves(turns):
-            await _Wave(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
+            await _PostgresBatch(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
     except AlreadyThere as error:
         if doubtful:
             raise
@@ -121,10 +121,10 @@ async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bo
 
 async def deliver(tx: PostgresTransaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
     """Put messages into the inboxes of runs whose rows are locked."""
-    return await _Wave(tx, [], [], [], set(), doubtful=False).deliver(messages)
+    return await _PostgresBatch(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
-class _Wave(Wave[PostgresTransaction]):
+class _PostgresBatch(Wave[PostgresTransaction]):
     """Turns of different runs."""
 
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
@@ -138,18 +138,18 @@ class _Wave(Wave[PostgresTransaction]):
     async def _written(self, turns: Sequence[Turn]) -> Written:
         found: Written = {}
         spans = [(turn.lease.run_id, turn.records[0].seq, turn.records[-1].seq) for turn in turns]
-        for row in await self._tx.run(_WRITTEN, *arrays(spans, 3)):
+        for row in await self._tx.run(_WRITTEN, *to_arrays(spans, 3)):
             found.setdefault(row[0], {})[row[1]] = row
         return found
 
     async def _known(self, keys: list[tuple[str, str]]) -> set[tuple[str, str]]:
-        return {(row[0], row[1]) for row in await self._tx.run(_KNOWN, *arrays(keys, 2))}
+        return {(row[0], row[1]) for row in await self._tx.run(_KNOWN, *to_arrays(keys, 2))}
 
     async def _made(self, new: list[NewRun]) -> set[str]:
         return {row[0] for row in await self._tx.run(_CHILDREN, *arrays_of(new, self._tx.now))}
 
     async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
-        return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *arrays(list(read.items()), 2))}
+        return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *to_arrays(list(read.items()), 2))}
 
     async def _write(self, ledger: Ledger) -> None:
         notes = self._tx.take_notes()
@@ -158,9 +158,9 @@ class _Wave(Wave[PostgresTransaction]):
             return
         await self._tx.run(
             WRITE,
-            *arrays(self._rows, len(HISTORY)),
-            *arrays(ledger.messages, len(_MESSAGES)),
-            *arrays(ledger.consumed, len(_CONSUMED)),
+            *to_arrays(self._rows, len(HISTORY)),
+            *to_arrays(ledger.messages, len(_MESSAGES)),
+            *to_arrays(ledger.consumed, len(_CONSUMED)),
             *notes,
             *([getattr(draft, column) for draft in drafts] for column in _RUNS),
         )

@@ -16,10 +16,9 @@ from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Finish, NextState, Park, Turn
 from perdure.store.contract import Change
-from perdure.store.postgres.driver import Connection
-from perdure.store.postgres.history_arrays import HISTORY
-from perdure.store.postgres.text_columns import Unjoinable, given, numbers, texts
-from perdure.store.postgres.transaction import PostgresTransaction, Statements, rows_of
+from perdure.store.postgres.columns import HISTORY, Unjoinable, join_numbers, join_texts, unnest_texts
+from perdure.store.postgres.driver import PostgresConnection
+from perdure.store.postgres.transaction import PostgresTransaction, StatementCache, rows_of
 from perdure.store.sql.audit import of_finish, of_park
 from perdure.store.sql.turn import record_row
 
@@ -45,7 +44,7 @@ _REST_OF_SUCCESS = {
 }  # fmt: skip
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """What the turns of a batch have in common."""
 
     #: None finishes, parks or has read anything.
@@ -87,25 +86,25 @@ FOR NO KEY UPDATE SKIP LOCKED
 """
 
 
-def _one_each(shape: Shape) -> str:
+def _one_each(shape: BatchShape) -> str:
     """One record of each of many runs, as `ONE_RECORD` does it."""
     sources = _sources(shape, "given") | {"run_id": "given.run_id", "token": "given.token"}
     return f"""
 INSERT INTO perdure_history ({", ".join(HISTORY)})
 SELECT {", ".join(sources[name] for name in HISTORY)}
-FROM {given(shape.turn, 1)}
+FROM {unnest_texts(shape.turn, 1)}
 JOIN perdure_runs r ON r.id = given.run_id
 WHERE {_HOLDS}
 FOR NO KEY UPDATE OF r SKIP LOCKED
 """
 
 
-def _statement(shape: Shape) -> str:
+def _statement(shape: BatchShape) -> str:
     """Its first parameter is how many turns there are; the answer is empty if all were written, else the places of those."""
     return f"""
 WITH live AS MATERIALIZED (
   SELECT given.*, r.deadline
-  FROM {given(shape.turn, 2, "place")}
+  FROM {unnest_texts(shape.turn, 2, "place")}
   JOIN perdure_runs r ON r.id = given.run_id
   WHERE {_HOLDS}{_allowed(shape)}
   FOR NO KEY UPDATE OF r SKIP LOCKED
@@ -115,22 +114,22 @@ SELECT string_agg(place::text, ' ') FROM live HAVING COUNT(*) <> $1
 """
 
 
-def _records(shape: Shape) -> str:
+def _records(shape: BatchShape) -> str:
     sources = _sources(shape, "live" if shape.single else "record") | {"run_id": "live.run_id", "token": "live.token"}
-    several = given({"turn": "bigint", **shape.record}, 2 + len(shape.turn), name="record")
+    several = unnest_texts({"turn": "bigint", **shape.record}, 2 + len(shape.turn), name="record")
     return f"""
   INSERT INTO perdure_history ({", ".join(HISTORY)})
   SELECT {", ".join(sources[name] for name in HISTORY)}
   FROM live{"" if shape.single else f" JOIN {several} ON record.turn = live.place"}"""
 
 
-def _sources(shape: Shape, row: str) -> dict[str, str]:
+def _sources(shape: BatchShape, row: str) -> dict[str, str]:
     """Where the columns of a record come from. What is empty has arrived as NULL."""
     sources = _REST_OF_SUCCESS | {name: f"{row}.{name}" for name in shape.record}
     return sources | {name: f"COALESCE({sources[name]}, '')" for name in ("location", "digest")}
 
 
-def _allowed(shape: Shape) -> str:
+def _allowed(shape: BatchShape) -> str:
     return (
         ""
         if shape.goes_on
@@ -139,7 +138,7 @@ def _allowed(shape: Shape) -> str:
     )
 
 
-def _states(shape: Shape) -> str:
+def _states(shape: BatchShape) -> str:
     if shape.goes_on:
         return ""
     first = 2 + len(shape.turn) + (0 if shape.single else 1 + len(shape.record))
@@ -178,7 +177,7 @@ def _states(shape: Shape) -> str:
 
 STATEMENTS = {
     shape: _one_each(shape) if shape.goes_on and shape.single else _statement(shape)
-    for shape in (Shape(*flags) for flags in product((False, True), repeat=5))
+    for shape in (BatchShape(*flags) for flags in product((False, True), repeat=5))
     if shape.noted >= shape.said and not (shape.goes_on and shape.noted)
 }
 
@@ -200,12 +199,12 @@ def is_simple(turns: Sequence[Turn]) -> bool:
     return 0 < len(turns) == len({turn.lease.run_id for turn in turns})
 
 
-def go_on(turns: Sequence[Turn]) -> bool:
+def only_append(turns: Sequence[Turn]) -> bool:
     """Whether none of them finishes, parks or has read anything."""
     return all(turn.next is None and not turn.read for turn in turns)
 
 
-async def append(connection: Connection, statements: Statements, turns: Sequence[Turn]) -> set[str]:
+async def append_records(connection: PostgresConnection, statements: StatementCache, turns: Sequence[Turn]) -> set[str]:
     """As `commit_simply`, for turns that go on. Without a transaction, as there is nothing to note and nobody to be told."""
     if len(turns) == 1 and len(turns[0].records) == 1:
         [turn] = turns
@@ -271,46 +270,52 @@ def _line(after: NextState) -> tuple[str, str]:
 
 def _columns_of(
     turns: Sequence[Turn], said: Sequence[str | None] | None, *, goes_on: bool
-) -> tuple[Shape, list[object]]:
+) -> tuple[BatchShape, list[object]]:
     """The shape of a batch and its parameters but for the first and the last."""
     leases = [turn.lease for turn in turns]
     records = [record for turn in turns for record in turn.records]
     succeeds = all(map(_succeeds, records))
     single = len(records) == len(turns) and all(turn.records for turn in turns)
     columns: list[object] = [
-        texts([lease.run_id for lease in leases]),
-        numbers([lease.token for lease in leases]),
-        texts([lease.nonce for lease in leases]),
+        join_texts([lease.run_id for lease in leases]),
+        join_numbers([lease.token for lease in leases]),
+        join_texts([lease.nonce for lease in leases]),
     ]
     if not goes_on:
         becomes, outcomes, times, reasons, seen = zip(*[_state(turn.next) for turn in turns], strict=True)
-        columns += [texts(becomes), texts(outcomes), numbers(times), texts(reasons), numbers(seen)]
-        columns.append(numbers([turn.read for turn in turns]))
+        columns += [
+            join_texts(becomes),
+            join_texts(outcomes),
+            join_numbers(times),
+            join_texts(reasons),
+            join_numbers(seen),
+        ]
+        columns.append(join_numbers([turn.read for turn in turns]))
     if said:
-        columns.append(texts(said))
+        columns.append(join_texts(said))
     if not single:
-        columns.append(numbers([place for place, turn in enumerate(turns, 1) for _ in turn.records]))
+        columns.append(join_numbers([place for place, turn in enumerate(turns, 1) for _ in turn.records]))
     columns += _columns_of_records(records, succeeds=succeeds)
-    return Shape(goes_on, succeeds, single, said is not None, bool(said)), columns
+    return BatchShape(goes_on, succeeds, single, said is not None, bool(said)), columns
 
 
 def _columns_of_records(records: Sequence[Record], *, succeeds: bool) -> list[object]:
     columns: list[object] = [
-        numbers([record.seq for record in records]),
-        texts([record.location for record in records]),
-        texts([record.payload for record in records]),
-        numbers([record.at for record in records]),
-        numbers([record.started_at for record in records]),
-        texts([record.digest for record in records]),
+        join_numbers([record.seq for record in records]),
+        join_texts([record.location for record in records]),
+        join_texts([record.payload for record in records]),
+        join_numbers([record.at for record in records]),
+        join_numbers([record.started_at for record in records]),
+        join_texts([record.digest for record in records]),
     ]
     if not succeeds:
         columns += [
-            texts([record.kind for record in records]),
-            numbers([int(record.failed) for record in records]),
-            numbers([record.attempts for record in records]),
-            numbers([record.retry_at for record in records]),
-            numbers([record.inbox_seq for record in records]),
-            numbers([record.run_attempt for record in records]),
+            join_texts([record.kind for record in records]),
+            join_numbers([int(record.failed) for record in records]),
+            join_numbers([record.attempts for record in records]),
+            join_numbers([record.retry_at for record in records]),
+            join_numbers([record.inbox_seq for record in records]),
+            join_numbers([record.run_attempt for record in records]),
         ]
     return columns
 

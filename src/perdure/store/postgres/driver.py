@@ -42,7 +42,7 @@ class _Version(Protocol):
         """The first number."""
 
 
-class Connection(Protocol):
+class PostgresConnection(Protocol):
     """One session with the server, of one event loop."""
 
     #: Which of the servers that were met at this address it leads to.
@@ -94,7 +94,7 @@ class Connection(Protocol):
         """End it at once."""
 
 
-class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes without types
+class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver comes without types
     """A session whose prepared statements have names that occur nowhere else.
 
     A pooler may hand us a session of the server that somebody else has prepared statements on. The driver's own names are
@@ -121,14 +121,14 @@ class _Session(asyncpg.Connection):  # type: ignore[misc] # the driver comes wit
 
 async def connect(
     dsn: str, unique: str, patience: Patience, *, called: str, prepares: bool, lent: bool = False
-) -> Connection:
+) -> PostgresConnection:
     """A new session, `called` so on the server. Statements that are not to be prepared are examined anew each time.
 
     So are those on one that is to be lent to the user's functions; they may take their time.
     """
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # it is not typed
         dsn,
-        connection_class=_Session,
+        connection_class=_NamedSession,
         timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
         command_timeout=None if lent else patience.statement,
         statement_cache_size=_CACHED_STATEMENTS if prepares and not lent else 0,
@@ -139,7 +139,7 @@ async def connect(
     session.unique = unique
     if not lent:
         _describe_arrays(session)
-    return cast("Connection", session)
+    return cast("PostgresConnection", session)
 
 
 def _describe_arrays(session: Any) -> None:
@@ -156,12 +156,12 @@ def _describe_arrays(session: Any) -> None:
     ])  # fmt: skip
 
 
-def is_busy(session: Connection) -> bool:
+def is_busy(session: PostgresConnection) -> bool:
     """Whether a session is in the middle of a transaction."""
     return session.is_in_transaction()
 
 
-async def say_goodbye(session: Connection) -> None:
+async def close_gracefully(session: PostgresConnection) -> None:
     """End a session in order if that is possible, and anyway."""
     try:
         await session.close(timeout=_GOODBYE)

@@ -12,7 +12,7 @@ import logging
 
 from msgspec import Struct
 
-from perdure.store.postgres.driver import Connection, ServerError
+from perdure.store.postgres.driver import PostgresConnection, ServerError
 from perdure.store.server.identity import Known, Who
 
 _log = logging.getLogger("perdure.store")
@@ -30,7 +30,7 @@ SELECT pg_backend_pid(), (SELECT system_identifier::text FROM pg_control_system(
 _UNTOLD = ("0A000", "42501", "42883", "42P01", "55000")
 
 
-class Session(Struct, frozen=True):
+class ServerSession(Struct, frozen=True):
     """What a session says of its server."""
 
     who: Who
@@ -40,7 +40,7 @@ class Session(Struct, frozen=True):
     pooled: bool = False
 
 
-async def who_is(connection: Connection) -> Session:
+async def who_is(connection: PostgresConnection) -> ServerSession:
     """Ask the server behind a connection who it is."""
     try:
         [(pid, cluster, timeline, written)] = await connection.fetch(_WHO)
@@ -48,11 +48,11 @@ async def who_is(connection: Connection) -> Session:
         if getattr(error, "sqlstate", "") not in _UNTOLD:
             raise
         _log.debug("the server does not say who it is: %s", error)
-        return Session(Who(None))
+        return ServerSession(Who(None))
     pooled = pid != connection.get_server_pid()
     if not timeline:
-        return Session(Who(None), pooled=pooled)
-    return Session(Who(f"{cluster}/{timeline}", {"log": written}), timeline, pooled)
+        return ServerSession(Who(None), pooled=pooled)
+    return ServerSession(Who(f"{cluster}/{timeline}", {"log": written}), timeline, pooled)
 
 
 def timeline_of(name: str) -> str:

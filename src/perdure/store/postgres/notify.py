@@ -17,7 +17,7 @@ from perdure.core.process_fork import detach_descriptor
 from perdure.core.system import System
 from perdure.store.contract import Change, Listener
 from perdure.store.postgres import errors
-from perdure.store.postgres.driver import Connection, connect, say_goodbye
+from perdure.store.postgres.driver import PostgresConnection, close_gracefully, connect
 from perdure.store.postgres.sessions import session_name
 from perdure.store.server.timeouts import Patience
 from perdure.store.url import PostgresUrl
@@ -35,7 +35,7 @@ _PAUSES = (0.2, 30.0)
 _LAST_WORDS = 2.0
 
 
-class Notices:
+class Notifier:
     """The hints of one store; without somewhere to listen there are none."""
 
     def __init__(self, url: PostgresUrl, system: System, hear: Listener) -> None:
@@ -51,7 +51,7 @@ class Notices:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._rung: asyncio.Future[None] | None = None
-        self._connection: Connection | None = None
+        self._connection: PostgresConnection | None = None
         self._unsaid = 0
         self._ending = False
         self._failures = 0
@@ -119,7 +119,7 @@ class Notices:
                     await self._talk(connection)
                 finally:
                     self._connection = None
-                    await say_goodbye(connection)
+                    await close_gracefully(connection)
             except errors.ERRORS as error:
                 if not self._failures:
                     _log.warning(
@@ -132,7 +132,7 @@ class Notices:
             pause = min(_PAUSES[0] * 2 ** min(self._failures, 10), _PAUSES[1])
             await self._wait(pause * (0.5 + self._system.random() / 2))
 
-    async def _talk(self, connection: Connection) -> None:
+    async def _talk(self, connection: PostgresConnection) -> None:
         connection.add_termination_listener(lambda _: self._ring())
         await connection.add_listener(self._channel, self._on_notice)
         self._failures = 0

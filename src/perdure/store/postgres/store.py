@@ -20,20 +20,28 @@ from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.core.model.worker_info import SweepResult
 from perdure.core.system import System
 from perdure.errors import StoreError
-from perdure.store.postgres import create_runs, errors
-from perdure.store.postgres import load as loading
-from perdure.store.postgres import migrate as migrating
-from perdure.store.postgres.claim import Seen, claim
+from perdure.store.postgres import errors
+from perdure.store.postgres.claim import PostgresPreview, claim
 from perdure.store.postgres.claim_ready import claim_ready
 from perdure.store.postgres.commit import commit, deliver
-from perdure.store.postgres.commit_simple import append, commit_simply, go_on, is_simple
+from perdure.store.postgres.commit_simple import append_records, commit_simply, is_simple, only_append
 from perdure.store.postgres.dialect import NOW, POSTGRES
-from perdure.store.postgres.driver import AlreadyThere, Connection, connect, is_busy, say_goodbye
-from perdure.store.postgres.identity import NOTHING_KNOWN, TIMELINE, Session, fence, on_timeline, timeline_of, who_is
-from perdure.store.postgres.notify import Notices
+from perdure.store.postgres.driver import AlreadyThere, PostgresConnection, close_gracefully, connect, is_busy
+from perdure.store.postgres.identity import (
+    NOTHING_KNOWN,
+    TIMELINE,
+    ServerSession,
+    fence,
+    on_timeline,
+    timeline_of,
+    who_is,
+)
+from perdure.store.postgres.migrate import migrate
+from perdure.store.postgres.notify import Notifier
+from perdure.store.postgres.runs import create_new_runs, get_runs, load_runs
 from perdure.store.postgres.sessions import end_abandoned, session_name
-from perdure.store.postgres.sweep import Littered, bury, look, together
-from perdure.store.postgres.transaction import PostgresTransaction, Statements, begin
+from perdure.store.postgres.sweep import SweepPreview, merge_swept, preview_sweep, reclaim_runs
+from perdure.store.postgres.transaction import PostgresTransaction, StatementCache, begin
 from perdure.store.server.identity import Known, Outlived
 from perdure.store.server.pool import Pools, lend
 from perdure.store.server.store import ServerStore
@@ -75,7 +83,7 @@ RETURNING heartbeat_at, {{told}}
 _BEATS = {True: _BEAT.format(told=TIMELINE), False: _BEAT.format(told="''")}
 
 
-class PostgresStore(ServerStore[Connection, PostgresTransaction]):
+class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     """The verbs of `Store` over one PostgreSQL database. `time` replaces the server's clock in tests."""
 
     def __init__(
@@ -86,12 +94,14 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         self.lanes = 2
         self.where = url.where
         self._url = url
-        self._statements = Statements(url.tables)
-        self._lent = Pools(system, lambda: self._open_connection(lent=True), say_goodbye, url.pool, self._is_current)
+        self._statements = StatementCache(url.tables)
+        self._lent = Pools(
+            system, lambda: self._open_connection(lent=True), close_gracefully, url.pool, self._is_current
+        )
         #: The timeline that every statement which proves a lease checks, as a pooler stands in between; empty: none does.
         self._fenced = ""
         self._prepares = True
-        self._notices = Notices(url, system, self._tell)
+        self._notices = Notifier(url, system, self._tell)
 
     async def open(self) -> None:
         """Connect, check versions and settings, apply migrations if allowed."""
@@ -113,7 +123,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     async def now(self) -> int:
         """The server's time."""
 
-        async def ask(connection: Connection) -> int:
+        async def ask(connection: PostgresConnection) -> int:
             asked = self._clock.asking()
             return self._clock.answered(asked, await connection.fetchval(_TIME))
 
@@ -126,7 +136,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
         async def quickly(tx: PostgresTransaction) -> builtins.list[CreatedRun] | None:
             try:
-                return await create_runs.create_new(tx, runs)
+                return await create_new_runs(tx, runs)
             except AlreadyThere:
                 return None
 
@@ -163,7 +173,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         self._check_open()
         self._system.crash_point("claim.enter")
 
-        async def quickly(tx: PostgresTransaction) -> tuple[Seen, ClaimResult | None]:
+        async def quickly(tx: PostgresTransaction) -> tuple[PostgresPreview, ClaimResult | None]:
             return await claim_ready(tx, request, self._clock, self._system.entropy)
 
         one = self._at_once if self._prepares else self._transact
@@ -184,13 +194,13 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         swept, rest = _NOTHING, seen.rest
         if seen.orphans:
             one = self._at_once if self._prepares else self._transact
-            buried = await one("sweep", "sweep", lambda tx: bury(tx, limit, self._clock), entered=True)
+            buried = await one("sweep", "sweep", lambda tx: reclaim_runs(tx, limit, self._clock), entered=True)
             assert buried is not None
             swept, poison = buried
             rest = rest or poison
         if rest:
             others = await self._transact("sweep", "sweep", lambda tx: workers.sweep(tx, limit), entered=True)
-            swept = together(swept, others)
+            swept = merge_swept(swept, others)
         elif not seen.orphans:
             self._pass_by("sweep")
         return swept
@@ -201,7 +211,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
         """Those of the runs that exist; the statement does not depend on how many are asked for."""
-        return await self._read("get_many", lambda tx: loading.runs(tx, run_ids))
+        return await self._read("get_many", lambda tx: get_runs(tx, run_ids))
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
         """Runs, newest first; of several statuses each by its own index."""
@@ -217,7 +227,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
         left_out: set[str] | None = None
         if self._prepares and is_simple(turns):
-            if go_on(turns):
+            if only_append(turns):
                 left_out = await self._append(turns, actor)
             else:
                 left_out = await self._at_once("commit", actor, lambda tx: _commit_simply(tx, turns))
@@ -233,11 +243,11 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         passes = self._system.crash_point
         passes("commit.enter")
 
-        async def attempt(connection: Connection) -> set[str] | None:
+        async def attempt(connection: PostgresConnection) -> set[str] | None:
             passes("commit.begun")
             passes("commit.written")
             try:
-                return await append(connection, self._statements, turns)
+                return await append_records(connection, self._statements, turns)
             except AlreadyThere:
                 return None
 
@@ -252,11 +262,11 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         text = "".join(f"${next(places)}" if letter == "?" else letter for letter in sql) if params else sql
         return await self._read("query", lambda tx: tx.run(text, *params))
 
-    def lend(self) -> AbstractAsyncContextManager[Connection]:
+    def lend(self) -> AbstractAsyncContextManager[PostgresConnection]:
         """A connection for a function of the user's."""
         return lend(self._lent, is_busy)
 
-    def _lend_to(self, worker: str) -> AbstractAsyncContextManager[Connection]:
+    def _lend_to(self, worker: str) -> AbstractAsyncContextManager[PostgresConnection]:
         return lend(self._lent, is_busy, lambda epoch: self._identity.check(worker, epoch))
 
     def _fence(self, worker: str) -> Fence:
@@ -265,14 +275,14 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
 
     async def _migrate(self, tx: Transaction) -> None:
         assert isinstance(tx, PostgresTransaction)
-        await migrating.migrate(tx, self._tables, self._url.schema)
+        await migrate(tx, self._tables, self._url.schema)
 
     def _committed(self, verb: str, tx: PostgresTransaction) -> None:
         super()._committed(verb, tx)
         if stirred := tx.stirred:
             self._notices.say(stirred)
 
-    async def _open_connection(self, *, lent: bool = False) -> Connection:
+    async def _open_connection(self, *, lent: bool = False) -> PostgresConnection:
         unique, called = self._system.entropy(8).hex(), session_name(self._url.called)
         connection = await connect(
             self._url.dsn, unique, self._patience, called=called, prepares=self._prepares, lent=lent
@@ -295,21 +305,21 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
             connection.add_query_logger(lambda logged: trace(logged.query))
         return connection
 
-    def _met(self, connection: Connection, session: Session, known: Known) -> None:
+    def _met(self, connection: PostgresConnection, session: ServerSession, known: Known) -> None:
         """Note who the server is, and check that with each commit where a pooler may lead elsewhere."""
         connection.epoch = self._identity.meet(session.who, known)
         fenced = session.timeline if session.pooled else ""
         if fenced != self._fenced:
             self._fenced = fenced
-            self._statements = Statements(self._url.tables, fence(fenced) if fenced else "")
+            self._statements = StatementCache(self._url.tables, fence(fenced) if fenced else "")
 
     def _limit_connections(self) -> None:
         # Each transaction tells the server its limits, so that a connection need not be opened anew for other ones.
         for connection in self._pools.here().opened():
             connection.limit(self._patience.statement)
 
-    async def _say_goodbye(self, connection: Connection) -> None:
-        await say_goodbye(connection)
+    async def _say_goodbye(self, connection: PostgresConnection) -> None:
+        await close_gracefully(connection)
 
     async def _begin(self, tx: PostgresTransaction) -> None:
         await tx.connection.execute(begin(self._patience))
@@ -322,7 +332,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
         await tx.write_notes()
         await tx.connection.execute("COMMIT")
 
-    async def _rolled_back(self, connection: Connection) -> bool:
+    async def _rolled_back(self, connection: PostgresConnection) -> bool:
         if connection.is_in_transaction():
             with suppress(*errors.ERRORS):
                 await connection.execute("ROLLBACK")
@@ -342,7 +352,7 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     def _translated(self, error: Exception) -> Exception:
         return errors.translate(error, self.where) if isinstance(error, errors.ERRORS) else error
 
-    def _transaction(self, connection: Connection, actor: str, *, locking: bool) -> PostgresTransaction:
+    def _transaction(self, connection: PostgresConnection, actor: str, *, locking: bool) -> PostgresTransaction:
         return PostgresTransaction(
             connection, self._statements, self._clock, actor, self.audit, locking=locking, listened=self._listened
         )
@@ -358,16 +368,16 @@ class PostgresStore(ServerStore[Connection, PostgresTransaction]):
     ) -> builtins.list[TurnOutcome]:
         return await commit(tx, turns, doubtful=doubtful)
 
-    async def _prepare_sweep(self, tx: PostgresTransaction) -> Littered:
+    async def _prepare_sweep(self, tx: PostgresTransaction) -> SweepPreview:
         """Look, and end sessions in which overdue workers have left something locked."""
-        seen = await look(tx, self._clock)
+        seen = await preview_sweep(tx, self._clock)
         if seen.orphans or seen.rest or seen.deaths:
             await end_abandoned(tx, self._patience.statement)
         return seen
 
-    async def _load(self, connection: Connection, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
+    async def _load(self, connection: PostgresConnection, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
         await connection.execute(_BEGIN_SNAPSHOT)
-        loaded = await loading.load(self._transaction(connection, "", locking=False), run_ids, self.inbox_page)
+        loaded = await load_runs(self._transaction(connection, "", locking=False), run_ids, self.inbox_page)
         await connection.execute("COMMIT")
         return loaded
 

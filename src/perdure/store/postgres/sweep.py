@@ -64,7 +64,7 @@ FROM clock
 
 #: Rows that are locked are left out: another sweep has them, or the next one finds them. A worker that is buried here is alive in what
 #: the rest of the statement sees.
-_BURY = f"""
+_RECLAIM = f"""
 WITH RECURSIVE clock AS MATERIALIZED (
   SELECT COALESCE($1::bigint, {NOW}) AS now
 ), late AS MATERIALIZED (
@@ -142,10 +142,10 @@ _NOTED = """), noted AS (
   SELECT id, (SELECT now FROM clock), 'reclaimed', 'sweep', '{"token":' || token || '}'
   FROM given
 """
-BURY = {level: _BURY.format(noted=_NOTED if level.writes("reclaimed") else "") for level in Audit}
+RECLAIM = {level: _RECLAIM.format(noted=_NOTED if level.writes("reclaimed") else "") for level in Audit}
 
 
-class Littered(Struct, frozen=True):
+class SweepPreview(Struct, frozen=True):
     """Result of the cheap query that precedes a sweep."""
 
     #: Workers to bury, or runs to give back.
@@ -156,18 +156,18 @@ class Littered(Struct, frozen=True):
     deaths: bool
 
 
-async def look(tx: PostgresTransaction, clock: ServerClock) -> Littered:
+async def preview_sweep(tx: PostgresTransaction, clock: ServerClock) -> SweepPreview:
     """Find out whether there is anything to sweep, and whether any worker died lately."""
     asked = clock.asking()
     [(now, orphans, rest, deaths)] = await tx.run(ANYTHING, clock.told, REMEMBERED)
     clock.answered(asked, now)
-    return Littered(orphans, rest, deaths)
+    return SweepPreview(orphans, rest, deaths)
 
 
-async def bury(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[SweepResult, bool]:
+async def reclaim_runs(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[SweepResult, bool]:
     """Bury the dead and give back what they held; what was done, and whether a run is to be set aside."""
     asked = clock.asking()
-    [(now, names, lines, poison)] = await tx.run(BURY[tx.audit], clock.told, limit)
+    [(now, names, lines, poison)] = await tx.run(RECLAIM[tx.audit], clock.told, limit)
     clock.answered(asked, now)
     dead = msgspec.json.decode(names or "[]", type=tuple[str, ...])
     given: Sequence[tuple[str, str]] = msgspec.json.decode(lines or "[]", type=list[tuple[str, str]])
@@ -178,7 +178,7 @@ async def bury(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple
     return SweepResult(dead_workers=dead, released=len(given), expired=0, more=len(given) >= limit), poison
 
 
-def together(first: SweepResult, second: SweepResult) -> SweepResult:
+def merge_swept(first: SweepResult, second: SweepResult) -> SweepResult:
     """Two halves of one sweep."""
     return SweepResult(
         dead_workers=(*first.dead_workers, *second.dead_workers),

@@ -1,6 +1,6 @@
 """A transaction on PostgreSQL, as shared verbs see it.
 
-Statements come with `:name` parameters and leave with `$1`. One that is run for many rows becomes one statement over arrays,
+StatementCache come with `:name` parameters and leave with `$1`. One that is run for many rows becomes one statement over arrays,
 so that it costs one round trip however many rows there are.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.core.audit import Audit
 from perdure.store.postgres.dialect import POSTGRES
-from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.driver import PostgresConnection
 from perdure.store.server.clock import ServerClock
 from perdure.store.server.timeouts import Patience
 from perdure.store.sql.audit import NotingOnServer
@@ -37,8 +37,8 @@ def begin(patience: Patience) -> str:
     )
 
 
-class Statements:
-    """Statements as the server gets them, each rendered once."""
+class StatementCache:
+    """StatementCache as the server gets them, each rendered once."""
 
     def __init__(self, tables: str, fence: str = "") -> None:
         #: `fence`: a condition without which no lease holds, put where statements say `{fence}`.
@@ -85,7 +85,7 @@ class Statements:
             source = source.replace("FROM", "USING", 1)
         return self._render(text.replace("WHERE ", f"{source}\nWHERE ", 1))
 
-    async def types(self, connection: Connection, sql: str) -> list[str]:
+    async def types(self, connection: PostgresConnection, sql: str) -> list[str]:
         """The types of a statement's parameters, as the server knows them."""
         found = self._types.get(sql)
         if found is None:
@@ -102,8 +102,8 @@ class PostgresTransaction(NotingOnServer):
 
     def __init__(
         self,
-        connection: Connection,
-        statements: Statements,
+        connection: PostgresConnection,
+        statements: StatementCache,
         clock: ServerClock,
         actor: str,
         audit: Audit,

@@ -35,7 +35,7 @@ from perdure.store.sql.rows import known
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sql.turn import NO_FENCE, Fence
-from perdure.store.user_connections.transaction_step import Deed, perform
+from perdure.store.user_connections.transaction_step import TransactionStep, run_transaction_step
 
 T = TypeVar("T")
 
@@ -192,13 +192,13 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     async def _beat(self, tx: X, worker_id: str, last: int) -> int | None:
         """Renew the row if it is not older than `last`; the time that it has then, None if it was not renewed."""
 
-    async def transact(self, deed: Deed) -> TurnOutcome:
+    async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction."""
         self._check_open()
-        fence = self._fence(deed.actor)
+        fence = self._fence(step.actor)
         try:
-            return await perform(
-                deed, self._home, lambda: self._lend_to(deed.actor), self._system.crash_point, self._limit(), fence
+            return await run_transaction_step(
+                step, self._home, lambda: self._lend_to(step.actor), self._system.crash_point, self._limit(), fence
             )
         except Outlived:
             return TurnOutcome.LOST

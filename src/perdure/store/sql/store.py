@@ -63,8 +63,8 @@ from perdure.store.sql.runs.pruning import prune
 from perdure.store.sql.runs.reopen import fork as fork_run
 from perdure.store.sql.runs.reopen import recover, reopen
 from perdure.store.sql.turn import recorded
-from perdure.store.user_connections.transaction import Home, borrow
-from perdure.store.user_connections.transaction_step import Deed, perform
+from perdure.store.user_connections.transaction import StoreDatabase, join_transaction
+from perdure.store.user_connections.transaction_step import TransactionStep, run_transaction_step
 
 T = TypeVar("T")
 Trace = Callable[[str], object]
@@ -236,7 +236,7 @@ class SqlStore(ABC):
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
         """The transaction that the caller has open on a connection of their own."""
-        return borrow(connection, self._home, actor, locking=locking)
+        return join_transaction(connection, self._home, actor, locking=locking)
 
     async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
         """Tell a run to pause, to go on, to move, or when to wake up."""
@@ -471,10 +471,10 @@ class SqlStore(ABC):
         """Unread inbox entries of the runs that this worker is running."""
         return await self._read("marked", lambda tx: reads.marked(tx, worker_id, self.inbox_page))
 
-    async def transact(self, deed: Deed) -> TurnOutcome:
+    async def transact(self, step: TransactionStep) -> TurnOutcome:
         """Run a function of the user's and write the record of its result in one transaction."""
         self._check_open()
-        return await perform(deed, self._home, self.lend, self._system.crash_point, self._limit())
+        return await run_transaction_step(step, self._home, self.lend, self._system.crash_point, self._limit())
 
     def _limit(self) -> str:
         """What is executed first in a transaction with a function of the user's, so that it does not outlive its worker's lease."""
@@ -503,8 +503,10 @@ class SqlStore(ABC):
         return bool(await migrations.pending(tx, self._dialect, self._tables))
 
     @property
-    def _home(self) -> Home:
-        return Home(dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock, audit=self.audit)
+    def _home(self) -> StoreDatabase:
+        return StoreDatabase(
+            dialect=self._dialect, tables=self._tables, where=self.where, clock=self.clock, audit=self.audit
+        )
 
     @property
     def _listened(self) -> bool:

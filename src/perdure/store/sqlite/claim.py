@@ -122,7 +122,7 @@ SELECT
 _SMALLEST = -(2**63)
 
 
-class _Choice:
+class _Selection:
     """What a claim has seen so far."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     if len(known) > len(alive):
         request = unpaused(request, known)
     await tx.execute(WAKE, (tx.now, max(_DUE, request.limit)))
-    choice = _Choice()
+    choice = _Selection()
     await _choose(tx, request, alive, choice)
     for run_id in choice.early:
         await tx.execute(_NOT_YET, (run_id,))
@@ -176,7 +176,7 @@ async def _take(
     return sorted(await tx.fetch(TAKE, params), key=lambda row: order[row[1]])
 
 
-async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Choice) -> None:
+async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Selection) -> None:
     first = request.limit - request.by_age
     await _pick(tx, request, alive, choice, by_age=False, enough=first)
     # A pass that reached the end of every range has seen all there is.
@@ -185,7 +185,7 @@ async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str],
 
 
 async def _pick(
-    tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Choice, *, by_age: bool, enough: int
+    tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Selection, *, by_age: bool, enough: int
 ) -> None:
     left_to_others = 0
     for _, wake_at, run_id, claims, home in _ready(tx, request, by_age=by_age, enough=enough):

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from perdure.core.audit import Audit
 from perdure.core.system import System
@@ -32,8 +36,44 @@ from perdure.store.sqlite.files import (
     check_version,
     checkpoints_need_care,
 )
-from perdure.store.sqlite.statements import CROWD, Statement, prepare
 from perdure.store.url import SqliteUrl
+
+#: How many rows go into one INSERT. Twice as many gain little more.
+BATCH_ROWS = 32
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_VALUES = re.compile(r"\bVALUES\s*(\(\s*\?(?:\s*,\s*\?)*\s*\))")
+
+
+class SqliteStatement(Struct, frozen=True):
+    """A statement, ready to be executed."""
+
+    text: str
+    #: Puts named parameters in their order; None: they are in order.
+    ordered: Callable[[Any], Sequence[Any]] | None
+    #: The same for `BATCH_ROWS` rows; None where it is no INSERT of values.
+    crowd: str | None
+
+
+def prepare(sql: str) -> SqliteStatement:
+    """A statement with `:name` or `?` parameters."""
+    text = _PARAMETER.sub("?", sql)
+    return SqliteStatement(text, _in_order(_PARAMETER.findall(sql)), multi_row_insert(text))
+
+
+def multi_row_insert(text: str) -> str | None:
+    """The INSERT of one row's values as one of `BATCH_ROWS` rows."""
+    found = _VALUES.search(text)
+    if found is None or not text.lstrip().startswith("INSERT"):
+        return None
+    return f"{text[: found.start(1)]}{', '.join([found[1]] * BATCH_ROWS)}{text[found.end(1) :]}"
+
+
+def _in_order(names: Sequence[str]) -> Callable[[Any], Sequence[Any]] | None:
+    if len(names) > 1:
+        return itemgetter(*names)
+    return (lambda params: (params[names[0]],)) if names else None
+
 
 T = TypeVar("T")
 
@@ -64,7 +104,7 @@ NOT_TEXT = "\ufdd0"
 _NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
 
 
-class Clock:
+class SqliteClock:
     """The system's wall clock, made to never go back within this process."""
 
     def __init__(self, system: System) -> None:
@@ -88,7 +128,7 @@ class SqliteTransaction(Noting):
     def __init__(
         self,
         connection: sqlite3.Connection,
-        render: Callable[[str], Statement],
+        render: Callable[[str], SqliteStatement],
         now: int,
         actor: str,
         audit: Audit,
@@ -132,17 +172,17 @@ class SqliteTransaction(Noting):
         if self._lines:
             self._run_many(self._render(_NOTE), self._take_lines())
 
-    def _run(self, statement: Statement, params: Any) -> sqlite3.Cursor:
+    def _run(self, statement: SqliteStatement, params: Any) -> sqlite3.Cursor:
         ordered = statement.ordered
         return self._connection.execute(statement.text, params if ordered is None else ordered(params))
 
-    def _run_many(self, statement: Statement, rows: Sequence[Any]) -> int:
+    def _run_many(self, statement: SqliteStatement, rows: Sequence[Any]) -> int:
         if statement.ordered is not None:
             rows = list(map(statement.ordered, rows))
-        in_crowds = 0 if statement.crowd is None else len(rows) - len(rows) % CROWD
+        in_crowds = 0 if statement.crowd is None else len(rows) - len(rows) % BATCH_ROWS
         written = 0
-        for start in range(0, in_crowds, CROWD):
-            crowd = list(chain.from_iterable(rows[start : start + CROWD]))
+        for start in range(0, in_crowds, BATCH_ROWS):
+            crowd = list(chain.from_iterable(rows[start : start + BATCH_ROWS]))
             written += self._connection.execute(statement.crowd or "", crowd).rowcount
         if in_crowds < len(rows):
             written += self._connection.executemany(statement.text, rows[in_crowds:]).rowcount
@@ -155,13 +195,13 @@ Body = Callable[[SqliteTransaction], Coroutine[Any, Any, T]]
 class SqliteConnection:
     """A connection for one thread at a time."""
 
-    def __init__(self, url: SqliteUrl, system: System, clock: Clock, *, writes: bool) -> None:
+    def __init__(self, url: SqliteUrl, system: System, clock: SqliteClock, *, writes: bool) -> None:
         self._url = url
         self._system = system
         self._clock = clock
         self._writes = writes
         self._begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
-        self._rendered: dict[str, Statement] = {}
+        self._rendered: dict[str, SqliteStatement] = {}
         self._pause = threading.Event()
         self._raw: sqlite3.Connection | None = None
         #: Device and number of the file that is open; None: in memory.
@@ -418,7 +458,7 @@ class SqliteConnection:
         version: int = self._open().execute("PRAGMA data_version").fetchone()[0]
         return version
 
-    def _render(self, sql: str) -> Statement:
+    def _render(self, sql: str) -> SqliteStatement:
         statement = self._rendered.get(sql)
         if statement is None:
             statement = self._rendered[sql] = prepare(SQLITE.render(sql, self._url.prefix))

@@ -30,7 +30,7 @@ _LONGEST = 30.0
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
 
-class Lane:
+class SerialThread:
     """A queue of jobs and at most one thread that works on them."""
 
     def __init__(self, system: System, *, inline: bool, idle: Callable[[], object]) -> None:

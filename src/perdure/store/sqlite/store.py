@@ -26,11 +26,11 @@ from perdure.store.sql.dialect import Row
 from perdure.store.sql.store import SqlStore, Trace
 from perdure.store.sqlite.claim import claim
 from perdure.store.sqlite.commit import commit
-from perdure.store.sqlite.connection import SQLITE, Body, Clock, SqliteConnection
+from perdure.store.sqlite.connection import SQLITE, Body, SqliteClock, SqliteConnection
 from perdure.store.sqlite.files import note_inherited
-from perdure.store.sqlite.serial_thread import Lane
+from perdure.store.sqlite.serial_thread import SerialThread
 from perdure.store.url import SqliteUrl
-from perdure.store.user_connections.transaction import Home
+from perdure.store.user_connections.transaction import StoreDatabase
 
 T = TypeVar("T")
 
@@ -54,18 +54,18 @@ class SqliteStore(SqlStore, ForkAware):
         self.lanes = 1
         self._url = url
         self._system = system
-        self._clock = Clock(system)
+        self._clock = SqliteClock(system)
         self._writer = SqliteConnection(url, system, self._clock, writes=True)
         self.where = self._writer.where
-        self._writing = Lane(system, inline=inline, idle=self._writer.rest)
+        self._writing = SerialThread(system, inline=inline, idle=self._writer.rest)
         self._readers = [(self._writer, self._writing)]
         self.blocks = not inline
         self._is_inline = inline
         #: The lanes that a thread holds while it forks, by thread.
-        self._held: dict[int, builtins.list[Lane]] = {}
+        self._held: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
             connections = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
-            self._readers = [(one, Lane(system, inline=False, idle=one.rest)) for one in connections]
+            self._readers = [(one, SerialThread(system, inline=False, idle=one.rest)) for one in connections]
 
     async def close(self) -> None:
         """Let go of every connection."""
@@ -128,7 +128,7 @@ class SqliteStore(SqlStore, ForkAware):
             connection.close()
 
     @property
-    def _home(self) -> Home:
+    def _home(self) -> StoreDatabase:
         return msgspec.structs.replace(super()._home, file=self._url.path)
 
     def _before_fork(self) -> None:
@@ -159,7 +159,7 @@ class SqliteStore(SqlStore, ForkAware):
         never_finalize(self)
 
     @property
-    def _connections(self) -> builtins.list[tuple[SqliteConnection, Lane]]:
+    def _connections(self) -> builtins.list[tuple[SqliteConnection, SerialThread]]:
         """The readers, then the writer."""
         return [*(one for one in self._readers if one[0] is not self._writer), (self._writer, self._writing)]
 

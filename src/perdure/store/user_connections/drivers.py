@@ -20,13 +20,13 @@ _IDLE, _FAILED = 0, 3
 _IN_TRANSACTION = 1
 
 
-class AsyncpgWire:
+class AsyncpgAdapter:
     """A connection of asyncpg, or one that its pool has lent."""
 
     library = "asyncpg"
     database = "postgres"
-    style = "numeric_dollar"
-    waits = True
+    parameter_style = "numeric_dollar"
+    is_async = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -69,13 +69,13 @@ class AsyncpgWire:
         await self._connection.close()
 
 
-class PsycopgWire:
+class PsycopgAdapter:
     """A connection of psycopg 3."""
 
     library = "psycopg"
     database = "postgres"
-    style = "pyformat"
-    waits = False
+    parameter_style = "pyformat"
+    is_async = False
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -130,10 +130,10 @@ class PsycopgWire:
         self._connection.close()
 
 
-class AsyncPsycopgWire(PsycopgWire):
+class AsyncPsycopgAdapter(PsycopgAdapter):
     """An asynchronous connection of psycopg 3."""
 
-    waits = True
+    is_async = True
 
     def _cursor(self) -> Any:
         psycopg, rows = import_module("psycopg"), import_module("psycopg.rows")
@@ -166,7 +166,7 @@ class AsyncPsycopgWire(PsycopgWire):
         await self._connection.close()
 
 
-def may_begin(connection: Any) -> bool:
+def needs_begin(connection: Any) -> bool:
     """Whether a transaction has to be begun on a connection to SQLite before it is written to. Raises `UsageError`."""
     try:
         if connection.in_transaction:
@@ -179,20 +179,20 @@ def may_begin(connection: Any) -> bool:
     return True
 
 
-class SqliteWire:
+class SqliteAdapter:
     """A connection of the standard library's sqlite3."""
 
     library = "sqlite3"
     database = "sqlite"
-    style = "named"
-    waits = False
+    parameter_style = "named"
+    is_async = False
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     async def join(self) -> None:
         """See `Wire`."""
-        if may_begin(self._connection):
+        if needs_begin(self._connection):
             self._connection.execute("BEGIN IMMEDIATE")
 
     def _run(self, text: str, values: Any) -> sqlite3.Cursor:
@@ -233,13 +233,13 @@ class SqliteWire:
         self._connection.close()
 
 
-class PyMySqlWire:
+class PyMySqlAdapter:
     """A connection of PyMySQL."""
 
     library = "PyMySQL"
     database = "mysql"
-    style = "pyformat"
-    waits = False
+    parameter_style = "pyformat"
+    is_async = False
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -286,11 +286,11 @@ class PyMySqlWire:
         self._connection.close()
 
 
-class AsyncmyWire(PyMySqlWire):
+class AsyncmyAdapter(PyMySqlAdapter):
     """A connection of asyncmy."""
 
     library = "asyncmy"
-    waits = True
+    is_async = True
 
     async def join(self) -> None:
         """See `Wire`."""

@@ -21,11 +21,11 @@ class Interrupted(Exception):
     """The database failed while a transaction was under way, and nothing of it is there. The cause is its own error."""
 
 
-class Doubtful(Exception):
+class CommitUnknown(Exception):
     """The database failed at the commit, and whether it was one is unknown. The cause is its own error."""
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same again may succeed."""
     for each in _inside(error):
         if isinstance(each, OSError | TimeoutError | StoreUnavailable):

@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.store.sql.dialect import Row
-from perdure.store.user_connections.drivers import CLOSED, FAILED, NO_TRANSACTION, may_begin
+from perdure.store.user_connections.drivers import CLOSED, FAILED, NO_TRANSACTION, needs_begin
 
 _DATABASES = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
 _BEGUN = "a transaction is open already; give a connection that has none, such as `engine.connect` of SQLAlchemy gives"
@@ -21,11 +21,11 @@ def _named(database: str) -> str:
     return _DATABASES.get(database, database)
 
 
-class AlchemyWire:
+class SqlAlchemyAdapter:
     """A `Connection` or a `Session` of SQLAlchemy."""
 
     library = "SQLAlchemy"
-    waits = False
+    is_async = False
 
     def __init__(self, connection: Any) -> None:
         self._given = connection
@@ -33,14 +33,14 @@ class AlchemyWire:
         self._connection: Any = None if self._is_session else connection
         bind = connection.get_bind() if self._is_session else connection
         self.database = _named(bind.dialect.name)
-        self.style: str = bind.dialect.paramstyle
+        self.parameter_style: str = bind.dialect.paramstyle
 
     async def join(self) -> None:
         """See `Wire`. Outside of autocommit, SQLAlchemy begins by itself."""
         connection = await self._checked()
         if self.database == "sqlite":
             # Its driver begins late, after the look at what is there.
-            if may_begin(await self._driver(connection)):
+            if needs_begin(await self._driver(connection)):
                 await self.execute("BEGIN IMMEDIATE", ())
         elif _commits_by_itself(connection):
             raise UsageError(NO_TRANSACTION)
@@ -93,10 +93,10 @@ class AlchemyWire:
         self._given.close()
 
 
-class AsyncAlchemyWire(AlchemyWire):
+class AsyncSqlAlchemyAdapter(SqlAlchemyAdapter):
     """An `AsyncConnection` or an `AsyncSession` of SQLAlchemy."""
 
-    waits = True
+    is_async = True
 
     async def _open_session(self) -> Any:
         return await self._given.connection()
@@ -138,12 +138,12 @@ def _commits_by_itself(connection: Any) -> bool:
     return bool(level == "AUTOCOMMIT")
 
 
-class DjangoWire:
+class DjangoAdapter:
     """A connection of Django: `django.db.connection`, or one of `django.db.connections`."""
 
     library = "Django"
-    style = "pyformat"
-    waits = False
+    parameter_style = "pyformat"
+    is_async = False
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -157,7 +157,7 @@ class DjangoWire:
         if not self._connection.in_atomic_block and self._connection.get_autocommit():
             raise UsageError("no transaction is open; use `with transaction.atomic():`")
         self._connection.ensure_connection()
-        if self.database == "sqlite" and may_begin(self._connection.connection):
+        if self.database == "sqlite" and needs_begin(self._connection.connection):
             await self.execute("BEGIN IMMEDIATE", {})
 
     async def execute(self, text: str, values: Any) -> int:

@@ -8,8 +8,10 @@ library pass through as they are, because the caller knows what to do about them
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from msgspec import Struct
 
@@ -17,9 +19,55 @@ from perdure.core.audit import Audit
 from perdure.errors import SchemaMismatch, UsageError
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Dialect, Params, Row
-from perdure.store.user_connections.adapter import Wire
-from perdure.store.user_connections.parameter_styles import in_one, render
-from perdure.store.user_connections.recognize import wire_of
+from perdure.store.user_connections.adapter import ConnectionAdapter, adapter_for
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
+
+#: Parameters of one statement at the most; every database takes more.
+_MOST = 2000
+
+
+class RenderedStatement(Struct, frozen=True):
+    """A statement as a library wants it."""
+
+    text: str
+    #: In the order in which values are to be given; None where they are given by name.
+    names: tuple[str, ...] | None
+
+    def bind(self, values: Mapping[str, Any]) -> Any:
+        """The parameters as the library wants them."""
+        return dict(values) if self.names is None else tuple(values[name] for name in self.names)
+
+
+def render(sql: str, style: str) -> RenderedStatement:
+    """A statement with `:name` parameters in another style. Raises `UsageError` for one that nobody knows."""
+    names = tuple(_PARAMETER.findall(sql))
+    match style:
+        case "named":
+            return RenderedStatement(sql, None)
+        case "pyformat":
+            return RenderedStatement(_PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")), None)
+        case "format":
+            return RenderedStatement(_PARAMETER.sub("%s", sql.replace("%", "%%")), names)
+        case "qmark":
+            return RenderedStatement(_PARAMETER.sub("?", sql), names)
+        case "numeric_dollar":
+            places = {name: f"${place}" for place, name in enumerate(dict.fromkeys(names), 1)}
+            return RenderedStatement(_PARAMETER.sub(lambda found: places[found[1]], sql), tuple(places))
+        case _:
+            raise UsageError(f"A library with the parameter style {style!r} cannot be used with Perdure.")
+
+
+def multi_row_insert(sql: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any], int]:
+    """An INSERT of one row as one of the first of these, with its parameters, and how many that are."""
+    taken = rows[: max(1, _MOST // len(rows[0]))]
+    found = _VALUES.search(sql)
+    assert found is not None, "not an INSERT of values"
+    lists = (_PARAMETER.sub(rf":\1_{number}", found[1]) for number in range(len(taken)))
+    text = f"{sql[: found.start(1)]}{', '.join(lists)}{sql[found.end(1) :]}"
+    return text, {f"{name}_{number}": row[name] for number, row in enumerate(taken) for name in row}, len(taken)
+
 
 _NOTE = """
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
@@ -29,7 +77,7 @@ VALUES (:run_id, :at, :kind, :actor, :data)
 _NAMES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "mysql": "MySQL"}
 
 
-class Home(Struct, frozen=True, kw_only=True):
+class StoreDatabase(Struct, frozen=True, kw_only=True):
     """The database that a store is on."""
 
     dialect: Dialect
@@ -44,10 +92,10 @@ class Home(Struct, frozen=True, kw_only=True):
     audit: Audit = Audit.LIFECYCLE
 
 
-class BorrowedTransaction:
+class UserTransaction:
     """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
-    def __init__(self, wire: Wire, home: Home, actor: str, *, locking: bool = True) -> None:
+    def __init__(self, adapter: ConnectionAdapter, home: StoreDatabase, actor: str, *, locking: bool = True) -> None:
         self.actor = actor
         self.notes = home.audit is not Audit.OFF
         self.repeats = home.audit is Audit.FULL
@@ -55,14 +103,14 @@ class BorrowedTransaction:
         self.listened = False
         self._locking = locking
         self.now = 0
-        self._wire = wire
+        self._adapter = adapter
         self._home = home
         self._notes: list[Params] = []
 
     async def execute(self, sql: str, params: Params) -> int:
         """Run one statement; how many rows it changed."""
-        statement = render(self._home.dialect.render(sql, self._home.tables), self._wire.style)
-        return await self._wire.execute(statement.text, statement.bind(params))
+        statement = render(self._home.dialect.render(sql, self._home.tables), self._adapter.parameter_style)
+        return await self._adapter.execute(statement.text, statement.bind(params))
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
         """Run one statement for each of the rows; an INSERT for many at once."""
@@ -70,7 +118,7 @@ class BorrowedTransaction:
             return sum([await self.execute(sql, row) for row in rows])
         changed = 0
         while rows:
-            text, params, done = in_one(sql, rows)
+            text, params, done = multi_row_insert(sql, rows)
             changed += await self.execute(text, params)
             rows = rows[done:]
         return changed
@@ -79,8 +127,8 @@ class BorrowedTransaction:
         """Run a query."""
         if not self._locking:
             sql = sql.replace("{for_update}", "")
-        statement = render(self._home.dialect.render(sql, self._home.tables), self._wire.style)
-        return await self._wire.fetch(statement.text, statement.bind(params))
+        statement = render(self._home.dialect.render(sql, self._home.tables), self._adapter.parameter_style)
+        return await self._adapter.fetch(statement.text, statement.bind(params))
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add a line to the audit trail, if it is of the level that is written."""
@@ -127,23 +175,25 @@ def _real(file: str) -> str:
     return os.path.realpath(file)
 
 
-def check_database(wire: Wire, home: Home) -> None:
+def check_database(adapter: ConnectionAdapter, home: StoreDatabase) -> None:
     """Raise `UsageError` if a connection speaks to another kind of database."""
-    if wire.database != home.dialect.name:
-        ours, theirs = (_NAMES.get(name, name) for name in (home.dialect.name, wire.database))
+    if adapter.database != home.dialect.name:
+        ours, theirs = (_NAMES.get(name, name) for name in (home.dialect.name, adapter.database))
         raise UsageError(f"The connection that was given is to {theirs}; the engine's database is {ours}.")
 
 
 @asynccontextmanager
-async def borrow(connection: object, home: Home, actor: str, *, locking: bool) -> AsyncGenerator[BorrowedTransaction]:
+async def join_transaction(
+    connection: object, home: StoreDatabase, actor: str, *, locking: bool
+) -> AsyncGenerator[UserTransaction]:
     """The transaction that is open on somebody's connection. Raises `UsageError` if there is none, or elsewhere."""
-    wire = wire_of(connection)
-    check_database(wire, home)
+    adapter = adapter_for(connection)
+    check_database(adapter, home)
     try:
-        await wire.join()
+        await adapter.join()
     except UsageError as problem:
-        raise UsageError(f"Nothing can be written on this connection of {wire.library}: {problem}.") from None
-    transaction = BorrowedTransaction(wire, home, actor, locking=locking)
+        raise UsageError(f"Nothing can be written on this connection of {adapter.library}: {problem}.") from None
+    transaction = UserTransaction(adapter, home, actor, locking=locking)
     await transaction.arrive()
     await transaction.execute("SAVEPOINT perdure", {})
     try:

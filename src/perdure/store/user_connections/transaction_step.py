@@ -2,7 +2,7 @@
 
 The order makes it happen exactly once: the function writes first; then the run's row is locked, the lease checked on it and
 the record put in; then all of it is committed. An error of the function's rolls everything back and is raised as it is. One of
-the database's is `Interrupted` before the commit, and `Doubtful` at it.
+the database's is `Interrupted` before the commit, and `CommitUnknown` at it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from msgspec import Struct
 from perdure.core.model.turn import Turn, TurnOutcome
 from perdure.errors import PerdureError, UsageError
 from perdure.store.sql.turn import NO_FENCE, Fence, append
-from perdure.store.user_connections.adapter import Wire
-from perdure.store.user_connections.errors import Doubtful, Interrupted, may_pass
-from perdure.store.user_connections.open_connection import opened
-from perdure.store.user_connections.transaction import BorrowedTransaction, Home, check_database
+from perdure.store.user_connections.adapter import ConnectionAdapter, open_connection
+from perdure.store.user_connections.errors import CommitUnknown, Interrupted, is_transient
+from perdure.store.user_connections.transaction import StoreDatabase, UserTransaction, check_database
 
 #: Calls the function with the connection.
 Work = Callable[[Any], Any]
 #: Makes a turn with one record of the function's result, when it is time to commit.
-Seal = Callable[[Any], Coroutine[Any, Any, Turn]]
+MakeTurn = Callable[[Any], Coroutine[Any, Any, Turn]]
 
-_SAVEPOINT = "perdure_deed"
+_SAVEPOINT = "perdure_step"
 #: Seconds that a server may take to begin and to commit, which holds up the run, before its connection is given up.
 _PATIENCE = 60.0
 
@@ -36,22 +35,22 @@ class _Lost(Exception):
     """The lease is gone."""
 
 
-class Deed(Struct, frozen=True, kw_only=True):
+class TransactionStep(Struct, frozen=True, kw_only=True):
     """What is to be done."""
 
-    work: Work
-    #: Whether `work` gives something to be awaited.
-    waits: bool
-    seal: Seal
+    function: Work
+    #: Whether `function` gives something to be awaited.
+    is_async: bool
+    make_turn: MakeTurn
     #: Gives the connection; None: the store's own driver.
     using: Callable[[], Any] | None = None
     #: The worker that holds the run.
     actor: str = ""
 
 
-async def perform(
-    deed: Deed,
-    home: Home,
+async def run_transaction_step(
+    step: TransactionStep,
+    home: StoreDatabase,
     lend: Callable[[], Any],
     mark: Callable[[str], None],
     limit: str = "",
@@ -62,11 +61,11 @@ async def perform(
     `limit` has a server end what is not continued. `fence` says what proves the lease.
     """
     mark("transact.enter")
-    stack = opened(deed.using or lend)
+    stack = open_connection(step.using or lend)
     async with _the_database():
-        connection, wire = await stack.__aenter__()
+        connection, adapter = await stack.__aenter__()
     try:
-        await _inside(connection, wire, home, deed, mark, limit, fence)
+        await _inside(connection, adapter, home, step, mark, limit, fence)
     except _Lost:
         return TurnOutcome.LOST
     finally:
@@ -77,23 +76,29 @@ async def perform(
 
 
 async def _inside(
-    connection: Any, wire: Wire, home: Home, deed: Deed, mark: Callable[[str], None], limit: str, fence: Fence
+    connection: Any,
+    adapter: ConnectionAdapter,
+    home: StoreDatabase,
+    step: TransactionStep,
+    mark: Callable[[str], None],
+    limit: str,
+    fence: Fence,
 ) -> None:
-    tx = BorrowedTransaction(wire, home, "")
-    check_database(wire, home)
+    tx = UserTransaction(adapter, home, "")
+    check_database(adapter, home)
     try:
-        async with _the_database(wire):
-            await wire.begin()
-            if deed.using is not None:
+        async with _the_database(adapter):
+            await adapter.begin()
+            if step.using is not None:
                 await tx.arrive()
             if limit:
                 await tx.execute(limit, {})
             await tx.execute(f"SAVEPOINT {_SAVEPOINT}", {})
         mark("transact.begun")
-        result = await _call(deed, connection, wire)
-        await wire.flush()
-        turn = await deed.seal(result)
-        async with _the_database(wire):
+        result = await _call(step, connection, adapter)
+        await adapter.flush()
+        turn = await step.make_turn(result)
+        async with _the_database(adapter):
             await _still_open(tx)
             tx.now = max(tx.now, turn.records[-1].at)  # on a connection of the store's own the time was not asked for
             if await append(tx, turn, fence) is TurnOutcome.LOST:
@@ -101,26 +106,26 @@ async def _inside(
         mark("transact.written")
     except BaseException:
         with suppress(Exception):
-            await wire.rollback()
+            await adapter.rollback()
         raise
     try:
-        async with _in_time(wire):
-            await wire.commit()
+        async with _in_time(adapter):
+            await adapter.commit()
     except Exception as error:
         with suppress(Exception):
-            await wire.rollback()
-        raise Doubtful from error
+            await adapter.rollback()
+        raise CommitUnknown from error
     mark("transact.committed")
 
 
-def _in_time(wire: Wire | None) -> AbstractAsyncContextManager[object]:
-    return asyncio.timeout(_PATIENCE) if wire is not None and wire.waits else nullcontext()
+def _in_time(adapter: ConnectionAdapter | None) -> AbstractAsyncContextManager[object]:
+    return asyncio.timeout(_PATIENCE) if adapter is not None and adapter.is_async else nullcontext()
 
 
 @asynccontextmanager
-async def _the_database(wire: Wire | None = None) -> AsyncGenerator[None]:
+async def _the_database(adapter: ConnectionAdapter | None = None) -> AsyncGenerator[None]:
     try:
-        async with _in_time(wire):
+        async with _in_time(adapter):
             yield
     except (PerdureError, _Lost):
         raise
@@ -128,16 +133,16 @@ async def _the_database(wire: Wire | None = None) -> AsyncGenerator[None]:
         raise Interrupted from error
 
 
-async def _call(deed: Deed, connection: Any, wire: Wire) -> Any:
-    if wire.waits and not deed.waits:
+async def _call(step: TransactionStep, connection: Any, adapter: ConnectionAdapter) -> Any:
+    if adapter.is_async and not step.is_async:
         raise UsageError(
-            f"The function of a transaction on a connection of {wire.library} has to be async. Make it an `async def`, or give it a "
+            f"The function of a transaction on a connection of {adapter.library} has to be async. Make it an `async def`, or give it a "
             "connection that is not: `ctx.options(using=...).transaction(...)`."
         )
-    result = deed.work(connection)
-    if not deed.waits:
+    result = step.function(connection)
+    if not step.is_async:
         return result
-    return await result if wire.waits else _without_waiting(result)
+    return await result if adapter.is_async else _without_waiting(result)
 
 
 _WAITED = (
@@ -167,11 +172,11 @@ def _without_waiting(awaitable: Any) -> Any:
     raise UsageError(_WAITED)
 
 
-async def _still_open(tx: BorrowedTransaction) -> None:
+async def _still_open(tx: UserTransaction) -> None:
     try:
         await tx.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", {})
     except Exception as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         raise UsageError(
             "The function of a transaction has committed or rolled back the transaction that it was given. That is done for it, "

@@ -14,7 +14,7 @@ from perdure.core.model.turn import Block, Finish, Turn, TurnOutcome
 from perdure.core.policy.retention import PruneRequest
 from perdure.core.time.duration import FAR
 from perdure.store import Store
-from perdure.store.user_connections.transaction_step import Deed
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.testing.conformance.breakers import PREPARE as BREAKERS
 from perdure.testing.conformance.gates import GATE, a_gating, asks, ready
 from perdure.testing.conformance.harness import (
@@ -224,7 +224,10 @@ async def _prepare_transact(store: Store) -> Verb:
     async def ask(store: Store) -> None:
         # The function is somebody's own, so that whoever asks again has to look first.
         if await store.recorded(turn, ACTOR) is TurnOutcome.BUSY:
-            assert await store.transact(Deed(work=work, waits=True, seal=seal)) is TurnOutcome.APPLIED
+            assert (
+                await store.transact(TransactionStep(function=work, is_async=True, make_turn=seal))
+                is TurnOutcome.APPLIED
+            )
 
     return ask
 

@@ -21,8 +21,8 @@ from perdure.core.model.turn import Lease, Turn, TurnOutcome
 from perdure.errors import StoreCorrupt, StoreError, StoreUnavailable
 from perdure.replay.operations import StepOperation
 from perdure.store.sql.dialect import drive
-from perdure.store.user_connections.errors import Doubtful, Interrupted, may_pass
-from perdure.store.user_connections.transaction_step import Deed
+from perdure.store.user_connections.errors import CommitUnknown, Interrupted, is_transient
+from perdure.store.user_connections.transaction_step import TransactionStep
 from perdure.worker.callbacks import ResultRecipient
 from perdure.worker.services import Services
 from perdure.worker.steps.attempt import Attempt
@@ -171,10 +171,12 @@ class TransactionAttempt(Attempt):
         using = None if request.options.using is UNSET else request.options.using
         try:
             verdict = await self._services.store.transact(
-                Deed(work=work, waits=request.spec.is_async, seal=seal, using=using, actor=self._actor)
+                TransactionStep(
+                    function=work, is_async=request.spec.is_async, make_turn=seal, using=using, actor=self._actor
+                )
             )
         except StoreUnavailable as error:
-            raise (Interrupted if self._turn is None else Doubtful) from error
+            raise (Interrupted if self._turn is None else CommitUnknown) from error
         if verdict is TurnOutcome.LOST:
             raise LeaseLost
         assert self._made is not None
@@ -244,15 +246,15 @@ class TransactionAttempt(Attempt):
             answer(None)
 
     def _arrive(self, result: Any, error: BaseException | None) -> None:
-        if isinstance(error, Doubtful) and not self._over:
+        if isinstance(error, CommitUnknown) and not self._over:
             self._task = self._system.spawn(self._resolve(error), self.operation.location)
             return
         if isinstance(error, Interrupted) and error.__cause__ is not None:
-            again = may_pass(error.__cause__) and self._commit_lock.may_begin_again(self.operation.location)
+            again = is_transient(error.__cause__) and self._commit_lock.may_begin_again(self.operation.location)
             error = error if again else error.__cause__
         super()._arrive(result, error)
 
-    async def _resolve(self, doubt: Doubtful) -> None:
+    async def _resolve(self, doubt: CommitUnknown) -> None:
         try:
             verdict = await self._became()
         except Exception as error:

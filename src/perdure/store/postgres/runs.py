@@ -1,7 +1,4 @@
-"""Creating runs that are not there yet, in one statement.
-
-A run whose id or key is taken makes the statement fail as a whole; the shared verb then finds out which.
-"""
+"""Create and load runs on PostgreSQL, many at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +6,15 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from perdure.core.model.run import CreatedRun, NewRun
+from perdure.core.model.claim import LoadedRun
+from perdure.core.model.record import Message, Record
+from perdure.core.model.run import CreatedRun, NewRun, Run
 from perdure.store.contract import Change
-from perdure.store.postgres.text_columns import Unjoinable, given, numbers, texts
+from perdure.store.postgres.columns import Unjoinable, join_numbers, join_texts, unnest_texts
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.sql.audit import of_created
+from perdure.store.sql.reads import check_whole, inbox
+from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
 from perdure.store.sql.runs.create import as_run, params_of
 
 _NULLABLE = frozenset({"idempotency_key", "parent_id", "parent_location"})
@@ -74,14 +75,14 @@ FROM given
 #: The same with columns as text, and with the line of the trail for each, if there is one.
 CREATE_JOINED = f"""
 WITH given AS MATERIALIZED (
-  SELECT * FROM {given(_JOINED, 1, name="split")}
+  SELECT * FROM {unnest_texts(_JOINED, 1, name="split")}
 ), made AS ({_MAKE})
 INSERT INTO perdure_events (run_id, at, kind, actor, data)
 SELECT id, {_NOW}, 'created', {_ACTOR}, said FROM given WHERE said IS NOT NULL
 """
 
 
-async def create_new(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
+async def create_new_runs(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
     """Create them all. Raises `AlreadyThere` if one is there."""
     if not runs:
         return []
@@ -111,7 +112,7 @@ def _joined(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[str]:
         if kind == "text" and name in _NULLABLE and "" in items:
             # It would arrive as NULL, which is not the same there.
             raise Unjoinable
-        columns.append(texts(items) if kind == "text" else numbers(items))
+        columns.append(join_texts(items) if kind == "text" else join_numbers(items))
     return columns
 
 
@@ -120,3 +121,45 @@ def arrays_of(runs: Sequence[NewRun], now: int) -> list[list[object]]:
     # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
     rows = [params_of(new, now) for new in sorted(runs, key=lambda new: new.id)]
     return [[row[column] for row in rows] for column in _COLUMNS]
+
+
+_RUNS = f"SELECT {RUN} FROM perdure_runs WHERE id = ANY($1::text[])"
+
+_HISTORIES = f"""
+SELECT run_id, {RECORD}
+FROM perdure_history
+WHERE run_id = ANY($1::text[])
+ORDER BY run_id, seq
+"""
+
+_UNREAD = f"""
+SELECT {MESSAGE}
+FROM perdure_messages
+WHERE run_id = ANY($1::text[]) AND consumed = 0
+ORDER BY run_id, seq
+"""
+
+
+async def get_runs(tx: PostgresTransaction, run_ids: Sequence[str]) -> list[Run]:
+    """Those that exist."""
+    return [to_run(row) for row in await tx.run(_RUNS, run_ids)]
+
+
+async def load_runs(tx: PostgresTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
+    """Runs with their histories and a page of what is unread."""
+    found = await get_runs(tx, run_ids)
+    records: dict[str, list[Record]] = {run.id: [] for run in found}
+    for run_id, *row in await tx.run(_HISTORIES, run_ids):
+        records[run_id].append(to_record(tuple(row)))
+    unread: dict[str, list[Message]] = {run.id: [] for run in found}
+    # Few have more than a page; the one statement for all others has no limit that would leave the planner a choice.
+    for run in found:
+        if run.inbox_seq > run.inbox_read + page:
+            unread[run.id] = await inbox(tx, run.id, run.inbox_read, page)
+    behind = {run.id: run.inbox_read for run in found if 0 < run.inbox_seq - run.inbox_read <= page}
+    for message in map(to_message, await tx.run(_UNREAD, list(behind)) if behind else []):
+        if message.seq > behind[message.run_id]:
+            unread[message.run_id].append(message)
+    for run in found:
+        check_whole(run.id, records[run.id])
+    return [LoadedRun(run=run, records=tuple(records[run.id]), inbox=tuple(unread[run.id])) for run in found]

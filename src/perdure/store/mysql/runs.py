@@ -1,4 +1,4 @@
-"""Loading many runs in one round trip, as of one moment."""
+"""Create and load runs on MySQL and MariaDB, many in one round trip."""
 
 from __future__ import annotations
 
@@ -6,10 +6,41 @@ from collections.abc import Sequence
 
 from perdure.core.model.claim import LoadedRun
 from perdure.core.model.record import Message, Record
-from perdure.store.mysql.literals import listed
-from perdure.store.mysql.transaction import MysqlTransaction
+from perdure.core.model.run import CreatedRun, NewRun
+from perdure.store.contract import Change
+from perdure.store.mysql.transaction import MysqlTransaction, sql_list
+from perdure.store.sql.audit import of_created
 from perdure.store.sql.reads import check_whole
 from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
+from perdure.store.sql.runs.create import as_run, params_of
+
+NEW_RUNS = """
+INSERT INTO perdure_runs
+  (id, type, input, queue, priority, status, reason, wake_at, deadline, created_at, idempotency_key, parent_id,
+   parent_location, write_id, close_by, max_attempts, options)
+VALUES :rows
+"""
+
+
+async def create_new_runs(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
+    """Create them all. Raises `AlreadyThere` if one is there."""
+    if not runs:
+        return []
+    for new in runs:
+        tx.note(new.id, *of_created(new))
+    tx.begin()
+    tx.insert(NEW_RUNS, rows_of(runs, tx.now))
+    tx.write_notes()
+    await tx.commit()
+    tx.stir(Change.READY)
+    return [CreatedRun(as_run(new, tx.now), True) for new in runs]
+
+
+def rows_of(runs: Sequence[NewRun], now: int) -> list[tuple[object, ...]]:
+    """The rows of `NEW_RUNS`."""
+    # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
+    return [tuple(params_of(new, now).values()) for new in sorted(runs, key=lambda new: new.id)]
+
 
 #: The next transaction only. Its first query takes the snapshot that the others read, too.
 SNAPSHOT = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION READ ONLY")
@@ -32,9 +63,9 @@ ORDER BY m.run_id, m.seq
 """
 
 
-async def load(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
+async def load_runs(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
     """Runs with their histories and a page of what is unread."""
-    ids = listed(run_ids)
+    ids = sql_list(run_ids)
     tx.connection.in_transaction = True
     tx.later(*SNAPSHOT)
     queries = [tx.text(template, ids=ids) for template in (_RUNS, _HISTORIES)]
