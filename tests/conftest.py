@@ -7,7 +7,7 @@ import gc
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
+from tests.stage import Stage, set_up
 
 # Here, because the first directory that imports the suite decides whether its assertions explain themselves.
 pytest.register_assert_rewrite("perdure.testing.conformance")
@@ -122,3 +123,22 @@ def databases() -> Iterator[Databases]:
     databases = Databases()
     yield databases
     databases.drop()
+
+
+#: `make quick` does without.
+KINDS = ["memory", "file", "postgres", "mysql"][: 1 if os.environ.get("PERDURE_QUICK") else None]
+
+
+@pytest.fixture(params=KINDS)
+async def stage(
+    request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
+) -> AsyncIterator[Stage]:
+    async with set_up(request.param, tmp_path, schemas, databases) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def on_disk(tmp_path: Path) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path / "runs.db")
+    yield stage
+    await stage.close()

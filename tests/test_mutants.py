@@ -14,7 +14,7 @@ from tests.mutants.trying import SOURCE, plant
 pytestmark = pytest.mark.timeout(300)
 
 DURATION = "perdure/core/time/duration.py"
-TESTS = ["tests/core/test_duration.py"]
+TESTS = ["tests/core/time/test_duration.py"]
 
 
 def test_forty_faults_are_drawn_of_each_package_and_the_same_each_time() -> None:
@@ -67,4 +67,4 @@ def test_a_fault_is_noticed_and_a_source_without_one_passes() -> None:
     [fault] = [fault for fault in faults_of(SOURCE, SOURCE / DURATION) if fault.kind == "comparison"][:1]
     end, by = plant(DURATION, fault.apply(text), TESTS, 200)
     assert end == "killed"
-    assert "tests/core/test_duration.py" in by
+    assert "tests/core/time/test_duration.py" in by

@@ -10,7 +10,7 @@ from perdure import Engine, Interruption, Retry, Status, activity
 from perdure.cli.console.params import ENVIRONMENT
 from perdure.core.model.outputs import interruption_output
 from tests.cli.conftest import URL, Perdure, work
-from tests.engine.stage import until
+from tests.stage import until
 
 
 def start(perdure: Perdure, run_id: str, cents: int = 7) -> None:

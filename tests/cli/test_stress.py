@@ -12,9 +12,9 @@ from perdure.cli.stress.outcome import percentile
 from perdure.errors import UsageError
 from perdure.host import Host
 from perdure.store import open_store
-from tests.engine.stage import set_up
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
+from tests.stage import set_up
 
 
 def stress(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

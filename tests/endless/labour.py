@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from perdure import Handle
-from tests.engine.stage import Stage
 from tests.helpers import eventually
+from tests.stage import Stage
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -9,8 +9,8 @@ from perdure import Handle
 from perdure.core.model.record import NewMessage
 from tests.endless.app import counting, listening
 from tests.endless.labour import MOST_KILOBYTES, MOST_ROWS, Labour, resumed_within, rows_of, until_iteration
-from tests.engine.stage import Stage
 from tests.invariants import scan_store
+from tests.stage import Stage
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 

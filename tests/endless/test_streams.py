@@ -6,9 +6,9 @@ from itertools import groupby
 
 from tests.endless.app import WORDS, speaking
 from tests.endless.labour import Labour
-from tests.engine.stage import Stage
 from tests.helpers import eventually
 from tests.invariants import scan_store
+from tests.stage import Stage
 
 
 async def test_what_a_killed_worker_emitted_stays_and_nothing_is_there_twice(stage: Stage, labour: Labour) -> None:

@@ -29,7 +29,7 @@ from perdure import (
     workflow,
 )
 from perdure.workflow.discover import Definable
-from tests.transactions.tables import execute
+from tests.store.user_connections.tables import execute
 
 EVERYTHING = "faults.everything.v1"
 CHILD = "faults.child.v1"

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from perdure import Context, workflow
-from tests.transactions.tables import execute
+from tests.store.user_connections.tables import execute
 
 
 async def deed(connection: Any, table: str, number: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure import Context, Engine, Every, Handle, Limit, Singleton, activity, workflow
 from perdure.workflow.discover import Definable
-from tests.transactions.tables import execute
+from tests.store.user_connections.tables import execute
 
 STEPS = 4
 #: With fewer at a time, most of the time of a promotion is spent with waiting for one's turn.

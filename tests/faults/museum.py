@@ -24,8 +24,8 @@ from perdure import (
 from perdure.core.time.duration import FAR
 from perdure.host import Host
 from perdure.store import SqlStore, open_store
-from tests.engine.stage import Stage
 from tests.helpers import eventually
+from tests.stage import Stage
 
 #: What every row of a family has in one of its cells.
 MARK = re.compile(r"m\d{4}")

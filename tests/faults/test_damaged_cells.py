@@ -15,10 +15,10 @@ import pytest
 
 from perdure import Engine, PerdureError
 from perdure.client.engine_worker import EngineWorker
-from tests.engine.stage import Stage, set_up
 from tests.faults.museum import ALL, Columns, Museum, Vandal, gated, well
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
+from tests.stage import Stage, set_up
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 #: Cells that are damaged in one database, and databases, each from a seed of its own.

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from perdure.testing.crash import Trap
-from tests.engine.stage import Stage
 from tests.faults.deeds import deeds
 from tests.faults.family import Family
 from tests.invariants import scan_store
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
-from tests.transactions.tables import prepare, table
+from tests.stage import Stage
+from tests.store.user_connections.tables import prepare, table
 
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 #: How often each point is the last that a process passes.

@@ -16,7 +16,7 @@ from tests.faults.proxy import Fault, Loss, Proxy
 from tests.faults.served import Served
 from tests.helpers import eventually
 from tests.invariants import scan_store
-from tests.transactions.tables import put, table_at
+from tests.store.user_connections.tables import put, table_at
 
 TIMES = 50 if os.environ.get("PERDURE_PROVE") else 5
 

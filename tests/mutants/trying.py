@@ -32,7 +32,7 @@ BRIEF = ["--hypothesis-profile=quick"]
 QUIET = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:randomly"]
 
 #: Tests of the databases, for faults of the store that the others do not notice or cannot reach; and the seconds before they are ended.
-WITH_SERVERS = ["tests/store", "tests/postgres", "tests/mysql", "tests/transactions"]
+WITH_SERVERS = ["tests/store", "tests/store/postgres", "tests/store/mysql", "tests/store/user_connections"]
 WITH_SERVERS_SECONDS = 1800.0
 _SERVERS = ("PERDURE_TEST_POSTGRES", "PERDURE_TEST_MYSQL", "PERDURE_TEST_PGBOUNCER")
 

@@ -29,8 +29,8 @@ from perdure import (
 from perdure.store import Retrying, open_store
 from perdure.testing.clock import VirtualClock
 from perdure.testing.environment import START
-from tests.engine.stage import Stage, until
 from tests.helpers import eventually
+from tests.stage import Stage, until
 
 
 @workflow("push.talk.v1")

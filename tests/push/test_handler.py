@@ -29,8 +29,8 @@ from perdure import (
     credentials,
     workflow,
 )
-from tests.engine.stage import Stage
 from tests.helpers import eventually
+from tests.stage import Stage
 
 HOUR = 3_600_000
 

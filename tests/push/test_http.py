@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from perdure import Context, Engine, PushApp, QueueHandler, QueueMessage, Status, UsageError, workflow
-from tests.engine.stage import Stage
+from tests.stage import Stage
 
 
 @workflow("push.web.v1")

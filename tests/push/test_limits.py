@@ -19,8 +19,8 @@ from perdure import (
     step,
     workflow,
 )
-from tests.engine.stage import Stage
 from tests.helpers import eventually
+from tests.stage import Stage
 
 
 class Crowd:

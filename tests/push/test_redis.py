@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from perdure import Context, Engine, QueueHandler, QueueMessage, RedisQueue, Status, UsageError, activity, workflow
-from tests.engine.stage import Stage, set_up, until
 from tests.helpers import eventually
 from tests.servers.databases import Databases
 from tests.servers.private import Missing
 from tests.servers.redis import Redis
 from tests.servers.schemas import Schemas
+from tests.stage import Stage, set_up, until
 
 redis = pytest.importorskip("redis", reason="the package redis is not installed; `make .venv/.dev` does that")
 

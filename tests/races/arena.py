@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from perdure import Engine, Workflow
-from tests.engine.stage import Stage
 from tests.invariants import scan_store
+from tests.stage import Stage
 
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 

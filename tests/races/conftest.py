@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.stage import Stage, set_up
 from tests.servers.databases import Databases
 from tests.servers.schemas import Schemas
+from tests.stage import Stage, set_up
 
 
 @pytest.fixture(params=["file", "postgres", "mysql"])

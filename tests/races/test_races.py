@@ -7,9 +7,9 @@ from typing import Any
 
 from perdure import Context, Engine, Handle, RunCancelled, RunFinished, Singleton, Status, workflow
 from perdure.core.model.record import RecordKind
-from tests.engine.stage import Stage
 from tests.helpers import eventually
 from tests.races.arena import Arena, Moment
+from tests.stage import Stage
 
 #: How long nothing that goes well takes.
 LONG = "60s"

@@ -1,0 +1,219 @@
+"""Client calls inside workflow code: each is refused at once, and the engine goes on."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+import pytest
+
+import perdure.client
+import perdure.push
+from perdure import Context, Engine, Every, NotInWorkflow, RunFailed, Watermark, workflow
+from perdure.client.blocking import BlockingHandle
+from perdure.client.blocking_locks import BlockingLock
+from perdure.core.codec.codec import Codec
+from perdure.core.codec.failure import Failure
+from perdure.push.handler import QueueHandler
+from tests.stage import Stage
+
+#: Arguments of verbs, by the name of the parameter.
+ARGUMENTS: dict[str, Any] = {
+    "run_id": "r1",
+    "run_ids": "r1",
+    "id": "nightly",
+    "name": "greeting",
+    "key": "greeting",
+    "question": "greeting",
+    "correlation": "c1",
+    "older_than": "1h",
+    "runs": (),
+    "batch": (),
+    "timing": Every("1h"),
+    "start": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+    "end": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
+    "watermark": Watermark(queue="default", high=10),
+    "failure": Failure.of(ValueError("no"), Codec()),
+    "body": b"{}",
+}
+
+#: Parameters with a default that have to be given, by verb.
+NEEDED: dict[str, dict[str, Any]] = {
+    "pause": {"run_id": "r1"},
+    "resume": {"run_id": "r1"},
+    "requeue": {"run_ids": "r1"},
+    "discard": {"run_ids": "r1"},
+    "set": {"concurrency": 1},
+    "remove": {"queue": "default"},
+    "depth": {"queue": "default"},
+    "fork": {"from_step": "a#1"},
+}
+
+#: Methods that do nothing but make something whose own verbs are looked at: they touch no database.
+MAKERS = {"worker", "lock", "pusher", "blocking", "breakers", "limits", "schedules", "locks", "watermarks"}
+#: Plain values.
+VALUES = {"message"}
+#: Classes of `perdure.client` and `perdure.push` that users are not handed, or that reach the database through a verb that is tested.
+INTERNAL = {
+    "Overdue",
+    "Watch",
+    "News",
+    "Backpressure",
+    "OnConnection",
+    "Looks",
+    "Announcer",
+    "Delivery",
+    "RedisQueue",
+    "PushApp",
+}
+
+
+@workflow("refuse.other.v1")
+async def other(ctx: Context) -> int:
+    return 1
+
+
+def verbs(target: object, *, blocks: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each public verb of an object, and a call of it with arguments that fit."""
+    for name in sorted(dir(type(target))):
+        if name in MAKERS | VALUES or (name.startswith("_") and name not in ("__aenter__", "__aexit__")):
+            continue
+        method = inspect.getattr_static(type(target), name)
+        if not inspect.isfunction(method):
+            continue
+        if not blocks and not _waits(method):
+            continue
+        yield f"{type(target).__name__}.{name}", _call(getattr(target, name), method, name)
+
+
+def _waits(method: Any) -> bool:
+    return (
+        inspect.iscoroutinefunction(method)
+        or inspect.isasyncgenfunction(method)
+        or "AsyncGenerator" in str(method.__annotations__.get("return"))
+    )
+
+
+def _call(bound: Any, method: Any, name: str) -> Callable[[], Any]:
+    given = dict(NEEDED.get(name, {}))
+    positional: list[Any] = []
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        if parameter.name in given and parameter.kind is not parameter.VAR_KEYWORD:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional = [None, None, None]
+        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            value = {"call": other(), "calls": [other()]}.get(parameter.name, ARGUMENTS.get(parameter.name))
+            if value is None and name == "__aexit__":
+                positional.append(None)
+                continue
+            assert value is not None, f"{name} takes {parameter.name!r}, of which this test has no example: add one"
+            given[parameter.name] = value
+    accepted = inspect.signature(method).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
+    given = {key: value for key, value in given.items() if takes_all or key in accepted}
+    return lambda: bound(*positional, **given)
+
+
+async def refusal(call: Callable[[], Any]) -> str:
+    """What a call raises, after it was awaited, iterated or entered if it is to be."""
+    try:
+        answer = call()
+        if inspect.isawaitable(answer):
+            await answer
+        elif hasattr(answer, "__anext__"):
+            await anext(answer)
+        elif inspect.isgenerator(answer):
+            next(answer)
+        elif isinstance(answer, AbstractAsyncContextManager):
+            await answer.__aenter__()
+        elif isinstance(answer, AbstractContextManager):
+            answer.__enter__()
+    except NotInWorkflow as error:
+        return str(error)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+async def objects(engine: Engine) -> list[tuple[object, bool]]:
+    """One of each class that a user of an engine is handed, and whether its methods block."""
+    run = await engine.start(other(), id="r1")
+    held = await engine.locks.acquire("held")
+    blocking = engine.blocking()
+    waiting = [
+        engine,
+        run,
+        engine.breakers,
+        engine.limits,
+        engine.schedules,
+        engine.locks,
+        engine.watermarks,
+        held,
+        engine.lock("free"),
+        engine.worker(),
+        engine.pusher(),
+        QueueHandler(engine),
+    ]
+    also = [blocking, blocking.breakers, blocking.limits, blocking.schedules, blocking.locks, blocking.watermarks]
+    also += [BlockingHandle(blocking, run), BlockingLock(blocking, held)]
+    return [(one, False) for one in waiting] + [(one, True) for one in also]
+
+
+def classes_with_verbs() -> set[str]:
+    """Every class of the client and of push that is not private and has a method that waits, or blocks."""
+    found: set[str] = set()
+    for package in (perdure.client, perdure.push):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for name, one in vars(importlib.import_module(module.name)).items():
+                if inspect.isclass(one) and one.__module__ == module.name and not name.startswith("_"):
+                    methods = [method for method in vars(one).values() if inspect.isfunction(method)]
+                    if name.startswith("Blocking") or any(map(_waits, methods)):
+                        found.add(name)
+    return found
+
+
+async def test_every_verb_of_the_client_refuses_workflow_code(on_disk: Stage) -> None:
+    said: dict[str, str] = {}
+    found: list[tuple[object, bool]] = []
+
+    @workflow("refuse.careless.v1")
+    async def careless(ctx: Context) -> int:
+        for target, blocks in found:
+            for name, call in verbs(target, blocks=blocks):
+                said[name] = await refusal(call)
+        # Entered with `with`, not called.
+        blocking: Any = next(one for one, _ in found if type(one).__name__ == "Blocking")
+        said["Blocking.worker"] = await refusal(blocking.worker)
+        said["Blocking.lock"] = await refusal(lambda: blocking.lock("free"))
+        said["Engine.lock"] = await refusal(lambda: engine.lock("free"))
+        said["Engine.worker"] = await refusal(engine.worker)
+        return len(said)
+
+    engine = on_disk.engine(careless, other)
+    found += await objects(engine)
+    async with engine.worker():
+        assert await (await engine.start(careless())).result("60s") > 100
+        assert {name: why for name, why in said.items() if "in a step" not in why} == {}
+        assert await (await engine.start(other())).result("60s") == 1
+        assert (await engine.locks.get("held")) is not None
+    tested = {base.__name__ for one, _ in found for base in type(one).__mro__}
+    assert classes_with_verbs() - tested == INTERNAL
+
+
+async def test_a_client_call_in_a_workflow_fails_that_run_and_nothing_else(stage: Stage) -> None:
+    @workflow("refuse.listing.v1")
+    async def listing(ctx: Context) -> int:
+        return len((await engine.list()).runs)
+
+    engine = stage.engine(listing, other)
+    async with engine.worker():
+        with pytest.raises(RunFailed, match="in a step") as caught:
+            await (await engine.start(listing())).result("60s")
+        assert isinstance(caught.value.__cause__, NotInWorkflow)
+        assert await (await engine.start(other())).result("60s") == 1

@@ -1,0 +1,501 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from perdure import (
+    Break,
+    Context,
+    Continue,
+    DecodeError,
+    Engine,
+    Handle,
+    Reason,
+    RecordKind,
+    Retry,
+    RunCancelled,
+    RunExists,
+    RunFailed,
+    RunFinished,
+    RunNotFound,
+    Status,
+    UsageError,
+    workflow,
+)
+from tests.helpers import eventually
+from tests.stage import Stage, until, until_recorded
+
+ONCE = Retry(attempts=1)
+TWICE = Retry.fixed("1ms", attempts=2)
+
+
+class World:
+    """Outside of every run: what was done, and what fails."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.keys: list[str] = []
+        self.broken = True
+
+    async def quote(self, key: str = "") -> int:
+        self.done["quote"] += 1
+        self.keys.append(key)
+        return 7
+
+    async def charge(self, cents: int) -> str:
+        self.done["charge"] += 1
+        if self.broken:
+            raise ConnectionError("declined")
+        return f"paid {cents}"
+
+    async def ship(self, receipt: str) -> str:
+        self.done["ship"] += 1
+        return f"shipped, {receipt}"
+
+
+async def ends(run: Handle[Any], status: Status) -> None:
+    with contextlib.suppress(RunFailed, RunCancelled):
+        await run.result("20s")
+    assert await run.status() is status
+
+
+async def test_a_failed_run_goes_on_where_it_failed_and_has_its_own_outcome(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.retry.v1")
+    async def order(ctx: Context) -> str:
+        cents = await ctx.step(world.quote, str(ctx.uuid()))
+        receipt = await ctx.options(retry=TWICE).step(world.charge, cents)
+        return await ctx.step(world.ship, receipt)
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order())
+        await ends(run, Status.FAILED)
+        assert world.done == {"quote": 1, "charge": 2}
+        world.broken = False
+        assert await run.retry() == 2
+        assert await run.result("20s") == "shipped, paid 7"
+    assert world.done == {"quote": 1, "charge": 3, "ship": 1}
+    assert (await run.run()).generation == 2
+    kinds = [event.kind for event in await run.events()]
+    assert [kind for kind in kinds if kind != "started"] == ["created", "failed", "reopened", "completed"]
+
+
+async def test_a_run_that_fails_again_may_be_retried_again_and_its_steps_have_all_their_attempts(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.often.v1")
+    async def order(ctx: Context) -> str:
+        return await ctx.options(retry=TWICE).step(world.charge, await ctx.step(world.quote))
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order())
+        await ends(run, Status.FAILED)
+        await run.retry()
+        await ends(run, Status.FAILED)
+        assert world.done["charge"] == 4
+        world.broken = False
+        assert await run.retry() == 3
+        assert await run.result("20s") == "paid 7"
+    assert world.done == {"quote": 1, "charge": 5}
+
+
+async def test_a_cancelled_run_goes_on_without_its_cancellation(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.cancelled.v1")
+    async def approval(ctx: Context) -> str:
+        cents = await ctx.step(world.quote)
+        return f"{await ctx.receive('name', str)} pays {cents}"
+
+    engine = stage.engine(approval)
+    async with engine.worker():
+        run = await engine.start(approval())
+        await until(run, Status.WAITING)
+        await run.cancel("not now")
+        await ends(run, Status.CANCELLED)
+        with pytest.raises(RunFinished):
+            await run.send("name", "Ada")
+        await run.retry()
+        await run.send("name", "Ada")
+        assert await run.result("20s") == "Ada pays 7"
+    assert world.done == {"quote": 1}
+
+
+async def test_messages_that_were_taken_before_are_there_again_and_once_each(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.messages.v1")
+    async def collecting(ctx: Context) -> list[int]:
+        got = [await ctx.receive("number", int), await ctx.receive("number", int)]
+        await ctx.options(retry=ONCE).step(world.charge, 1)
+        return [*got, await ctx.receive("number", int)]
+
+    engine = stage.engine(collecting)
+    async with engine.worker():
+        run = await engine.start(collecting())
+        for number in (1, 2):
+            await run.send("number", number)
+        await ends(run, Status.FAILED)
+        await run.retry()
+        await ends(run, Status.FAILED)
+        world.broken = False
+        await run.retry()
+        await run.send("number", 3)
+        assert await run.result("20s") == [1, 2, 3]
+
+
+async def test_a_run_past_its_deadline_needs_another_one(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.deadline.v1")
+    async def late(ctx: Context) -> int:
+        await ctx.receive("go")
+        return await ctx.step(world.quote)
+
+    engine = stage.engine(late)
+    async with engine.worker():
+        run = await engine.start(late(), deadline="200ms")
+        await ends(run, Status.FAILED)
+        with pytest.raises(UsageError, match="deadline"):
+            await run.retry()
+        assert await run.status() is Status.FAILED
+        await run.retry(deadline="1h")
+        await run.send("go")
+        assert await run.result("20s") == 7
+
+
+async def test_only_what_failed_is_retried(stage: Stage) -> None:
+    @workflow("second.refused.v1")
+    async def fine(ctx: Context) -> int:
+        return await ctx.receive("number", int)
+
+    engine = stage.engine(fine)
+    async with engine.worker():
+        run = await engine.start(fine(), id="fine")
+        with pytest.raises(UsageError, match="'fine' has not failed"):
+            await run.retry()
+        await run.send("number", 1)
+        assert await run.result("20s") == 1
+        with pytest.raises(RunFinished, match="'fine' completed"):
+            await run.retry()
+    with pytest.raises(RunNotFound):
+        await Handle(engine, "nobody", Any).retry()
+
+
+async def test_a_parent_that_was_told_of_the_failure_is_not_disturbed_by_the_second_outcome(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.child.v1")
+    async def child(ctx: Context) -> str:
+        return await ctx.options(retry=ONCE).step(world.charge, 1)
+
+    @workflow("second.parent.v1")
+    async def parent(ctx: Context) -> str:
+        try:
+            answer = await ctx.call(child(), id="the-child")
+        except Exception:
+            answer = "unpaid"
+        await ctx.receive("go")
+        return answer
+
+    engine = stage.engine(parent, child)
+    async with engine.worker():
+        run = await engine.start(parent())
+        await until(run, Status.WAITING)
+        await until_recorded(run)
+        world.broken = False
+        handle = await engine.get("the-child", child)
+        await handle.retry()
+        assert await handle.result("20s") == "paid 1"
+        await until_recorded(run, 2)
+        await run.send("go")
+        assert await run.result("20s") == "unpaid"
+
+
+async def test_a_parent_calls_its_failed_children_anew_and_keeps_what_the_others_did(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.good.v1")
+    async def good(ctx: Context) -> int:
+        return await ctx.step(world.quote)
+
+    @workflow("second.bad.v1")
+    async def bad(ctx: Context) -> str:
+        return await ctx.options(retry=ONCE).step(world.charge, 1)
+
+    @workflow("second.waits.v1")
+    async def waits(ctx: Context) -> str:
+        return await ctx.receive("word", str)
+
+    @workflow("second.family.v1")
+    async def family(ctx: Context) -> list[object]:
+        return list(await asyncio.gather(ctx.call(waits()), ctx.call(good()), ctx.call(bad())))
+
+    engine = stage.engine(family, good, bad, waits)
+    async with engine.worker():
+        run = await engine.start(family(), id="home")
+        await ends(run, Status.FAILED)
+        await until(await engine.get("home/second.waits.v1"), Status.CANCELLED)
+        world.broken = False
+        await run.retry()
+        other = await _there(engine, "home/second.waits.v1@2")
+        await other.send("word", "done")
+        assert await run.result("20s") == ["done", 7, "paid 1"]
+    assert world.done == {"quote": 1, "charge": 2}
+
+
+async def _there(engine: Engine, run_id: str) -> Handle[Any]:
+    async def found() -> bool:
+        return any(run.id == run_id for run in (await engine.list()).runs)
+
+    await eventually(found, saying=f"run {run_id!r} being there")
+    return await engine.get(run_id)
+
+
+async def test_what_a_failed_run_showed_sent_and_started_is_not_shown_sent_and_started_again(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.listens.v1")
+    async def listens(ctx: Context) -> list[str]:
+        first = await ctx.receive("word", str)
+        return [first, await ctx.receive("word", str)]
+
+    @workflow("second.idle.v1")
+    async def idle(ctx: Context) -> None:
+        await ctx.receive("never")
+
+    @workflow("second.shows.v1")
+    async def shows(ctx: Context) -> str:
+        ctx.emit("progress", "begun")
+        ctx.send("listener", "word", "hello")
+        ctx.start(idle())
+        ctx.spawn(idle(), on_close="abandon")
+        await ctx.step(world.quote)
+        ctx.emit("progress", "half")
+        return await ctx.options(retry=ONCE).step(world.charge, 1)
+
+    engine = stage.engine(listens, idle, shows)
+    async with engine.worker():
+        listener = await engine.start(listens(), id="listener")
+        run = await engine.start(shows(), id="shows")
+        await ends(run, Status.FAILED)
+        world.broken = False
+        await run.retry()
+        assert await run.result("20s") == "paid 1"
+        await listener.send("word", "bye")
+        assert await listener.result("20s") == ["hello", "bye"]
+        assert [item.value async for item in run.stream("progress")] == ["begun", "half"]
+        assert len((await engine.list(type="second.idle.v1")).runs) == 2
+
+
+async def test_a_loop_goes_on_from_where_it_had_got(stage: Stage) -> None:
+    world = World()
+    seen: list[int] = []
+
+    async def visit(number: int) -> int:
+        seen.append(number)
+        return number
+
+    @workflow("second.loop.v1")
+    async def looping(ctx: Context) -> int:
+        async def body(ctx: Context, number: int) -> Continue[int] | Break[int]:
+            await ctx.step(visit, number)
+            if number == 5:
+                await ctx.options(retry=ONCE).step(world.charge, number)
+                return Break(number)
+            return Continue(number + 1)
+
+        return await ctx.loop(0, body, name="visits", commit_every=2)
+
+    engine = stage.engine(looping)
+    async with engine.worker():
+        run = await engine.start(looping())
+        await ends(run, Status.FAILED)
+        world.broken = False
+        await run.retry()
+        assert await run.result("20s") == 5
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_step_that_waits_for_its_next_attempt_gets_all_of_them_at_once(stage: Stage) -> None:
+    world = World()
+    patient = Retry.fixed("1h", attempts=2)
+
+    @workflow("second.recover.v1")
+    async def order(ctx: Context) -> str:
+        return await ctx.options(retry=patient).step(world.charge, 1)
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order())
+        await until(run, Status.WAITING)
+        assert await run.recover()
+        await until_recorded(run, 2)
+        await until(run, Status.WAITING)
+        assert (await run.run()).reason is Reason.RETRY
+        world.broken = False
+        assert await run.recover()
+        assert await run.result("20s") == "paid 1"
+        assert not await run.recover()
+    assert world.done == {"charge": 3}
+
+
+async def test_a_failed_run_is_recovered_by_opening_it_again(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.recovered.v1")
+    async def order(ctx: Context) -> str:
+        return await ctx.options(retry=ONCE).step(world.charge, 1)
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order())
+        await ends(run, Status.FAILED)
+        world.broken = False
+        assert await run.recover()
+        assert await run.result("20s") == "paid 1"
+
+
+async def test_a_fork_goes_on_from_a_step_with_what_came_before(stage: Stage) -> None:
+    world = World()
+    world.broken = False
+
+    @workflow("second.fork.v1")
+    async def order(ctx: Context, note: str) -> str:
+        cents = await ctx.step(world.quote, str(ctx.uuid()))
+        name = await ctx.receive("name", str)
+        await ctx.sleep(0.01)
+        await ctx.step(world.quote, str(ctx.uuid()))
+        return f"{note}: {name}, {await ctx.step(world.ship, await ctx.step(world.charge, cents))}"
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order("first"))
+        await run.send("name", "Ada")
+        assert await run.result("20s") == "first: Ada, shipped, paid 7"
+        copy = await run.fork(from_step="World.charge", id="copy")
+        assert await copy.result("20s") == "first: Ada, shipped, paid 7"
+        assert world.done == {"quote": 2, "charge": 2, "ship": 2}
+        edited = await run.fork(from_step="World.charge", input={"note": "other"}, results={"World.quote": 9})
+        assert await edited.result("20s") == "other: Ada, shipped, paid 9"
+        assert world.done == {"quote": 2, "charge": 3, "ship": 3}
+        early = await run.fork(from_step="World.quote#2", input=order("early"))
+        assert await early.result("20s") == "early: Ada, shipped, paid 7"
+        anew = await run.fork()
+        await anew.send("name", "Eve")
+        assert await anew.result("20s") == "first: Eve, shipped, paid 7"
+    # What comes after the fork is drawn anew; what came before is what it was.
+    assert len(set(world.keys)) == len(world.keys)
+    said = next(event for event in await copy.events() if event.kind == "forked")
+    assert run.id in said.data
+    assert [record.kind for record in await copy.history()][3] is RecordKind.FORK
+
+
+async def test_a_fork_calls_the_children_that_its_source_was_waiting_for(stage: Stage) -> None:
+    world = World()
+    world.broken = False
+
+    @workflow("second.slow.v1")
+    async def slow(ctx: Context) -> str:
+        return await ctx.receive("word", str)
+
+    @workflow("second.forked-parent.v1")
+    async def parent(ctx: Context) -> list[object]:
+        waiting = ctx.call(slow())
+        cents = await ctx.step(world.quote)
+        return [await ctx.step(world.charge, cents), await waiting]
+
+    engine = stage.engine(parent, slow)
+    async with engine.worker():
+        run = await engine.start(parent(), id="one")
+        await (await _there(engine, "one/second.slow.v1")).send("word", "source")
+        assert await run.result("20s") == ["paid 7", "source"]
+        copy = await run.fork(from_step="World.charge", id="two")
+        await (await _there(engine, "two/second.slow.v1")).send("word", "copy")
+        assert await copy.result("20s") == ["paid 7", "copy"]
+
+
+async def test_a_fork_that_makes_no_sense_is_refused_before_anything_is_written(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.nonsense.v1")
+    async def order(ctx: Context, note: str) -> int:
+        return await ctx.step(world.quote)
+
+    @workflow("second.other.v1")
+    async def other(ctx: Context) -> None: ...
+
+    engine = stage.engine(order, other)
+    async with engine.worker():
+        run = await engine.start(order("x"), id="source")
+        await run.result("20s")
+    before = await stage.dump()
+    with pytest.raises(UsageError, match=r"no step 'pay'; it has: World.quote"):
+        await run.fork(from_step="pay")
+    with pytest.raises(UsageError, match="no result of 'World.quote' is copied"):
+        await run.fork(from_step="World.quote", results={"World.quote": 1})
+    with pytest.raises(UsageError, match="not a 'second.other.v1'"):
+        await run.fork(input=other())
+    with pytest.raises(UsageError, match="note"):
+        await run.fork(input={"nota": "x"})
+    with pytest.raises(RunExists, match="'source' already"):
+        await run.fork(id="source")
+    assert await stage.dump() == before
+
+
+async def test_a_fork_that_would_not_come_to_its_step_is_refused_before_anything_is_written(stage: Stage) -> None:
+    world = World()
+    world.broken = False
+
+    @workflow("second.crossroads.v1")
+    async def order(ctx: Context, wanted: bool) -> str:
+        cents = await ctx.step(world.quote)
+        if wanted and cents < 10:
+            await ctx.sleep(0.001)
+        return await ctx.step(world.charge, cents)
+
+    engine = stage.engine(order)
+    async with engine.worker():
+        run = await engine.start(order(True))
+        await run.result("20s")
+        before = await stage.rows("SELECT id FROM perdure_runs")
+        with pytest.raises(
+            UsageError, match="does not come to that step: .* timer 'sleep', but the code waits for step"
+        ):
+            await run.fork(from_step="World.charge", input=order(False))
+        with pytest.raises(UsageError, match="does not come to that step"):
+            await run.fork(from_step="World.charge", results={"World.quote": 10})
+        with pytest.raises(DecodeError, match="World.quote"):
+            await run.fork(from_step="World.charge", results={"World.quote": "seven"})
+        assert await stage.rows("SELECT id FROM perdure_runs") == before
+        early = await run.fork(from_step="sleep", input=order(False))
+        assert await early.result("20s") == "paid 7"
+
+
+async def test_second_chances_from_code_that_is_not_async(stage: Stage) -> None:
+    world = World()
+
+    @workflow("second.blocking.v1")
+    async def order(ctx: Context) -> str:
+        return await ctx.options(retry=ONCE).step(world.charge, await ctx.step(world.quote))
+
+    def act() -> None:
+        with engine.blocking() as blocking, blocking.worker():
+            run = blocking.start(order())
+            with pytest.raises(RunFailed):
+                run.result("20s")
+            world.broken = False
+            assert run.retry() == 2
+            assert run.result("20s") == "paid 7"
+            assert not run.recover()
+            assert run.fork(from_step="World.charge", results={"World.quote": 8}).result("20s") == "paid 8"
+
+    engine = stage.engine(order)
+    await asyncio.to_thread(act)

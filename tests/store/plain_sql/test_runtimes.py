@@ -1,0 +1,83 @@
+"""One run, several runtimes: what Python asks for and others do, and what one begins and another ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from perdure import Context, Engine, RunFailed, Status, activity, activity_info, workflow
+from tests.helpers import eventually
+from tests.store.plain_sql.places import Plain
+
+TYPE = "mail.send.v1"
+
+
+@activity(TYPE)
+def send(to: str) -> str:
+    """Send mail."""
+    return f"python sent mail to {to} at attempt {activity_info().attempt}"
+
+
+@workflow("shop.welcome.v1")
+async def welcome(ctx: Context, names: list[str]) -> list[str]:
+    """Everybody gets mail."""
+    return list(await asyncio.gather(*(ctx.call(send(name)) for name in names)))
+
+
+async def serve(plain: Plain, engine: Engine, run_id: str) -> None:
+    """Be a worker in another language until a run has ended; every other attempt fails."""
+    run = await engine.get(run_id)
+    while not (await run.status()).finished:
+        for row in await plain.do("claim", types="mail.%", number=4):
+            lease = {name: row[name] for name in ("id", "token", "nonce")}
+            if row["attempt"] == 1 and json.loads(row["input"])["to"].startswith("b"):
+                await plain.do("fail", **lease, delay=0)
+            else:
+                await plain.do(
+                    "complete", **lease, output=json.dumps(f"sql sent mail to {json.loads(row['input'])['to']}")
+                )
+
+
+async def test_a_workflow_awaits_what_a_worker_in_another_language_does(plain: Plain) -> None:
+    async with Engine(plain.url, [welcome, send]) as engine, engine.worker(types="shop.%"):
+        run = await engine.start(welcome(["ann", "bob", "cy", "bea"]))
+        await asyncio.wait_for(serve(plain, engine, run.id), 30)
+        assert await run.result() == [f"sql sent mail to {name}" for name in ("ann", "bob", "cy", "bea")]
+
+
+async def test_an_error_in_another_language_is_raised_in_the_workflow(plain: Plain) -> None:
+    async with Engine(plain.url, [welcome, send]) as engine, engine.worker(types="shop.%"):
+        run = await engine.start(welcome(["ann"]))
+
+        async def taken() -> list[dict[str, object]]:
+            return await plain.do("claim", types=TYPE)
+
+        [row] = await eventually(taken)
+        lease = {name: row[name] for name in ("id", "token", "nonce")}
+        await plain.do("fail", **lease, error_type="SmtpError", error_message="mailbox full")
+        with pytest.raises(RunFailed, match="mailbox full"):
+            await run.result(timeout=30)
+
+
+async def test_a_run_of_another_language_is_not_said_to_be_unserved(plain: Plain) -> None:
+    run_id = await plain.insert(TYPE)
+    async with Engine(plain.url, [welcome]) as engine:
+        runs = (await engine.list()).runs
+        assert await engine.unserved(runs) == {run_id}
+        assert "no worker is alive" in await engine.why(run_id)
+        await plain.do("register", type=TYPE, runtime="node")
+        assert await engine.unserved(runs) == set()
+        assert (await engine.why(run_id)).endswith("and waits for a worker in 'node'.")
+
+
+async def test_a_type_moves_from_one_runtime_to_another_with_its_runs(plain: Plain) -> None:
+    run_id = await plain.insert(TYPE, input='{"to": "ann"}')
+    [row] = await plain.do("claim", types=TYPE)
+    await plain.do("fail", **{name: row[name] for name in ("id", "token", "nonce")}, delay=0)
+    async with Engine(plain.url, [send]) as engine, engine.worker():
+        run = await engine.get(run_id)
+        assert await run.result(timeout=30) == "python sent mail to ann at attempt 2"
+        assert (await run.status()) is Status.COMPLETED
+        assert [record.attempts for record in await run.history()] == [1]

@@ -1,0 +1,169 @@
+"""Starting and sending in a transaction of the user's own, with every library that is supported."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import Context, Debounce, RunExists, RunFinished, RunNotFound, Singleton, SingletonBusy, Status, workflow
+from tests.invariants import scan_store
+from tests.stage import Stage, until
+from tests.store.user_connections.libraries import Customer
+
+Place = tuple[Stage, Customer]
+
+
+@workflow("transactions.echo.v1")
+async def echo(ctx: Context, text: str) -> str:
+    return text
+
+
+@workflow("transactions.listen.v1")
+async def listen(ctx: Context) -> str:
+    return await ctx.receive("word", str)
+
+
+async def runs(stage: Stage) -> list[str]:
+    assert stage.store is not None
+    return [row[0] for row in await stage.rows("SELECT id FROM perdure_runs ORDER BY id")]
+
+
+async def test_a_run_exists_once_its_starter_has_committed(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    await engine.open()
+    await someone.begin()
+    handle = await someone.call(engine, "start", echo("hello"), id="a")
+    assert handle.id == "a"
+    assert await runs(stage) == []
+    await someone.commit()
+    assert await runs(stage) == ["a"]
+    async with engine.worker():
+        assert await (await engine.get("a", echo)).result(timeout=20) == "hello"
+    assert stage.store is not None
+    assert await scan_store(stage.store.query) == []
+
+
+async def test_a_run_whose_starter_rolls_back_never_was(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    await engine.open()
+    await someone.begin()
+    await someone.call(engine, "start", echo("hello"))
+    await someone.call(engine, "start_many", [echo("1"), echo("2")])
+    await someone.rollback()
+    assert await stage.rows("SELECT id FROM perdure_runs") == []
+    assert await stage.rows("SELECT id FROM perdure_events") == []
+
+
+async def test_the_same_start_again_finds_the_run(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    await engine.start(echo("hello"), id="there")
+    await someone.begin()
+    assert (await someone.call(engine, "start", echo("hello"), id="there")).id == "there"
+    first = await someone.call(engine, "start", echo("x"), idempotency_key="once")
+    assert (await someone.call(engine, "start", echo("x"), idempotency_key="once")).id == first.id
+    await someone.commit()
+    assert len(await runs(stage)) == 2
+
+
+async def test_a_clash_leaves_the_transaction_as_it_was(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    await engine.start(echo("hello"), id="taken")
+    await someone.begin()
+    await someone.call(engine, "start", echo("before"), id="before")
+    with pytest.raises(RunExists, match="taken"):
+        await someone.call(engine, "start", echo("other"), id="taken")
+    with pytest.raises(RunExists, match="taken"):
+        await someone.call(engine, "start_many", [echo("1"), echo("2")], ids=["free", "taken"])
+    await someone.call(engine, "start", echo("after"), id="after")
+    await someone.commit()
+    assert await runs(stage) == ["after", "before", "taken"]
+
+
+async def test_singletons_are_decided_in_the_transaction(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(listen)
+    await engine.start(listen(), id="first", singleton=Singleton("k"))
+    await someone.begin()
+    with pytest.raises(SingletonBusy):
+        await someone.call(engine, "start", listen(), singleton=Singleton("k"))
+    attached = await someone.call(engine, "start", listen(), singleton=Singleton("k", "attach"))
+    assert attached.id == "first"
+    await someone.call(engine, "start", listen(), id="second", singleton=Singleton("k", "queue"))
+    put_off = await someone.call(engine, "start", listen(), debounce=Debounce("1h"))
+    assert (await someone.call(engine, "start", listen(), debounce=Debounce("1h"))).id == put_off.id
+    await someone.commit()
+    assert await stage.rows("SELECT id, reason FROM perdure_runs WHERE id IN ('first', 'second') ORDER BY id") == [
+        ("first", None),
+        ("second", "limit"),
+    ]
+    await someone.begin()
+    await someone.call(engine, "start", listen(), id="third", singleton=Singleton("k", "replace"))
+    await someone.rollback()
+    async with engine.worker():
+        for run_id in ("first", "second"):
+            await engine.send(run_id, "word", run_id)
+            assert await (await engine.get(run_id)).result(timeout=20) == run_id
+    assert await runs(stage) == sorted(["first", "second", put_off.id])
+
+
+async def test_many_runs_are_started_together(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    await engine.open()
+    await someone.begin()
+    handles = await someone.call(engine, "start_many", [echo(str(number)) for number in range(300)], priority=7)
+    assert await runs(stage) == []
+    await someone.commit()
+    assert await runs(stage) == sorted(handle.id for handle in handles)
+    assert await stage.rows("SELECT COUNT(*) FROM perdure_events WHERE kind = 'created'") == [(300,)]
+    assert await stage.rows("SELECT DISTINCT priority, status FROM perdure_runs") == [(7, "pending")]
+
+
+async def test_a_message_is_sent_once_its_sender_has_committed(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(listen)
+    run = await engine.start(listen())
+    await someone.begin()
+    await someone.call(engine, "send", run.id, "word", "never")
+    await someone.rollback()
+    await someone.begin()
+    await someone.call(engine, "send", run.id, "word", "yes", key="1")
+    await someone.call(engine, "send", run.id, "word", "yes", key="1")
+    assert await stage.rows("SELECT inbox_seq FROM perdure_runs") == [(0,)]
+    await someone.commit()
+    assert await stage.rows("SELECT inbox_seq FROM perdure_runs") == [(1,)]
+    async with engine.worker():
+        assert await run.result(timeout=20) == "yes"
+
+
+async def test_a_message_wakes_a_run_that_waits(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(listen)
+    run = await engine.start(listen())
+    async with engine.worker():
+        await until(run, Status.WAITING)
+        await someone.begin()
+        await someone.call(engine, "send", run.id, "word", "up")
+        await someone.commit()
+        assert await run.result(timeout=20) == "up"
+    assert stage.store is not None
+    assert await scan_store(stage.store.query) == []
+
+
+async def test_a_message_that_nobody_takes_leaves_the_transaction_as_it_was(place: Place) -> None:
+    stage, someone = place
+    engine = stage.engine(echo)
+    done = await engine.start(echo("done"), id="done")
+    async with engine.worker():
+        await done.result()
+    await someone.begin()
+    with pytest.raises(RunNotFound, match="nobody"):
+        await someone.call(engine, "send", "nobody", "word")
+    with pytest.raises(RunFinished, match="done"):
+        await someone.call(engine, "send", "done", "word")
+    await someone.call(engine, "start", echo("after"), id="after")
+    await someone.commit()
+    assert await runs(stage) == ["after", "done"]

@@ -1,0 +1,226 @@
+"""Attempts that end with the worker that made them: counted, and reported."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import Context, Engine, Handle, Retry, RunFailed, activity, activity_info, step, step_info, workflow
+from tests.helpers import eventually
+from tests.stage import Stage
+
+#: Of the workers here: they notice soon that they were declared dead.
+LEASE = "2s"
+
+_OVERDUE = "UPDATE perdure_workers SET heartbeat_at = 0 WHERE status = 'alive'"
+
+
+async def declare_dead(stage: Stage) -> None:
+    """Have a sweep find every worker overdue, as after a SIGKILL. They begin again under other ids."""
+    assert stage.store is not None
+
+    async def overdue(tx: Any) -> None:
+        await tx.execute(_OVERDUE, {})
+
+    await stage.store._write("test", "", overdue)
+    await stage.store.sweep(100)
+
+
+class Work:
+    """Steps that say which attempt they are, and wait for the test."""
+
+    def __init__(self) -> None:
+        self.attempts: list[tuple[str, int]] = []
+        self.go_on = asyncio.Event()
+
+    async def waits(self, name: str = "waits") -> int:
+        attempt = step_info().attempt
+        self.attempts.append((name, attempt))
+        await self.go_on.wait()
+        return attempt
+
+    async def quick(self, name: str = "quick") -> int:
+        self.attempts.append((name, step_info().attempt))
+        return step_info().attempt
+
+
+async def worker_of(engine: Engine) -> str:
+    [alive] = [worker.id for worker in await engine.workers() if worker.status == "alive"]
+    return alive
+
+
+async def until_tried(work: Work, count: int) -> None:
+    await eventually(lambda: len(work.attempts) >= count, saying=f"{count} attempts")
+
+
+async def test_an_attempt_that_its_worker_did_not_survive_is_counted_and_reported(stage: Stage) -> None:
+    work = Work()
+
+    @workflow("interrupted.flow.v1")
+    async def flow(ctx: Context) -> list[int]:
+        return [await ctx.step(work.quick), await ctx.step(work.waits), await ctx.step(work.quick)]
+
+    engine = stage.engine(flow)
+    async with engine.worker(lease=LEASE):
+        run = await engine.start(flow())
+        lost: list[str] = []
+        for count in (2, 3):
+            await until_tried(work, count)
+            lost.append(await worker_of(engine))
+            await declare_dead(stage)
+        await until_tried(work, 4)
+        work.go_on.set()
+        assert await run.result("60s") == [1, 3, 1]
+    assert work.attempts == [("quick", 1), ("waits", 1), ("waits", 2), ("waits", 3), ("quick", 1)]
+    assert [record.attempts for record in await run.history()] == [1, 3, 1]
+    report = await run.report()
+    assert [one.worker for one in report.interruptions] == lost
+    assert all(one.reason == "lost" and one.at > 0 for one in report.interruptions)
+    [before, waits, after] = report.steps
+    assert (waits.attempts, waits.interruptions) == (3, report.interruptions)
+    assert before.interruptions == after.interruptions == ()
+
+
+async def test_an_interruption_uses_up_no_attempt_of_the_retry_policy(stage: Stage) -> None:
+    work = Work()
+
+    @step(retry=Retry.fixed("1ms", attempts=2))
+    async def fails() -> None:
+        await work.waits()
+        raise ConnectionError(f"attempt {step_info().attempt}")
+
+    @workflow("interrupted.policy.v1")
+    async def flow(ctx: Context) -> None:
+        await ctx.step(fails)
+
+    engine = stage.engine(flow)
+    async with engine.worker(lease=LEASE):
+        run = await engine.start(flow())
+        await until_tried(work, 1)
+        await declare_dead(stage)
+        await until_tried(work, 2)
+        work.go_on.set()
+        with pytest.raises(RunFailed):
+            await run.result("60s")
+    assert [attempt for _, attempt in work.attempts] == [1, 2, 3]
+    [found] = (await run.report()).steps
+    assert (found.attempts, len(found.errors), len(found.interruptions)) == (3, 2, 1)
+
+
+async def test_steps_that_were_asked_for_after_a_death_were_not_interrupted_by_it(stage: Stage) -> None:
+    work = Work()
+
+    @workflow("interrupted.parallel.v1")
+    async def flow(ctx: Context) -> list[int]:
+        async def second() -> int:
+            await ctx.receive("go")
+            return await ctx.step(work.waits, "second")
+
+        return list(await asyncio.gather(ctx.step(work.waits, "first"), second()))
+
+    engine = stage.engine(flow)
+    async with engine.worker(lease=LEASE):
+        run = await engine.start(flow())
+        await until_tried(work, 1)
+        await declare_dead(stage)
+        await until_tried(work, 2)
+        await run.send("go")
+        await until_tried(work, 3)
+        await declare_dead(stage)
+        await until_tried(work, 5)
+        work.go_on.set()
+        assert await run.result("60s") == [3, 2]
+
+
+async def test_a_worker_that_stops_says_which_attempts_it_interrupted(stage: Stage) -> None:
+    work = Work()
+
+    @workflow("interrupted.stopped.v1")
+    async def flow(ctx: Context) -> int:
+        return await ctx.step(work.waits)
+
+    engine = stage.engine(flow)
+    run = await engine.start(flow())
+    async with engine.worker(grace=0):
+        await until_tried(work, 1)
+        stopped = await worker_of(engine)
+    async with engine.worker():
+        await until_tried(work, 2)
+        work.go_on.set()
+        assert await run.result("60s") == 2
+    [interruption] = (await run.report()).interruptions
+    assert (interruption.worker, interruption.reason, interruption.steps) == (stopped, "stopped", ("Work.waits",))
+
+
+async def test_a_step_that_waited_to_be_tried_again_was_not_interrupted(stage: Stage) -> None:
+    work = Work()
+    broken = True
+
+    @step(retry=Retry.fixed("3s", attempts=2))
+    async def fails() -> int:
+        if broken:
+            raise ConnectionError
+        return await work.quick()
+
+    @workflow("interrupted.between.v1")
+    async def flow(ctx: Context) -> list[int]:
+        return list(await asyncio.gather(ctx.step(fails), ctx.step(work.waits)))
+
+    engine = stage.engine(flow)
+    async with engine.worker(lease=LEASE):
+        run = await engine.start(flow())
+        await eventually(run.history)
+        await declare_dead(stage)
+        broken = False
+        await until_tried(work, 3)
+        work.go_on.set()
+        assert await run.result("60s") == [2, 2]
+
+
+async def test_an_activity_whose_worker_died_is_reported_as_interrupted(stage: Stage) -> None:
+    begun: list[int] = []
+    go_on = asyncio.Event()
+
+    @activity("interrupted.act.v1")
+    async def act() -> int:
+        begun.append(activity_info().attempt)
+        await go_on.wait()
+        return activity_info().attempt
+
+    engine = stage.engine(act)
+    async with engine.worker(lease=LEASE):
+        run: Handle[int] = await engine.start(act())
+        await eventually(lambda: len(begun) == 1)
+        await declare_dead(stage)
+        await eventually(lambda: len(begun) == 2)
+        go_on.set()
+        await run.result("60s")
+    report = await run.report()
+    assert [one.reason for one in report.interruptions] == ["lost"]
+
+
+async def test_an_interruption_that_cannot_be_read_stops_nothing(stage: Stage) -> None:
+    work = Work()
+
+    @workflow("interrupted.damaged.v1")
+    async def flow(ctx: Context) -> int:
+        return await ctx.step(work.waits)
+
+    async def damage(tx: Any) -> None:
+        await tx.execute("UPDATE perdure_outputs SET payload = '{\"worker\": 1}' WHERE kind = 'takeover'", {})
+
+    engine = stage.engine(flow)
+    async with engine.worker(lease=LEASE):
+        run = await engine.start(flow())
+        await until_tried(work, 1)
+        await declare_dead(stage)
+        await until_tried(work, 2)
+        assert stage.store is not None
+        await stage.store._write("test", "", damage)
+        await declare_dead(stage)
+        await until_tried(work, 3)
+        work.go_on.set()
+        assert await run.result("60s") == 2
+    assert len((await run.report()).interruptions) == 1

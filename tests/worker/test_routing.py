@@ -1,0 +1,66 @@
+"""Workers for some types only, and what the registry says of all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure import Context, Engine, Status, TypeInfo, UsageError, workflow
+from tests.stage import Stage
+
+
+@workflow("billing.charge.v1")
+async def charge(ctx: Context) -> str:
+    """Take the money.
+
+    More about it.
+    """
+    return "charged"
+
+
+@workflow("billing_.odd.v1")
+async def odd(ctx: Context) -> str:
+    return "odd"
+
+
+@workflow("shop.checkout.v1")
+async def checkout(ctx: Context) -> str:
+    return "checked out"
+
+
+async def test_a_worker_takes_only_the_types_that_its_patterns_mean(stage: Stage) -> None:
+    engine = stage.engine(charge, odd, checkout)
+    async with engine:
+        runs = [await engine.start(one()) for one in (charge, odd, checkout)]
+        async with engine.worker(types=["billing.%"]):
+            assert await runs[0].result(timeout=30) == "charged"
+            [worker] = await engine.workers()
+            assert worker.types == ("billing.charge.v1",)
+            assert "none of the 1 live worker(s) serves the type 'billing_.odd.v1'" in await engine.why(runs[1].id)
+        assert [await run.status() for run in runs[1:]] == [Status.PENDING] * 2
+        assert "no worker is alive" in await engine.why(runs[1].id)
+        async with engine.worker(types=["billing_%", "shop.checkout.v1"]):
+            assert [await run.result(timeout=30) for run in runs[1:]] == ["odd", "checked out"]
+
+
+def test_a_worker_for_a_type_that_the_engine_does_not_have_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"no type is meant by 'Billing.%'; there are billing.charge.v1"):
+        Engine("sqlite://", [charge]).worker(types="Billing.%")
+
+
+async def test_the_registry_says_who_serves_a_type_and_whether_it_is_enabled(stage: Stage) -> None:
+    engine = stage.engine(charge, checkout)
+    async with engine:
+        assert await engine.types() == []
+        async with engine.worker(types="billing.%"):
+            [first] = await engine.types()
+            words = "Take the money."
+            at = first.registered_at
+            assert first == TypeInfo(type="billing.charge.v1", kind="workflow", description=words, registered_at=at)
+        async with engine.worker():
+            again, second = await engine.types()
+        # What is there in the same words is left alone.
+        assert (again, second.type, second.description) == (first, "shop.checkout.v1", "")
+        await engine.pause(type="billing.charge.v1", reason="the bank is closed")
+        assert [one.enabled for one in await engine.types()] == [False, True]
+        await engine.resume(type="billing.charge.v1")
+        assert [one.enabled for one in await engine.types()] == [True, True]
