@@ -304,7 +304,7 @@ class Passing:
         await commit(store, (await claim(store, "w2", limit=1)).runs[0].lease, next=Release())
         assert [one.run.id for one in (await store.admit(request)).runs] == ["r2"]
 
-    @pytest.mark.parametrize("insists", [False, True])
+    @pytest.mark.parametrize("wait_for_locks", [False, True])
     async def test_no_more_pass_at_once_however_many_ask(
         self, store: Store, harness: Harness, *, wait_for_locks: bool
     ) -> None:
