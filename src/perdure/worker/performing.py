@@ -8,7 +8,7 @@ does not look for it is interrupted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from perdure.core.effects import NewOutput, OutputKind
 from perdure.core.errors import ActivityTimeout, PerdureError, UsageError
 from perdure.core.failure import Failure
+from perdure.core.interruption import Interruption
 from perdure.core.model import (
     FAR,
     Again,
@@ -39,6 +40,7 @@ from perdure.worker.alarm import Wakeup
 from perdure.worker.crew import Crew
 from perdure.worker.guard import guarded
 from perdure.worker.happenings import ACTIVITY
+from perdure.worker.interruptions import count_interrupted_performances
 from perdure.worker.kept import Kept
 from perdure.worker.moment import Moment
 from perdure.worker.policy import expired
@@ -74,6 +76,9 @@ class Performance(Kept):
         #: When the first attempt began, and when the next one may: others may have woken the run before.
         self._begun_at = records[0].started_at if records else claimed.run.started_at
         self._not_before = records[-1].retry_at if records else 0
+        self._last_failed = records[-1] if records else None
+        #: How many attempts were interrupted. They are part of an attempt's number, but the retry policy does not know of them.
+        self._interrupted = 0
         self._attempt: ActivityAttempt | None = None
         self._arguments: dict[str, Any] = {}
         self._settings = activity.settings
@@ -113,15 +118,16 @@ class Performance(Kept):
         if run.token > 1:
             crew.owner.recall(self)
         else:
-            self.recalled(None)
+            self.recalled(None, ())
 
     @guarded
-    def recalled(self, details: str | None) -> None:
-        """What the last heartbeat of an earlier attempt said, as JSON; None: there was none. From a plain callback."""
+    def recalled(self, details: str | None, interruptions: Sequence[Interruption]) -> None:
+        """Take the details of the last heartbeat, as JSON, and the interruptions. From a plain callback."""
         if self.stage is not Stage.REPLAYING:
             return
         if details is not None:
             self._last_heartbeat = self._crew.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
+        self._interrupted = count_interrupted_performances(interruptions, self._last_failed)
         self.stage = Stage.ACTIVE
         if not self._take_backlog():
             self.settle(self._crew.moment())
@@ -204,20 +210,21 @@ class Performance(Kept):
         failure = Failure.of(error, self._crew.codec)
         limit = error.kind if isinstance(error, ActivityTimeout) else ""
         policy = self._policy()
+        number = attempt.number - attempt.interrupted
         requested = policy.requested_delay(error, now)
         delay = requested
         if requested is None and not isinstance(error, UsageError):
-            delay = policy.next_delay(attempt.number, error, self._crew.system.random())
+            delay = policy.next_delay(number, error, self._crew.system.random())
         retry_at = self.run.deadline if delay is None else now + int(delay * 1e6)
         if delay is None or retry_at >= self.run.deadline:
-            used_up = policy.attempts is not None and attempt.number >= policy.attempts
+            used_up = policy.attempts is not None and number >= policy.attempts
             final = isinstance(error, UsageError) or not policy.is_worth_retrying(error)
             given_up = "fatal" if final and not used_up else "exhausted"
             self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json(), limit)
             return
         self._record = Record(
             seq=self._seq, kind=Kind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
-            started_at=attempt.started_at, attempts=attempt.number - (requested is not None), retry_at=retry_at,
+            started_at=attempt.started_at, attempts=number - (requested is not None), retry_at=retry_at,
             run_attempt=self.run.attempt,
         )  # fmt: skip
         if requested is None:
@@ -314,8 +321,8 @@ class Performance(Kept):
             return
         policy = self._policy()
         self._attempt = ActivityAttempt(
-            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat, moment.now,
-            crew.system, crew.codec, crew.arrivals, self,
+            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat,
+            self._interrupted, moment.now, crew.system, crew.codec, crew.arrivals, self,
         )  # fmt: skip
         self._attempt.start(crew.threads, self.run.deadline)
         if self._settings.heartbeat is not None:

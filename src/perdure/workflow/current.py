@@ -34,7 +34,7 @@ class StepInfo(Struct, frozen=True):
     run_id: str
     #: The step's place in its workflow, such as `charge#2`. With the run id it makes a good idempotency key.
     location: str
-    #: From 1.
+    #: From 1. Attempts that their worker did not survive are counted.
     attempt: int
     #: When this attempt times out or the run expires, in microseconds; see `deadline`.
     due: int
@@ -80,7 +80,8 @@ class ActivityInfo(StepInfo, frozen=True):
     """The attempt at an activity that is being made. Its `location` is the activity's type."""
 
     type: str
-    #: How often it may be tried in all; None: without a limit.
+    #: How often it may be tried in all; None: without a limit. Grows by one with each attempt that was interrupted, so that the last
+    #: attempt is the one whose number this is.
     max_attempts: int | None
     #: The run that awaits it, if one does.
     parent_id: str | None
