@@ -22,6 +22,7 @@
       JoinError, RaceError (also ExceptionGroup): branches of a workflow that failed
       StoreError
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
+          StoreRefused
 
     Fatal, RetryAfter: raised by a step to steer its own retries
     Rollback: raised by a step or a workflow to undo what was done
@@ -290,6 +291,10 @@ class StoreError(PerdureError):
 
 class StoreUnavailable(StoreError):
     """The database cannot be reached, or stayed busy for too long."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The server does not let this user in, or has no such database. A worker that starts does not wait for a change of that."""
 
 
 class StoreReadOnly(StoreError):
