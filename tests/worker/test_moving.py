@@ -17,7 +17,7 @@ RUN = cast("Any", SimpleNamespace(id="r1", type="order.v1", queue="express"))
 
 
 def a_worker(**changes: Any) -> WorkerInfo:
-    fields = {
+    fields: dict[str, Any] = {
         "id": "w2", "host": "h", "pid": 1, "queues": ("express",), "types": ("order.v1",), "slots": 1, "lease": 10,
         "heartbeat_at": NOW,
     }  # fmt: skip
