@@ -37,7 +37,8 @@ def test_kinds_of_faults(tmp_path: Path) -> None:
     path = tmp_path / "perdure" / "core" / "sample.py"
     path.parent.mkdir(parents=True)
     path.write_text(
-        'SQL = "SELECT 1 FROM t WHERE a <= 1"\n\n\n'
+        'SQL = "SELECT 1 FROM t WHERE a <= 1"\n'
+        'MORE = """\nSELECT 1\nFROM t\nWHERE a < 1 AND b\n"""  # equivalent: sql <: there is no 1\n\n\n'
         "def f(a: int = 3) -> bool:\n"
         '    """Not 4."""\n'
         "    if not a < 2:  # a word, equivalent: comparison: nobody passes 2\n"
@@ -48,16 +49,18 @@ def test_kinds_of_faults(tmp_path: Path) -> None:
     found = faults_of(tmp_path, path)
     assert [(fault.line, fault.function, fault.kind, fault.becomes, fault.equivalent) for fault in found] == [
         (1, 0, "sql", " < ", False),
-        (6, 4, "negation", "(a < 2)", False),
-        (6, 4, "comparison", "(a <= 2)", True),
-        (6, 4, "constant", "3", False),
-        (7, 4, "statement", "pass", False),
-        (7, 4, "constant", "6", False),
-        (9, 4, "return", "return None", False),
-        (9, 4, "connective", "(a or a + 7)", False),
-        (9, 4, "condition", "(a)", False),
-        (9, 4, "arithmetic", "(a - 7)", False),
-        (9, 4, "constant", "8", False),
+        (5, 0, "sql", " <= ", True),
+        (5, 0, "sql", " OR ", False),
+        (11, 9, "negation", "(a < 2)", False),
+        (11, 9, "comparison", "(a <= 2)", True),
+        (11, 9, "constant", "3", False),
+        (12, 9, "statement", "pass", False),
+        (12, 9, "constant", "6", False),
+        (14, 9, "return", "return None", False),
+        (14, 9, "connective", "(a or a + 7)", False),
+        (14, 9, "condition", "(a)", False),
+        (14, 9, "arithmetic", "(a - 7)", False),
+        (14, 9, "constant", "8", False),
     ]
 
 

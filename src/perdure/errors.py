@@ -22,6 +22,7 @@
       StreamFull: a step emits faster than the database stores
       StoreError: the database
         StoreUnavailable   StoreReadOnly   StoreFull   StoreCorrupt   SchemaMismatch
+          StoreRefused
 
     Fatal, RetryAfter: raised by a step to control its own retries
     Rollback: raised by a step or workflow to undo completed work
@@ -305,6 +306,10 @@ class StoreError(PerdureError):
 
 class StoreUnavailable(StoreError):
     """The database cannot be reached, or stayed busy for too long."""
+
+
+class StoreRefused(StoreUnavailable):
+    """The server does not let this user in, or has no such database. A worker that starts does not wait for a change of that."""
 
 
 class StoreReadOnly(StoreError):

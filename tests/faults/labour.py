@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from perdure import Context, Retry, StepTimeout, activity, activity_info, workflow
+from perdure import Context, Retry, StepTimeout, activity, activity_info, step_info, workflow
 from perdure.workflow.discover import Definable
 from tests.faults.app import Flaky, begin, effect, mended, note, read
 
@@ -114,6 +114,27 @@ async def fragile(ledger: str) -> str:
     return value
 
 
+async def counts(ledger: str) -> int:
+    """Waits for the gate; the number of the attempt."""
+    begin(ledger, "counts")
+    while not gate(ledger).exists():  # noqa: ASYNC110 - the test makes a file
+        await asyncio.sleep(0.01)
+    return step_info().attempt
+
+
+@workflow("labour.counting.v1")
+async def counting(ctx: Context, ledger: str) -> int:
+    return await ctx.options(retry=Retry.never()).step(counts, ledger)
+
+
+@activity("labour.counted.v1", retry=Retry.never())
+async def counted(ledger: str) -> int:
+    info = activity_info()
+    attempt = await counts(ledger)
+    assert info.attempt == info.max_attempts == attempt
+    return attempt
+
+
 @activity("labour.deadly.v1")
 def deadly(ledger: str) -> str:
     """Takes its worker with it until it is mended."""
@@ -133,5 +154,5 @@ async def relying(ctx: Context, ledger: str) -> str:
 
 
 WORKFLOWS: list[Definable] = [
-    waiting, blocking, killing, harming, quick, several, abandoning, fragile, deadly, relying,
+    waiting, blocking, killing, harming, quick, several, abandoning, fragile, deadly, relying, counting, counted,
 ]  # fmt: skip

@@ -56,6 +56,11 @@ class World(CrashingHost):
     def __init__(self, directory: Path, trap: dict[str, Any] | None) -> None:
         super().__init__(None if trap is None else msgspec.convert(trap, Trap))
         self._directory = directory
+        #: By how many seconds the clock of this process is wrong.
+        self.skew = 0.0
+
+    def now(self) -> int:
+        return super().now() + int(self.skew * 1e6)
 
     def caught(self, name: str) -> None:
         (self._directory / f"caught-{os.getpid()}").write_text(name)
@@ -320,8 +325,9 @@ async def ask_for_one_more(directory: Path, world: World) -> None:
         await (await Client(engine, directory, world).start(call, "one more")).result()
 
 
-async def work(directory: Path, world: World, *, url: str = "", **options: Any) -> None:
-    """Work until told to stop, writing down every answer of the store."""
+async def work(directory: Path, world: World, *, url: str = "", skew: float = 0.0, **options: Any) -> None:
+    """Work until told to stop, writing down every answer of the store; by a clock that is wrong by `skew` seconds."""
+    world.skew = skew
     if (url or url_in(directory)).startswith("postgresql"):
         pass_after_preparing(world)
     async with engine_in(directory, world, watched=True, url=url) as engine:

@@ -2,7 +2,8 @@
 
 A fault is known by its place and what becomes of it, so that the same source and seed give the same faults, and a result that is
 kept from an earlier call belongs to the same fault. A line that ends with `# equivalent: <kind>: <reason>` says that a change of that
-kind makes no difference there; such faults are listed and not tried.
+kind makes no difference there; such faults are listed and not tried. Within SQL there is no room for a comment: the line on which the
+text ends says `# equivalent: sql <: <reason>`, with the operator or word that may be changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SWAPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 #: In SQL, what is looked for and what it becomes; only in text that is a statement or a part of one.
 SQL = ((" <= ", " < "), (" < ", " <= "), (" >= ", " > "), (" > ", " >= "), (" <> ", " = "), (" AND ", " OR "))
 _STATEMENT = re.compile(r"\b(SELECT|UPDATE|INSERT INTO|DELETE FROM|WHERE)\b")
-_EQUIVALENT = re.compile(r"#.*\bequivalent: ([\w ]+): \S")
+_EQUIVALENT = re.compile(r"#.*\bequivalent: ([\w <>=]+): \S")
 #: Folders that tests without a server do not reach.
 SERVERS = frozenset({"postgres", "mysql"})
 #: Functions whose faults break no promise.
@@ -143,9 +144,19 @@ class _Finder:
         end = self._offset(node.end_lineno, node.end_col_offset)
         return self._made(kind, start, end, changed, node.lineno, function)
 
-    def _made(self, kind: str, start: int, end: int, changed: str, line: int, function: int) -> Fault:
-        said = _EQUIVALENT.search(self._lines[line - 1])
-        equivalent = said is not None and said[1] == kind
+    def _made(
+        self,
+        kind: str,
+        start: int,
+        end: int,
+        changed: str,
+        line: int,
+        function: int,
+        ends: tuple[int, str] | None = None,
+    ) -> Fault:
+        place, word = ends or (line, kind)
+        said = _EQUIVALENT.search(self._lines[place - 1])
+        equivalent = said is not None and said[1] == word
         return Fault(self._path, line, function, kind, start, end, self._text[start:end], changed, equivalent)
 
     def _in_sql(self, node: ast.AST, function: int) -> Iterator[Fault]:
@@ -160,7 +171,8 @@ class _Finder:
                 for match in re.finditer(re.escape(was), text):
                     at = start + match.start()
                     line = self._text.count("\n", 0, at) + 1
-                    yield self._made("sql", at, at + len(was), becomes, line, function)
+                    ends = node.end_lineno, f"sql {was.strip()}"
+                    yield self._made("sql", at, at + len(was), becomes, line, function, ends)
 
     def _offset(self, line: int, column: int) -> int:
         # Columns are counted in bytes.

@@ -69,10 +69,12 @@ class Steps:
         info = activity_info()
         if info.max_attempts is not None and info.attempt > info.max_attempts:
             self.ledger.violated(f"attempt {info.attempt} of {info.max_attempts} was made at run {info.run_id}")
-        effect = Effect(info.run_id, info.location, info.attempt, tuple(seen), False, self._worker, info.parent_id)
+        # The run's own attempt, which does not count those that were interrupted.
+        attempt = int(info.attempt_id.rsplit(".", 2)[1])
+        effect = Effect(info.run_id, info.location, attempt, tuple(seen), False, self._worker, info.parent_id)
         number = self.ledger.effect(effect)
         self.ledger.sometimes["an attempt knew how far the one before had got"] += info.last_heartbeat is not None
-        said = self._begin_to_emit(number, info, info.last_heartbeat)
+        said = self._begin_to_emit(number, info, attempt, info.last_heartbeat)
         for beat in range(beats):
             await self._take(seconds / beats)
             info.heartbeat([number, beat])
@@ -96,8 +98,8 @@ class Steps:
         else:
             await asyncio.sleep(seconds * (0.5 + self._rng.random()))  # simulated time
 
-    def _begin_to_emit(self, number: int, info: StepInfo, given: Any = None) -> Execution:
-        execution = self.ledger.emitted.begun(number, info.run_id, info.attempt, given)
+    def _begin_to_emit(self, number: int, info: StepInfo, attempt: int = 0, given: Any = None) -> Execution:
+        execution = self.ledger.emitted.begun(number, info.run_id, attempt or info.attempt, given)
         if self._streams and self._rng.random() < 0.3:
             self._emit(number, execution, info)
         return execution

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from perdure.errors import UsageError
-from perdure.store.url import parse, shown
+from perdure.store.url import is_in_memory, parse, shown
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,16 @@ def test_several_hosts_of_a_mysql_url_are_refused_with_what_to_do(url: str) -> N
     with pytest.raises(UsageError, match=r"names several hosts.*name one, or a proxy") as refused:
         parse(url)
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "in_memory"),
+    [
+        ("sqlite://", True),
+        ("sqlite:///app.db", False),
+        ("postgresql://db/app", False),
+        ("mysql://user@db/app", False),
+    ],
+)
+def test_only_sqlite_without_a_file_is_in_memory(url: str, in_memory: bool) -> None:
+    assert is_in_memory(url) is in_memory

@@ -9,6 +9,7 @@ from perdure import Context, Engine, Reason, Status, workflow
 from perdure.replay.execution import Execution
 from perdure.replay.run_loop import DrainContext
 from perdure.worker.callbacks import is_end_of
+from perdure.worker.steps.attempt import Attempt
 from tests.helpers import eventually
 
 
@@ -44,6 +45,31 @@ async def test_a_defect_met_while_working_on_a_run_sets_that_run_aside_and_leave
         assert (await run.run()).reason is Reason.UNDECODABLE
         assert "a defect" in await run.why()
         assert await (await engine.start(healthy())).result("20s") == "well"
+
+
+async def nothing() -> None: ...
+
+
+@workflow("guard.parent.v1")
+async def parent(ctx: Context) -> None:
+    await asyncio.gather(ctx.call(healthy()), ctx.step(nothing))
+
+
+async def test_nothing_that_a_run_has_asked_for_leaves_it_when_it_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Attempt, *_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(Attempt, "start", broken)
+    async with Engine(f"sqlite:///{tmp_path}/app.db", [parent, healthy]) as engine, engine.worker():
+        run = await engine.start(parent())
+
+        async def is_blocked() -> bool:
+            return await run.status() is Status.BLOCKED
+
+        await eventually(is_blocked)
+        assert [one.id for one in (await engine.list()).runs] == [run.id]
 
 
 async def test_a_cancellation_is_the_end_of_a_task_only_if_the_task_itself_is_cancelled() -> None:

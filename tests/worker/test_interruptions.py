@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Engine, Handle, Retry, RunFailed, activity, activity_info, step, step_info, workflow
+from perdure import (
+    Context,
+    Engine,
+    Handle,
+    Retry,
+    RunFailed,
+    Status,
+    activity,
+    activity_info,
+    step,
+    step_info,
+    workflow,
+)
 from tests.helpers import eventually
 from tests.stage import Stage
 
@@ -199,6 +211,87 @@ async def test_an_activity_whose_worker_died_is_reported_as_interrupted(stage: S
         await run.result("60s")
     report = await run.report()
     assert [one.reason for one in report.interruptions] == ["lost"]
+
+
+async def test_an_activity_counts_attempts_that_were_interrupted_beside_those_of_its_policy(stage: Stage) -> None:
+    tried: list[tuple[int, int | None]] = []
+    go_on = asyncio.Event()
+
+    @activity("interrupted.counting.v1", retry=Retry.fixed("1ms", attempts=2))
+    async def act() -> None:
+        info = activity_info()
+        tried.append((info.attempt, info.max_attempts))
+        await go_on.wait()
+        raise ConnectionError(f"attempt {info.attempt}")
+
+    engine = stage.engine(act)
+    async with engine.worker(lease=LEASE):
+        run: Handle[None] = await engine.start(act())
+        await eventually(lambda: len(tried) == 1)
+        await declare_dead(stage)
+        await eventually(lambda: len(tried) == 2)
+        await declare_dead(stage)
+        await eventually(lambda: len(tried) == 3)
+        go_on.set()
+        with pytest.raises(RunFailed, match="attempt 4"):
+            await run.result("60s")
+    assert tried == [(1, 2), (2, 3), (3, 4), (4, 4)]
+    assert [record.attempts for record in await run.history()] == [1]
+
+
+async def test_a_poison_activity_that_is_requeued_counts_its_attempts_from_one(stage: Stage) -> None:
+    tried: list[tuple[int, int | None]] = []
+    go_on = asyncio.Event()
+
+    @activity("interrupted.poison.v1", retry=Retry.never())
+    async def act() -> int:
+        info = activity_info()
+        tried.append((info.attempt, info.max_attempts))
+        await go_on.wait()
+        return info.attempt
+
+    async def interrupt(attempt: int) -> None:
+        await eventually(lambda: len(tried) == attempt)
+        await declare_dead(stage)
+
+    engine = stage.engine(act)
+    async with engine.worker(lease=LEASE, poison_after=3):
+        run: Handle[int] = await engine.start(act())
+        await interrupt(1)
+        await interrupt(2)
+        await interrupt(3)
+
+        async def set_aside() -> bool:
+            return await run.status() is Status.BLOCKED
+
+        await eventually(set_aside)
+        await run.requeue()
+        await interrupt(4)
+        await eventually(lambda: len(tried) == 5)
+        go_on.set()
+        assert await run.result("60s") == 2
+    assert tried == [(1, 1), (2, 2), (3, 3), (1, 1), (2, 2)]
+    assert len((await run.report()).interruptions) == 4
+
+
+async def test_an_activity_that_a_stop_interrupted_knows_that_it_was(stage: Stage) -> None:
+    tried: list[int] = []
+    go_on = asyncio.Event()
+
+    @activity("interrupted.stopping.v1", retry=Retry.never())
+    async def act() -> int:
+        tried.append(activity_info().attempt)
+        await go_on.wait()
+        return activity_info().attempt
+
+    engine = stage.engine(act)
+    run: Handle[int] = await engine.start(act())
+    async with engine.worker(grace=0):
+        await eventually(lambda: len(tried) == 1)
+    go_on.set()
+    async with engine.worker():
+        assert await run.result("60s") == 2
+    assert tried == [1, 2]
 
 
 async def test_an_interruption_that_cannot_be_read_stops_nothing(stage: Stage) -> None:

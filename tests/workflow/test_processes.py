@@ -10,10 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Context, Retry, RunCancelled, RunFailed, StepTimeout, UsageError, step, workflow
+from perdure import (
+    Activity,
+    Context,
+    Retry,
+    RunCancelled,
+    RunFailed,
+    Status,
+    StepTimeout,
+    UsageError,
+    activity,
+    step,
+    workflow,
+)
 from perdure.worker import WorkerOptions
 from tests.helpers import eventually
-from tests.stage import Stage
+from tests.stage import Stage, until
 from tests.workflow import crunching
 
 
@@ -73,6 +85,20 @@ async def until_gone(process: int) -> None:
         return is_gone(process)
 
     await eventually(gone, saying=f"process {process} having ended")
+
+
+async def test_an_activity_in_a_process_is_ended_at_once_when_its_run_is_cancelled(
+    on_disk: Stage, tmp_path: Path
+) -> None:
+    linger: Activity[[str], None] = activity("process.activity.v1", process=True)(crunching.lingers)
+    engine, marker = on_disk.engine(linger), tmp_path / "process"
+    # It cannot see that it is to stop, so it is not given the time for that.
+    async with engine.worker(processes=1, grace="1h"):
+        run = await engine.start(linger(str(marker)))
+        process = await process_in(marker)
+        await run.cancel()
+        await until(run, Status.CANCELLED)
+        await until_gone(process)
 
 
 async def test_a_step_runs_in_a_process_of_its_own_which_is_used_again(on_disk: Stage) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from perdure.client.refusing import refuse_in_workflow
 from perdure.core.time.duration import Duration, seconds
-from perdure.errors import StoreUnavailable, UsageError
+from perdure.errors import StoreRefused, StoreUnavailable, UsageError
 from perdure.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class EngineWorker:
     async def connect(self) -> None:
         """Connect to the database, waiting for a server that cannot be reached. Raises `StoreUnavailable`.
 
-        `start` and `run` do so by themselves.
+        A server that does not let the user in, or has no such database, is not waited for: that is `StoreRefused`, at once. `start` and `run` do so by themselves.
         """
         refuse_in_workflow()
         system, limit = self._engine._system, self._options.wait_for_database
@@ -82,8 +82,8 @@ class EngineWorker:
                 await self._engine._opened()
             except StoreUnavailable as error:
                 waited = system.monotonic() - begun
-                # What is wrong with a file does not mend itself.
-                if waited >= limit or self._engine._store.exclusive:
+                # What is wrong with a file, a password or the name of a database does not mend itself.
+                if waited >= limit or self._engine._store.exclusive or isinstance(error, StoreRefused):
                     raise
                 pause = min(pause, limit - waited)
                 logger.warning(

@@ -32,7 +32,7 @@ class StepInfo(Struct, frozen=True):
     run_id: str
     #: Location of the step in its workflow, such as `charge#2`. With the run id it makes a good idempotency key.
     location: str
-    #: Number of the attempt, from 1.
+    #: Number of the attempt, from 1. Interrupted attempts count.
     attempt: int
     #: Time when this attempt times out or the run expires, in microseconds; see `deadline`.
     due: int
@@ -78,7 +78,8 @@ class ActivityInfo(StepInfo, frozen=True):
     """The current attempt at an activity. Its `location` is the activity's type."""
 
     type: str
-    #: Number of attempts allowed in all; None: no limit.
+    #: Number of attempts allowed in all; None: no limit. It grows with each interrupted attempt, so that the last
+    #: attempt is the one with this number.
     max_attempts: int | None
     #: Id of the run that awaits it, if there is one.
     parent_id: str | None

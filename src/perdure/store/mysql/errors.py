@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from perdure.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.errors import (
+    SchemaMismatch,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnavailable,
+)
 from perdure.store.mysql.driver import DriverError
 
 #: Deadlock, lock wait, a row that changed under a snapshot, NOWAIT; a commit that another node of a cluster overtook, which a server
@@ -25,8 +33,9 @@ _NO_TABLES = frozenset({1146, 1054})
 _MADE = frozenset({1050, 1060, 1061, 1091, 1826, 3822})
 _FULL = frozenset({1021, 1030, 1037, 1038, 1041, 1114})
 _DAMAGED = frozenset({1034, 1035, 1126, 1194, 1195, 1712, 1932})
-#: Wrong password, unknown database.
-_NO_WAY_IN = frozenset({1045, 1049, 1698, 1251, 2058, 2059})
+#: Wrong password, unknown database, a way to log in that the driver does not have; a host that is not allowed, a password that has
+#: expired, an account that is locked (MySQL, MariaDB).
+_NO_WAY_IN = frozenset({1045, 1049, 1698, 1251, 2058, 2059, 1130, 1862, 3118, 4151})
 _TOO_LARGE = frozenset({1153, 1301})
 
 #: What the driver raises when something is wrong; OSError and timeouts are the network's.
@@ -76,7 +85,11 @@ def translate(error: BaseException, where: str) -> StoreError:
         return StoreCorrupt(f"{where} reports damage: {detail}. Look at the server's log; restore a backup if need be.")
     if code in _TOO_LARGE:
         return StoreError(f"{where} does not take so large a value: {detail}. Raise the server's max_allowed_packet.")
-    if is_lost(error) or is_race(error) or code in _NO_WAY_IN:
+    if code in _NO_WAY_IN:
+        return StoreRefused(
+            f"{where} does not let this user in: {detail}. Check user, password and database of the URL, and whom the server lets in."
+        )
+    if is_lost(error) or is_race(error):
         return StoreUnavailable(f"{where} cannot be used now: {detail}. Check that it runs and that the URL is right.")
     return StoreError(f"{where} refused a statement: {detail}.")
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from perdure.errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
+from perdure.errors import (
+    SchemaMismatch,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnavailable,
+)
 from perdure.store.postgres.driver import DriverErrors, ServerError
 
 #: The transaction lost against another one; the connection is fine.
@@ -14,6 +22,8 @@ _NO_RIGHT = "42501"
 #: Some servers that speak the protocol lack functions of PostgreSQL.
 _NO_FUNCTION = "42883"
 _READ_ONLY = "25006"
+#: Classes: wrong password, unknown role, no rule that admits it; unknown database.
+_NO_WAY_IN = ("28", "3D")
 
 #: What the driver raises when something is wrong; OSError and timeouts are the network's.
 ERRORS: tuple[type[Exception], ...] = (ServerError, *DriverErrors, OSError, TimeoutError)
@@ -64,7 +74,11 @@ def translate(error: BaseException, where: str) -> StoreError:
         return StoreFull(f"{where} has no room left or its disk fails: {detail}. Free some space or check the disk.")
     if state[:2] == "XX":
         return StoreCorrupt(f"{where} reports damage: {detail}. Look at the server's log; restore a backup if need be.")
-    if is_lost(error) or is_race(error) or state[:2] in ("53", "28", "3D"):
+    if state[:2] in _NO_WAY_IN:
+        return StoreRefused(
+            f"{where} does not let this user in: {detail}. Check user, password and database of the URL, and whom the server lets in."
+        )
+    if is_lost(error) or is_race(error) or state[:2] == "53":
         return StoreUnavailable(f"{where} cannot be used now: {detail}. Check that it runs and that the URL is right.")
     return StoreError(f"{where} refused a statement: {detail}.")
 

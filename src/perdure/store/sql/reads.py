@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from perdure.core.audit import Event
 from perdure.core.model.claim import LoadedRun
-from perdure.core.model.outputs import Interruption, OutputKind, interruption_of
+from perdure.core.model.outputs import Interruption, Output, OutputKind, interruption_of
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Run, RunFilter, RunPage, Status
 from perdure.errors import InvalidCursor, StoreCorrupt
@@ -240,11 +240,21 @@ _INTERRUPTIONS = 500
 
 async def interruptions(store: Store, run_id: str) -> tuple[Interruption, ...]:
     """All interruptions of a run that can be read, in order."""
-    found: list[Interruption] = []
-    last = -1
+    found = await _all_outputs(store, run_id, OutputKind.INTERRUPTION)
+    return tuple(one for output in found if (one := interruption_of(output)) is not None)
+
+
+async def interruptions_since_requeue(store: Store, run_id: str) -> tuple[Interruption, ...]:
+    """The interruptions of a run since it was last requeued or reopened. A run without interruptions costs one read."""
+    found = await interruptions(store, run_id)
+    requeues = await _all_outputs(store, run_id, OutputKind.REQUEUE) if found else []
+    return tuple(one for one in found if one.at > requeues[-1].at) if requeues else found
+
+
+async def _all_outputs(store: Store, run_id: str, kind: OutputKind) -> list[Output]:
+    found: list[Output] = []
     while True:
-        page = await store.outputs(run_id, OutputKind.INTERRUPTION, "", last, _INTERRUPTIONS)
-        found += [one for output in page if (one := interruption_of(output)) is not None]
+        page = await store.outputs(run_id, kind, "", found[-1].position if found else -1, _INTERRUPTIONS)
+        found += page
         if len(page) < _INTERRUPTIONS:
-            return tuple(found)
-        last = page[-1].position
+            return found

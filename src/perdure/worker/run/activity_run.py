@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from perdure.core.codec.failure import Failure
 from perdure.core.model.claim import ClaimedRun
-from perdure.core.model.outputs import NewOutput, OutputKind
+from perdure.core.model.outputs import Interruption, NewOutput, OutputKind
 from perdure.core.model.record import Message, Record, RecordKind
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Finish, NextState, Park, Release, RetryLater, Turn, TurnOutcome
@@ -26,10 +26,12 @@ from perdure.core.time.duration import FAR
 from perdure.errors import ActivityTimeout, PerdureError, StoreError, UsageError
 from perdure.replay.outcome import cancelled
 from perdure.store.contract import Store
+from perdure.store.sql.reads import interruptions_since_requeue
 from perdure.worker.alarm import Wakeup
 from perdure.worker.callbacks import ClockReading, guarded
 from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.run.held_run import HeldRun, Stage
+from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interrupted_activity_attempts
 from perdure.worker.run.orders import RunOrders
 from perdure.worker.run.policy import expired
 from perdure.worker.services import Services
@@ -64,6 +66,9 @@ class ActivityRun(HeldRun):
         #: When the first attempt began, and when the next one may: others may have woken the run before.
         self._begun_at = records[0].started_at if records else claimed.run.started_at
         self._not_before = records[-1].retry_at if records else 0
+        self._last_failed = records[-1] if records else None
+        #: How many attempts were interrupted. They are part of an attempt's number, but the retry policy does not know of them.
+        self._interrupted = 0
         self._attempt: ActivityAttempt | None = None
         self._arguments: dict[str, Any] = {}
         self._settings = activity.settings
@@ -103,15 +108,16 @@ class ActivityRun(HeldRun):
         if run.token > 1:
             services.owner.recall(self)
         else:
-            self.recalled(None)
+            self.recalled(None, ())
 
     @guarded
-    def recalled(self, details: str | None) -> None:
-        """What the last heartbeat of an earlier attempt said, as JSON; None: there was none. From a plain callback."""
+    def recalled(self, details: str | None, interruptions: Sequence[Interruption]) -> None:
+        """Take the details of the last heartbeat, as JSON, and the interruptions. From a plain callback."""
         if self.stage is not Stage.REPLAYING:
             return
         if details is not None:
             self._last_heartbeat = self._services.codec.decode(details, Any, f"heartbeat of run {self.run.id!r}")
+        self._interrupted = count_interrupted_activity_attempts(interruptions, self._last_failed)
         self.stage = Stage.ACTIVE
         if not self.take_backlog():
             self.settle(self._services.read_clock())
@@ -196,20 +202,21 @@ class ActivityRun(HeldRun):
         failure = Failure.of(error, self._services.codec)
         limit = error.kind if isinstance(error, ActivityTimeout) else ""
         policy = self._policy()
+        number = attempt.number - attempt.interrupted
         requested = policy.requested_delay(error, now)
         delay = requested
         if requested is None and not isinstance(error, UsageError):
-            delay = policy.next_delay(attempt.number, error, self._services.system.random())
+            delay = policy.next_delay(number, error, self._services.system.random())
         retry_at = self.run.deadline if delay is None else now + int(delay * 1e6)
         if delay is None or retry_at >= self.run.deadline:
-            used_up = policy.attempts is not None and attempt.number >= policy.attempts
+            used_up = policy.attempts is not None and number >= policy.attempts
             final = isinstance(error, UsageError) or not policy.is_worth_retrying(error)
             given_up = "fatal" if final and not used_up else "exhausted"
             self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json(), limit)
             return
         self._record = Record(
             seq=self._seq, kind=RecordKind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
-            started_at=attempt.started_at, attempts=attempt.number - (requested is not None), retry_at=retry_at,
+            started_at=attempt.started_at, attempts=number - (requested is not None), retry_at=retry_at,
             run_attempt=self.run.attempt,
         )  # fmt: skip
         if requested is None:
@@ -306,8 +313,8 @@ class ActivityRun(HeldRun):
             return
         policy = self._policy()
         self._attempt = ActivityAttempt(
-            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat, reading.now,
-            services.system, services.codec, services.results, self,
+            self.run, self._activity, self._arguments, self._settings, policy.attempts, self._last_heartbeat,
+            self._interrupted, reading.now, services.system, services.codec, services.results, self,
         )  # fmt: skip
         self._attempt.start(services.threads, self.run.deadline)
         if self._settings.heartbeat is not None:
@@ -407,15 +414,17 @@ class ActivityRun(HeldRun):
             self._take_details(attempt)
 
 
-async def recall(performance: ActivityRun, store: Store, system: System) -> None:
-    """Read it and hand it over, as often as it takes."""
-    run_id = performance.run.id
-    while performance.stage is Stage.REPLAYING:
+async def recall(activity: ActivityRun, store: Store, system: System) -> None:
+    """Read the last heartbeat and the interruptions of an activity and hand them over; repeat until the store answers."""
+    run_id, token = activity.run.id, activity.run.token
+    while activity.stage is Stage.REPLAYING:
         try:
-            found = await store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 1)
+            heartbeats = await store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 1)
+            found = await interruptions_since_requeue(store, run_id) if token >= EARLIEST_TOKEN else ()
         except StoreError as error:
-            logger.warning("cannot read the last heartbeat of run %s, trying again: %s", run_id, error)
+            logger.warning("cannot read the earlier attempts of run %s, trying again: %s", run_id, error)
             await system.sleep(0.2)
         else:
-            asyncio.get_running_loop().call_soon(performance.recalled, found[0].payload if found else None)
+            details = heartbeats[0].payload if heartbeats else None
+            asyncio.get_running_loop().call_soon(activity.recalled, details, found)
             return

@@ -67,6 +67,16 @@ def count_interruptions(
     return counted
 
 
+def count_interrupted_activity_attempts(found: Sequence[Interruption], failed: Record | None) -> int:
+    """How many attempts at an activity were interrupted. `found`: since it was begun or requeued; `failed`: the last that failed.
+
+    Each attempt at an activity is one of its run, so that those of earlier attempts count, as they do for a step that failed in between.
+    """
+    return sum(
+        one.steps is not None or failed is None or failed.seq > one.last or failed.retry_at <= one.at for one in found
+    )
+
+
 def _interrupts(interruption: Interruption, step: StepOperation, asked: int, failed: Record | None) -> bool:
     if interruption.steps is not None:
         return step.location in interruption.steps

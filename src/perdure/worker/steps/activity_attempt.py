@@ -53,6 +53,7 @@ class ActivityAttempt(Attempt):
         settings: RunSettings,
         max_attempts: int | None,
         last_heartbeat: Any,
+        interrupted: int,
         now: int,
         system: System,
         codec: Codec,
@@ -67,9 +68,12 @@ class ActivityAttempt(Attempt):
         operation = StepOperation(activity.type, cast("Any", None), request, "")
         operation.attempts = run.attempt - 1
         super().__init__(operation, run.id, now, system, results, recipient)
+        self.interrupted = interrupted
+        self.number += interrupted
         self._run_row = run
         self._codec = codec
-        self._info_fields = (max_attempts, last_heartbeat)
+        # The number of an attempt counts those that were interrupted, and the policy does not: the last one is that of both numbers.
+        self._info_fields = (None if max_attempts is None else max_attempts + interrupted, last_heartbeat)
         self._loop = asyncio.get_running_loop()
         #: Whether the activity looks by itself whether it is to stop.
         self._asked = False

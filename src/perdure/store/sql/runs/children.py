@@ -49,7 +49,7 @@ WITH RECURSIVE line (id, length) AS (
 SELECT COUNT(*)
 FROM line
 WHERE id IS NOT NULL
-"""
+"""  # equivalent: sql <: one more than the limit is over the limit, too
 
 
 async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun]) -> None:

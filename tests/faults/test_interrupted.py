@@ -1,0 +1,53 @@
+"""Workers that SIGKILL ends in the middle of a step or an activity: the next attempt knows that it is the next."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Call, Engine
+from tests.faults import app, labour
+from tests.faults.evidence import scan_for_wrongs
+from tests.faults.family import Family
+from tests.faults.homes import Homes
+from tests.faults.roles import WORKFLOWS
+from tests.helpers import eventually
+
+LEASE = 2.0
+KILLS = 2
+
+
+@pytest.mark.parametrize("kind", ["step", "activity"])
+async def test_attempts_that_a_kill_interrupted_are_counted_by_steps_and_activities_alike(
+    processes: Family, homes: Homes, tmp_path: Path, kind: str
+) -> None:
+    async with homes.at(tmp_path / "case") as home, Engine(home.url, WORKFLOWS) as engine:
+        ledger = str(home.directory / "ledger")
+        call: Call[Any] = labour.counting(ledger) if kind == "step" else labour.counted(ledger)
+
+        def tried() -> list[tuple[int, int]]:
+            return [(line["attempt"], line["pid"]) for line in app.read(Path(ledger)) if line["did"] == "step"]
+
+        async def until_tried(times: int) -> None:
+            await eventually(lambda: len(tried()) >= times, within=60, saying=f"{times} attempts")
+
+        run = await engine.start(call)
+        killed: list[int] = []
+        for _ in range(KILLS):
+            worker = await processes.fork("work", home.directory, lease=LEASE)
+            await until_tried(len(killed) + 1)
+            worker.signal(signal.SIGKILL)
+            assert await worker.ended() == -signal.SIGKILL
+            killed.append(worker.pid)
+        last = await processes.fork("work", home.directory, lease=LEASE)
+        await until_tried(KILLS + 1)
+        labour.gate(ledger).touch()
+        assert await run.result("60s") == KILLS + 1
+        last.signal(signal.SIGTERM)
+        await last.ended()
+        assert tried() == list(enumerate([*killed, last.pid], 1))
+        assert [one.reason for one in (await run.report()).interruptions] == ["lost"] * KILLS
+        assert not await scan_for_wrongs(home)
