@@ -1,7 +1,7 @@
-"""The real world: the clocks, the randomness, the event loop and the threads of this machine.
+"""The real `System`: clocks, randomness, event loop and threads of this machine.
 
-The one module that touches them; everything else asks a `System`. Its threads are daemons: the process never waits for a
-blocking call in order to exit.
+No other module of the engine touches them. The threads are daemons: the process never waits for a blocking call in
+order to exit.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ _log = logging.getLogger("perdure.host")
 _THREADS = 32
 _IDLE_SECONDS = 30.0
 
-#: Linux's CLOCK_MONOTONIC stands still while the machine is suspended, and a lease would seem to last through the night.
+#: On Linux, CLOCK_MONOTONIC stops while the machine is suspended, so a lease would seem to last through the night.
 _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Host(System):
-    """What the engine runs on outside of tests."""
+    """The system outside of tests."""
 
     def __init__(self) -> None:
         self._threads = _Threads()
 
     def now(self) -> int:
-        """Wall-clock time in microseconds since the epoch, UTC."""
+        """Return the wall-clock time in microseconds since the epoch, UTC."""
         return time.time_ns() // 1000
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never steps back and, where the machine has such a clock, goes on while it sleeps."""
+        """Return the seconds of a clock that never steps back and, if the machine has one, counts its sleep."""
         return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
     def entropy(self, size: int) -> bytes:
-        """Random bytes from the operating system."""
+        """Return random bytes of the operating system."""
         return os.urandom(size)
 
     def random(self) -> float:
-        """A random number in [0, 1)."""
+        """Return a random number in [0, 1)."""
         return random.random()  # noqa: S311 - jitter is no secret
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep for so many seconds."""
         await asyncio.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Cancellable:
-        """Call back on the running event loop after a while."""
+        """Call back on the running event loop after so many seconds."""
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -66,7 +66,7 @@ class Host(System):
         return asyncio.get_running_loop().create_task(coroutine, name=name)
 
     def in_thread(self, function: Callable[[], T]) -> Awaitable[T]:
-        """Run a blocking function in a thread of a small pool. Cancelling the answer does not stop the function."""
+        """Run a blocking function in a thread of a small pool. Cancelling the future does not stop the function."""
         return self._threads.submit(function)
 
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
@@ -74,11 +74,11 @@ class Host(System):
         return _Thread(main, name)
 
     def crash_point(self, name: str) -> None:
-        """Nothing: this is the real world."""
+        """Do nothing: only simulations crash here."""
 
 
 class _Threads(ForkAware):
-    """Daemon threads, started when work waits and ended when idle. A forked child has none of its parent's."""
+    """A pool of daemon threads, started on demand and ended when idle. A forked child begins with none."""
 
     def __init__(self) -> None:
         self._begin()
@@ -115,11 +115,12 @@ class _Threads(ForkAware):
                         return
                 continue
             deliver = job()
-            # Free before the answer is out: whoever gets it may ask again at once, and needs no further thread.
+            # Free before the answer is delivered: the caller may submit again at once, and then needs no further
+            # thread.
             with self._lock:
                 self._unfinished -= 1
             deliver()
-            # An idle thread holds on to nothing that it was given.
+            # An idle thread holds no reference to its last job.
             del job, deliver
 
 
@@ -155,15 +156,15 @@ def _deliver(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
-        # The loop was closed in the meantime, so nobody waits any more.
+        # The loop was closed, so nothing waits for the answer.
         _log.debug("the event loop was closed before a thread's answer came")
     except BaseException:
-        # The thread serves others, too.
+        # The thread serves other callers, too.
         _log.exception("a thread's answer could not be delivered to its event loop")
 
 
 class _Thread(Background):
-    """A coroutine on a thread and a loop of its own."""
+    """A coroutine on a thread and an event loop of its own."""
 
     def __init__(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._main = main
@@ -178,10 +179,10 @@ class _Thread(Background):
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def stop(self) -> None:
-        """Cancel what runs there and wait for its end."""
+        """Cancel the coroutine and wait for its end."""
         with self._lock:
             first, self._stopping = not self._stopping, True
-            # Once is enough: a second cancellation would interrupt the cleanup that the first one set going.
+            # Cancel once: a second cancellation would interrupt the cleanup.
             if first and self._loop is not None and self._task is not None:
                 _deliver(self._loop, self._task.cancel)
         await asyncio.wrap_future(self._ended)

@@ -140,7 +140,7 @@ async def test_what_was_deleted_is_pruned_apart_from_the_rest(on_disk: Stage) ->
 async def test_workers_delete_what_is_older_than_the_retention_says(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper, "LOOK", 0.3)
+    monkeypatch.setattr(sweeper, "RETENTION_INTERVAL", 0.3)
     engine = stage.engine(double, retention=Retention(completed="50ms", deleted="50ms", events="1h"))
     async with engine.worker():
         await (await engine.start(double(2), id="good")).result("20s")
@@ -177,8 +177,8 @@ async def test_what_stays_is_looked_at_once_a_day_and_not_every_time(on_disk: St
     keeper = sweeper.RetentionPruner(on_disk.store, engine._system, Retention(completed="1us"))
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(sweeper, "RUNS", 1)
-        assert await keeper.look() == 0
+        patch.setattr(sweeper, "PRUNED_RUNS", 1)
+        assert await keeper.prune() == 0
         seen: list[str | None] = []
         prune = on_disk.store.prune
 
@@ -187,6 +187,6 @@ async def test_what_stays_is_looked_at_once_a_day_and_not_every_time(on_disk: St
             return await prune(*args)  # type: ignore[arg-type] # as they came
 
         patch.setattr(on_disk.store, "prune", watched)
-        assert await keeper.look() == 0
+        assert await keeper.prune() == 0
     # It goes on behind what it saw before, where there is nothing.
     assert (len(seen), None in seen) == (1, False)

@@ -298,12 +298,12 @@ def transaction_with_a_turn_of_its_own(patch: Patch) -> None:
 def transaction_unsealed(patch: Patch) -> None:
     """Other things happen to a run while its transaction commits."""
 
-    def took(self: CommitLock, attempt: Any, *end: Any) -> bool:
+    def attempt_ended(self: CommitLock, attempt: Any, *end: Any) -> bool:
         self._holder = attempt if self._holder is not None else None
         return original(self, attempt, *end)
 
-    original = CommitLock.took
-    patch.setattr(CommitLock, "took", took)
+    original = CommitLock.attempt_ended
+    patch.setattr(CommitLock, "attempt_ended", attempt_ended)
 
 
 def unreceived_left_behind(patch: Patch) -> None:
@@ -349,15 +349,15 @@ def end_overtakes_items(patch: Patch) -> None:
 
 def end_overtakes_details(patch: Patch) -> None:
     """A turn carries only those details of a heartbeat that were announced before the attempt ended."""
-    take, beaten = ActivityRun._take_details, ActivityRun.beaten
+    take, heartbeat_received = ActivityRun._take_details, ActivityRun.heartbeat_received
 
     def announced(self: ActivityRun, attempt: ActivityAttempt) -> None:
         if attempt is self._attempt:
             take(self, attempt)
-        beaten(self, attempt)
+        heartbeat_received(self, attempt)
 
     patch.setattr(ActivityRun, "_take_details", lambda self, attempt: None)
-    patch.setattr(ActivityRun, "beaten", announced)
+    patch.setattr(ActivityRun, "heartbeat_received", announced)
 
 
 #: Found in worlds with streams.

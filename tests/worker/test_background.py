@@ -87,7 +87,7 @@ async def test_schedules_fire_after_an_error(stage: Stage, caplog: pytest.LogCap
 
 
 async def test_retention_goes_on_after_an_error(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "LOOK", 0.1)
+    monkeypatch.setattr(sweeper, "RETENTION_INTERVAL", 0.1)
     engine = stage.engine(well, retention=Retention(completed="1us"))
     sabotage(engine, "prune", 2)
     async with engine.worker() as worker:

@@ -16,14 +16,14 @@ class Standing(Host):
 
 def test_looks_in_vain_at_gates_that_are_due_make_it_patient_up_to_a_bound() -> None:
     pace = PollPace(Standing())
-    assert not pace.is_patient
+    assert not pace.backs_off
     for _ in range(10):
-        pace.saw(AdmissionResult(), arrived=False, due=True)
-        assert pace.is_patient
-    assert pace.expect(0, 0) == 2_000_000
+        pace.adjust(AdmissionResult(), arrived=False, due=True)
+        assert pace.backs_off
+    assert pace.next_poll(0, 0) == 2_000_000
 
 
 def test_a_look_for_runs_that_arrived_is_not_in_vain() -> None:
     pace = PollPace(Standing())
-    pace.saw(AdmissionResult(), arrived=True, due=True)
-    assert not pace.is_patient
+    pace.adjust(AdmissionResult(), arrived=True, due=True)
+    assert not pace.backs_off

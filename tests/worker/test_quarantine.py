@@ -22,33 +22,33 @@ def claimed(id: str, claims: int) -> ClaimedRun:
 
 def test_what_is_no_suspect_begins_no_quarantine() -> None:
     quarantine = Quarantine(ManualSystem(), LEASE)
-    quarantine.took([claimed("a", 1), claimed("b", 2)])
-    assert not quarantine.lasts(lambda _: True)
+    quarantine.note_claim([claimed("a", 1), claimed("b", 2)])
+    assert not quarantine.is_active(lambda _: True)
 
 
 def test_a_quarantine_lasts_until_the_last_suspect_is_let_go() -> None:
     quarantine = Quarantine(ManualSystem(), LEASE)
-    quarantine.took([claimed("a", 3), claimed("b", 3)])
-    assert quarantine.lasts(lambda _: True)
-    assert quarantine.lasts(lambda id: id == "b")
-    assert not quarantine.lasts(lambda id: id == "a")
+    quarantine.note_claim([claimed("a", 3), claimed("b", 3)])
+    assert quarantine.is_active(lambda _: True)
+    assert quarantine.is_active(lambda id: id == "b")
+    assert not quarantine.is_active(lambda id: id == "a")
 
 
 def test_a_quarantine_is_over_after_a_lease() -> None:
     system = ManualSystem()
     quarantine = Quarantine(system, LEASE)
-    quarantine.took([claimed("a", 3)])
+    quarantine.note_claim([claimed("a", 3)])
     assert quarantine.ends_in == LEASE
     system.advance(LEASE)
-    assert not quarantine.lasts(lambda _: True)
+    assert not quarantine.is_active(lambda _: True)
 
 
 def test_other_runs_have_their_turn_for_as_long_as_the_suspects_had() -> None:
     system = ManualSystem()
     quarantine = Quarantine(system, LEASE)
-    quarantine.took([claimed("a", 3)])
+    quarantine.note_claim([claimed("a", 3)])
     system.advance(4)
-    assert not quarantine.lasts(lambda _: False)
+    assert not quarantine.is_active(lambda _: False)
     said: list[tuple[bool, bool]] = []
     for _ in range(2):
         quarantine.make_way()
@@ -73,9 +73,9 @@ def test_a_worker_stands_back_for_longer_each_time_it_was_in_vain_and_never_for_
     assert lengths[0] == SHORTEST_STAND_BACK
     assert lengths == sorted(lengths)
     assert lengths[-1] == LONGEST_STAND_BACK
-    quarantine.took([claimed("a", 3)])
+    quarantine.note_claim([claimed("a", 3)])
     system.advance(1)
-    assert not quarantine.lasts(lambda _: False)
+    assert not quarantine.is_active(lambda _: False)
     system.advance(1)
     quarantine.make_way()
     assert quarantine.ends_in == SHORTEST_STAND_BACK

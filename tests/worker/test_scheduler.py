@@ -48,7 +48,7 @@ async def test_it_pauses_after_each_error_and_then_fires_what_was_due() -> None:
     system, store = Recording(), Failing()
     scheduler = Scheduler(cast("Store", store), system, lambda: "w", LoopHealth())
     scheduler.start()
-    scheduler.heard(0)
+    scheduler.note_next_fire(0)
     await asyncio.wait_for(store.fired.wait(), 60)
     await scheduler.stop()
     assert store.calls == 4

@@ -1,4 +1,4 @@
-"""Executing runs: joins replay and store."""
+"""Workers: claim runs, execute them, commit their turns."""
 
 from perdure.replay.run_loop import in_workflow
 from perdure.worker.claiming.push import UnknownRun, UnservedType

@@ -1,4 +1,4 @@
-"""Waiting until told, or until some time has passed; and being called back once."""
+"""Timers of a worker's loops: `Alarm` to wait on, `Wakeup` to be called back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from perdure.core.system import Cancellable, System
 
-#: Timers further away than this are not set: what waits that long is not waiting here.
+#: Longer timers are not set: a run that waits this long is parked.
 _FURTHEST = 86_400.0
 
 
 class Alarm:
-    """One waiter, woken by `ring` from its own loop. A ring while nobody waits is kept for the next wait."""
+    """An event with one waiter. A ring while nothing waits is kept for the next wait."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -22,17 +22,17 @@ class Alarm:
         self._rung = False
 
     def ring(self) -> None:
-        """Wake the waiter."""
+        """Wake the waiter. Call it from the waiter's own loop."""
         self._rung = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
     def forget(self) -> None:
-        """Do not keep a ring: what it was about is being looked at."""
+        """Discard a ring that was kept: its cause is being handled."""
         self._rung = False
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait for a ring (True), at most so long (False); for ever with None."""
+        """Wait for a ring (True), for at most so many seconds (False); without end if None."""
         if not self._rung:
             self._waiter = asyncio.get_running_loop().create_future()
             timer = None if seconds is None else self._system.call_later(max(0.0, seconds), self._time_out)
@@ -51,20 +51,20 @@ class Alarm:
 
 
 class Wakeup(Struct):
-    """One callback at a time; setting it anew replaces it."""
+    """A single timer; setting it again replaces it."""
 
     _system: System
-    #: What is set; None for nothing.
+    #: The timer that is set; None if there is none.
     timer: Cancellable | None = None
 
     def arm(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call back after so long."""
+        """Call back after so many seconds."""
         self.disarm()
         if seconds < _FURTHEST:
             self.timer = self._system.call_later(seconds, callback)
 
     def disarm(self) -> None:
-        """Do not call back."""
+        """Cancel the callback."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

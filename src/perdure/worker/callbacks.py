@@ -1,7 +1,10 @@
-"""Results of steps that came in, handed to their runs together.
+"""Callbacks into the runs that a worker holds: batched, with one clock reading for many, and errors contained.
 
-Steps that were begun together tend to end together. Each is told to its run from a plain callback of the loop, never inside a
-task, and all that have come by then share one look at the clocks, and leave for the database together.
+Runs are called from plain callbacks of the loop, never inside a task. Steps that began together tend to end together,
+so all results that have come by then share one clock reading and one entered drain context (both cost as much as a
+short step), and their turns leave for the database together. Claimed runs begin the same way. An exception in a
+callback would only be logged and leave the run held for ever; a guarded method blocks its run instead, and other runs
+go on.
 """
 
 from __future__ import annotations
@@ -21,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class ClockReading(Struct, frozen=True):
-    """One look at the clocks and at the loop."""
+    """The time and the state of the lease, read once for many runs."""
 
-    #: The database's time.
+    #: Time of the database, in microseconds. It is what histories contain.
     now: int
     #: Whether the lease is safe enough to begin something new.
     may_start: bool
-    #: What runs are drained in, if it was entered for several of them.
+    #: Entered drain context, if several runs share it.
     drain_context: DrainContext | None = None
 
 
 class Blockable(Protocol):
-    """Something that can be set aside when it breaks."""
+    """An object that can be blocked after an error."""
 
     def block(self, error: Exception) -> None:
-        """Set it aside because of an error."""
+        """Block the run because of an error."""
 
 
 A = TypeVarTuple("A")
@@ -43,7 +46,7 @@ B = TypeVar("B", bound=Blockable)
 
 
 def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
-    """A method that never raises: its error sets the object aside. Its arguments go by position."""
+    """Make a method that never raises: an error blocks its object. Arguments are positional."""
 
     def call(self: B, *args: *A) -> None:
         try:
@@ -55,7 +58,7 @@ def guarded(method: Callable[[B, *A], None]) -> Callable[[B, *A], None]:
 
 
 def runs(task: asyncio.Task[Any] | None) -> bool:
-    """Whether the caller is executed by that task, rather than closed from outside because its loop is gone."""
+    """True if that task executes the caller; False if the coroutine is being closed because its loop is gone."""
     try:
         return task is not None and asyncio.current_task() is task
     except RuntimeError:
@@ -63,53 +66,53 @@ def runs(task: asyncio.Task[Any] | None) -> bool:
 
 
 def is_end_of(task: asyncio.Task[Any] | None, error: BaseException) -> bool:
-    """Whether an error that came out of user code is the end of the task that called it: cancelled, or closed with its loop."""
+    """True if an error from user code is the end of the calling task: it was cancelled, or closed with its loop."""
     if isinstance(error, asyncio.CancelledError):
         return task is None or task.cancelling() > 0
     return isinstance(error, GeneratorExit) and not runs(task)
 
 
-#: So many share one look at the clocks: what their workflows do then takes time too.
+#: Results that share one clock reading: what workflows do in between takes time, too.
 _AT_ONCE = 64
 
 
 class ResultRecipient(Blockable, Protocol):
-    """Whoever waits for the result of a step."""
+    """A run that waits for the results of steps."""
 
     def step_ended(self, attempt: Any, result: Any, error: BaseException | None, reading: ClockReading) -> None:
-        """An attempt at one of its steps is over."""
+        """Handle the end of an attempt at a step."""
 
     def emit(self, attempt: Any, stream: str, value: object) -> None:
-        """An attempt at one of its steps has something for others to see. From any thread."""
+        """Emit an item of a step. Called from any thread."""
 
     def credentials(self) -> Mapping[str, Any]:
-        """What was given for the run, by the one who asked for it to be worked on. From any thread."""
+        """Return the credentials that were given for the run. Called from any thread."""
 
 
 class EndingAttempt(Protocol):
-    """An attempt that is over, unless it is closed first."""
+    """An attempt that has ended, unless it was closed before."""
 
     recipient: ResultRecipient
 
     def close(self) -> bool:
-        """Whether it was open."""
+        """Close the attempt; True if it was open."""
 
 
 class Flushable(Protocol):
-    """Where what follows from results is gathered until it leaves for the database."""
+    """The journal, as the sender of turns in batches."""
 
     def hold(self) -> None:
-        """Wait with what comes from now on."""
+        """Hold back turns that are submitted from now on."""
 
     def flush(self, reading: ClockReading) -> None:
-        """That was all of it."""
+        """Send the turns that were held back."""
 
     def flush_later(self) -> None:
-        """Wait no longer, though there may be more."""
+        """Stop holding back after an error; the turns leave in a later callback."""
 
 
 class StepResults:
-    """See the module."""
+    """Results of steps, handed to their runs together."""
 
     def __init__(self, system: System, read_clock: Callable[[DrainContext], ClockReading], journal: Flushable) -> None:
         self._system = system
@@ -118,7 +121,7 @@ class StepResults:
         self._waiting: list[tuple[EndingAttempt, Any, BaseException | None]] = []
 
     def add(self, attempt: EndingAttempt, result: Any, error: BaseException | None) -> None:
-        """Tell the attempt's run soon."""
+        """Hand a result to the attempt's run soon."""
         self._waiting.append((attempt, result, error))
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._hand_over)
@@ -152,12 +155,16 @@ class StepResults:
         return reading
 
 
-#: So many begin with one look at the clocks.
+#: Runs that begin with one clock reading.
 _RUNS_AT_ONCE = 32
 
 
 class RunStarts:
-    """See the module."""
+    """Claimed runs that begin together.
+
+    Where commits overlap they begin in parts, so that the first parts are at work while the rest begin. With one commit
+    at a time they begin all at once, because what begins together is written together.
+    """
 
     def __init__(self, read_clock: Callable[[DrainContext], ClockReading], *, in_parts: bool) -> None:
         self._read_clock = read_clock
@@ -165,7 +172,7 @@ class RunStarts:
         self._waiting: list[HeldRun] = []
 
     def add(self, held: HeldRun) -> None:
-        """Begin it soon."""
+        """Begin a run soon."""
         self._waiting.append(held)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._begin)

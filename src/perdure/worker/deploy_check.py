@@ -1,7 +1,7 @@
-"""Replaying the history of a run against the code that is here, for nothing but to see whether it can be.
+"""The deploy check: replay of a run's history against the code that is here.
 
-Nothing is claimed, written or executed but workflow code, up to where the history ends. From a plain callback of an event loop, or
-without one: the run's own loop takes its place meanwhile.
+Nothing is claimed or written, and nothing is executed but workflow code, up to the end of the history. Call it from a
+plain callback of an event loop or without a loop: the run's own loop takes its place meanwhile.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from perdure.replay.execution import Execution
 from perdure.worker.run.workflow_run import execution_of
 from perdure.workflow.definition import Workflow
 
-#: For `ctx.log`: outside of the tree of loggers, so that nobody hears what is said.
-_SILENT = logging.Logger("perdure.check", logging.CRITICAL + 1)  # noqa: LOG001 - nobody is to hear it
+#: For `ctx.log`: a logger outside of the tree of loggers, so that nothing is printed.
+_SILENT = logging.Logger("perdure.check", logging.CRITICAL + 1)  # noqa: LOG001 - it has no handlers on purpose
 
 _BESIDE = "or keep the old code beside the new, as a workflow with a type of its own, until its runs are done"
 _EXPECTED = re.compile(r"record \d+: (\w+) '(.*)'")
 
 
 class ReplayCheck:
-    """Checks runs against workflows."""
+    """Replays runs against workflows and reports what does not fit."""
 
     def __init__(self, codec: Codec, errors: ErrorTypes) -> None:
         self._codec = codec
@@ -38,7 +38,7 @@ class ReplayCheck:
     def findings(
         self, run: Run, workflow: Workflow[Any, Any], records: Sequence[Record], children: Iterable[str] = ()
     ) -> list[DeployFinding]:
-        """What is wrong between a run and the code; `children` are the places of those that it is still to hear of."""
+        """Problems between a run and the code; `children`: locations of children whose outcome is outstanding."""
         try:
             return list(self._replay(run, workflow, records, children))
         except Diverged as error:
@@ -73,7 +73,10 @@ def _unknown_children(run: Run, execution: Execution, children: Iterable[str]) -
     for location in children:
         if not execution.knows_child(location):
             name = _name(location)
-            fix = f'if the child is needed no more: await ctx.removed("{name}", "child"); else guard the change: if ctx.patched("..."): ...; {_BESIDE}'
+            fix = (
+                f'if the child is needed no more: await ctx.removed("{name}", "child"); '
+                f'else guard the change: if ctx.patched("..."): ...; {_BESIDE}'
+            )
             yield _finding(
                 run,
                 DeployProblem.DIVERGED,
@@ -88,7 +91,7 @@ def _finding(run: Run, problem: DeployProblem, expected: str, found: str, fix: s
 
 
 def _fix(error: Diverged, records: Sequence[Record]) -> str:
-    """What to do about a divergence, by what it looks like."""
+    """Advice on a divergence."""
     what = _EXPECTED.fullmatch(error.expected)
     if what is None:
         return _BESIDE
@@ -97,14 +100,20 @@ def _fix(error: Diverged, records: Sequence[Record]) -> str:
     if kind == RecordKind.VERSION:
         return f'if nothing depends on the version any more: await ctx.removed("{name}", "version")'
     if "with the arguments of another" in error.found or "with the same arguments" in error.found:
-        return f'make the calls in the recorded order (iterate over something sorted), or guard the change: if ctx.patched("..."): ...; {_BESIDE}'
+        return (
+            "make the calls in the recorded order (iterate over something sorted), "
+            f'or guard the change: if ctx.patched("..."): ...; {_BESIDE}'
+        )
     removed = f'await ctx.removed("{name}", "{kind}")'
     if error.found.startswith("the workflow"):
         return f"if it is needed no more, say so where it was: {removed}; {_BESIDE}"
     asked = re.findall(r"\w+ '([^']*)'", error.found)
     recorded = {record.location for record in records}
     if asked and all(place in recorded for place in asked):
-        return f'keep the recorded order, or guard the new one: if ctx.patched("..."): ...; if {name!r} is needed no more: {removed}; {_BESIDE}'
+        return (
+            'keep the recorded order, or guard the new one: if ctx.patched("..."): ...; '
+            f"if {name!r} is needed no more: {removed}; {_BESIDE}"
+        )
     return f'guard what is new: if ctx.patched("..."): ...; if {name!r} is needed no more: {removed}; {_BESIDE}'
 
 

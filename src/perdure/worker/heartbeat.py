@@ -1,6 +1,7 @@
-"""The heartbeat: one row, renewed from a thread and loop of its own, so that a busy main loop does not cost the lease.
+"""The heartbeat: renews a worker's lease from a thread and event loop of its own.
 
-It also watches that main loop. One that stays blocked is no longer working, so the heart stops and lets others take the runs.
+So a busy main loop does not cost the lease. The heartbeat also watches the main loop: one that stays blocked does no
+work, so the heartbeat stops and other workers take the runs.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from perdure.store.contract import Store
 
 logger = logging.getLogger("perdure.worker")
 
-#: The part of the lease after which nothing new is begun without a fresh heartbeat.
+#: Share of the lease after which nothing new begins without another heartbeat.
 SAFE_SHARE = 0.8
-#: The part of the lease between two heartbeats, that one may take, and after which one that failed is tried again.
+#: Shares of the lease: between two heartbeats, as the timeout of one, and before a failed one is repeated.
 INTERVAL_SHARE = 1 / 3
 PATIENCE_SHARE = 1 / 3
 AGAIN_SHARE = 1 / 20
 
 
 class Heartbeat:
-    """Beats for one life of a worker."""
+    """Heartbeat of one life of a worker."""
 
     def __init__(
         self,
@@ -46,32 +47,32 @@ class Heartbeat:
         self._lease = lease
         self._health = health
         self._guard = LoopGuard("heartbeat", system, health, logger)
-        #: What was last written of the health, so that a healthy worker writes nothing.
+        #: Health as it was last written, so that a healthy worker writes nothing.
         self._reported = (0, "")
-        # The main loop is asked once a beat, so with a long lease it cannot have answered within a short limit.
+        # The main loop is asked once per heartbeat, so with a long lease a short limit could not be met.
         self._stall_limit = max(stall_limit, lease)
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._renewed = system.monotonic()
-        #: Since when the main loop owes an answer; None if it has answered. A process that was suspended owes none.
+        #: Time at which the main loop was asked; None if it has answered. A suspended process is not asked.
         self._asked: float | None = None
         self._background: Background | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the heartbeat."""
         self._background = self._system.background(self._beat, "perdure heartbeat")
 
     async def stop(self) -> None:
-        """Stop beating."""
+        """Stop the heartbeat."""
         if self._background is not None:
             await self._background.stop()
 
     def is_safe(self) -> bool:
-        """Whether the lease was renewed lately enough to begin something new."""
+        """True if the lease was renewed recently enough to begin something new."""
         return self._system.monotonic() - self._renewed < self._lease * SAFE_SHARE
 
     async def renew(self) -> None:
-        """Beat once more, now: a process that was suspended has not for a while."""
+        """Renew the lease now, after the process was suspended for example."""
         before = self._system.monotonic()
         if await self._store.heartbeat(self._worker_id):
             self._renewed = before
@@ -83,13 +84,13 @@ class Heartbeat:
         while not self._stalled():
             if self._asked is None:
                 self._asked = self._system.monotonic()
-                if not self._tell(self._answer):
+                if not self._call_main_loop(self._answered):
                     return
             await self._system.sleep(self._lease * share * (0.9 + 0.2 * self._system.random()))
             share = INTERVAL_SHARE
             before = self._system.monotonic()
             try:
-                # A connection may be dead without anybody having been told; another one may still be in time.
+                # A connection may be dead without notice; another one may still be in time.
                 async with asyncio.timeout(self._lease * PATIENCE_SHARE):
                     alive = await self._store.heartbeat(self._worker_id)
             except (StoreError, TimeoutError) as error:
@@ -104,11 +105,11 @@ class Heartbeat:
                 break
             self._renewed = before
             await self._report()
-        # A loop that is blocked hears of it when it is free again; by then others have its runs.
-        self._tell(self._on_dead)
+        # A blocked loop learns of it when it is free again; by then other workers have its runs.
+        self._call_main_loop(self._on_dead)
 
     async def _report(self) -> None:
-        """Write how many errors there were, once there were any."""
+        """Write the number of errors if it has changed."""
         said = self._health.total, self._health.problem or self._health.latest
         if said == self._reported:
             return
@@ -116,20 +117,20 @@ class Heartbeat:
             async with asyncio.timeout(self._lease * PATIENCE_SHARE):
                 await self._store.report_health(self._worker_id, *said)
         except Exception as error:
-            # Counting it would make another report necessary.
+            # Counting this error would cause another report.
             logger.warning("the health of worker %s was not written: %s", self._worker_id, str(error) or "no answer")
         else:
             self._reported = said
 
-    def _tell(self, callback: Callable[[], object]) -> bool:
-        """Call back on the main loop; False if that is gone, and with it everybody who would work."""
+    def _call_main_loop(self, callback: Callable[[], object]) -> bool:
+        """Call back on the main loop; False if that loop is closed."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             return False
         return True
 
-    def _answer(self) -> None:
+    def _answered(self) -> None:
         self._asked = None
 
     def _stalled(self) -> bool:
@@ -139,8 +140,8 @@ class Heartbeat:
             return False
         stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
         logger.critical(
-            "the event loop of worker %s has been blocked for %.0f s; its heartbeat stops and its runs go to others. "
-            "Blocking code belongs into a sync step, which runs in a thread. Stacks:\n%s",
+            "the event loop of worker %s has been blocked for %.0f s; its heartbeat stops and its runs go to others; "
+            "blocking code belongs into a sync step, which runs in a thread; stacks:\n%s",
             self._worker_id, silent, stacks,
         )  # fmt: skip
         return True

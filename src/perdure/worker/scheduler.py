@@ -1,7 +1,7 @@
-"""Firing schedules. Every worker does it, whatever it serves; each slot becomes one run, whoever is first.
+"""Firing of schedules. Every worker does it, whatever it serves; each fire time becomes one run.
 
-When a schedule is due next is part of the answer to every claim, so that workers ask for nothing on its behalf until then, and of a
-database without schedules never. A worker that does not claim, because it is full, looks by itself now and then.
+The answer to every claim contains the next fire time, so a worker queries nothing until then, and in a database without
+schedules never. A worker that is full does not claim; it queries by itself now and then.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from perdure.worker.alarm import Alarm
 
 logger = logging.getLogger("perdure.worker")
 
-#: Schedules that are fired in one transaction.
+#: Schedules fired in one transaction.
 BATCH = 20
-#: How long to go without having heard of schedules, in seconds.
-UNHEARD = 60.0
-#: The clocks differ by so much at the least, in seconds: earlier is too early.
+#: Seconds without a claim after which the worker queries by itself.
+QUERY_AFTER = 60.0
+#: Shortest wait, in seconds: clocks differ at least by that much.
 _SHORTEST = 0.001
 
 
 class Scheduler:
-    """Sleeps until a schedule is due."""
+    """Sleeps until a schedule is due, and fires it."""
 
     def __init__(self, store: Store, system: System, actor: Callable[[], str], health: LoopHealth) -> None:
         self._store = store
@@ -36,38 +36,38 @@ class Scheduler:
         self._actor = actor
         self._alarm = Alarm(system)
         self._due = FAR
-        self._heard_at = 0.0
+        self._noted_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._waiting = True
         self._working = False
 
     @property
     def quiet(self) -> bool:
-        """Whether it is only waiting."""
+        """True if the scheduler is only waiting."""
         return self._waiting
 
     def start(self) -> None:
-        """Begin to look after schedules, as soon as there are any."""
-        self._heard_at = self._system.monotonic()
+        """Start. There is a task only once a schedule exists."""
+        self._noted_at = self._system.monotonic()
         self._working = True
 
     async def stop(self) -> None:
-        """Stop. What it is firing is fired whole or not at all, here or by somebody else."""
+        """Stop. A transaction that is under way commits as a whole or not at all."""
         self._working = False
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def heard(self, due: int) -> None:
-        """A claim was told when a schedule is due next."""
-        self._heard_at = self._system.monotonic()
+    def note_next_fire(self, due: int) -> None:
+        """Note the next fire time, as a claim returned it."""
+        self._noted_at = self._system.monotonic()
         if due < self._due and self._working:
             self._expect(due)
 
-    def look_if_unheard(self) -> None:
-        """Look, if no claim has told anything for a while."""
-        if self._working and self._system.monotonic() - self._heard_at >= UNHEARD:
-            self._heard_at = self._system.monotonic()
+    def query_if_stale(self) -> None:
+        """Query the next fire time if no claim has returned one for a while."""
+        if self._working and self._system.monotonic() - self._noted_at >= QUERY_AFTER:
+            self._noted_at = self._system.monotonic()
             self._expect(0)
 
     def _expect(self, due: int) -> None:
@@ -85,7 +85,7 @@ class Scheduler:
                 self._waiting = True
                 await self._alarm.wait(None if self._due >= FAR else max(_SHORTEST, left))
                 continue
-            # What is heard of meanwhile may be newer than the answer.
+            # A fire time that is noted during the call may be newer than its answer.
             self._waiting, self._due = False, FAR
             fired = await self._store.fire(BATCH, self._actor())
             self._due = min(self._due, fired.next_due)

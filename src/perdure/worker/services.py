@@ -1,4 +1,4 @@
-"""What the runs of one worker share."""
+"""Services that the runs of one worker share."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
 
 
 class RunOwner(Protocol):
-    """The worker, as its runs see it."""
+    """The worker, as its runs call it."""
 
     stopping: bool
 
     def parked(self, held: WorkflowRun, park: Park) -> None:
-        """The run waits and holds no lease any more."""
+        """Handle a run that was parked and has no lease any more."""
 
     def ending(self, held: HeldRun) -> None:
-        """The run has its outcome, which is about to be written."""
+        """Handle a run whose outcome is about to be written."""
 
     def ended(self, held: HeldRun, after: NextState | None) -> None:
-        """The run is over, here: finished, to be tried again, given back, set aside; or lost, with None."""
+        """Handle the end of a run in this worker; `after` is None if the lease was lost."""
 
     def singletons_started(self, names: Sequence[str]) -> None:
-        """Runs that wait for their turn have been started, or one of these singletons has ended."""
+        """Start the next runs of these singletons: one has ended, or new ones were started."""
 
     def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
-        """The run is to go to another worker; `leave` is told to which, if there is one."""
+        """Find another worker for a run, and call `leave` with its id, or with None."""
 
     def unread(self, held: HeldRun) -> None:
-        """The run's inbox has entries that it has not been given."""
+        """Read inbox entries that the run has not received."""
 
-    def recall_interruptions(self, held: WorkflowRun) -> None:
-        """The run wants to know which of its steps an earlier holder did not finish."""
+    def read_interruptions(self, held: WorkflowRun) -> None:
+        """Read which steps an earlier holder of the run did not finish."""
 
-    def recall(self, performance: ActivityRun) -> None:
-        """The activity wants to know what its last heartbeat said."""
+    def read_earlier_attempts(self, held: ActivityRun) -> None:
+        """Read the last heartbeat of an earlier attempt at an activity."""
 
 
 class Services(Struct, frozen=True, kw_only=True):
-    """The services that a held run uses."""
+    """Services that a held run uses."""
 
     system: System
     store: Store
-    #: The worker's current life, for the audit trail.
+    #: Id of the worker's current life, for the audit trail.
     actor: Callable[[], str]
-    #: A look at the clocks: the database's time, which is what goes into histories, and whether the lease is safe.
+    #: Reads the clocks and the state of the lease.
     read_clock: Callable[[], ClockReading]
     journal: Journal
     results: StepResults
@@ -74,7 +74,7 @@ class Services(Struct, frozen=True, kw_only=True):
     errors: ErrorTypes
     options: WorkerOptions
     owner: RunOwner
-    #: What the one who asked for a run to be worked on gave for it, by the run's id.
+    #: Returns what the caller of `Engine.execute` gave for a run, by the run's id.
     credentials: Callable[[str], Mapping[str, Any]]
     #: For `ctx.log`.
     logger: logging.Logger = logging.getLogger("perdure.workflow")

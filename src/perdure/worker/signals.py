@@ -1,4 +1,4 @@
-"""A worker that works until its process is told to stop."""
+"""Signal handling: a worker that stops in order on SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from perdure.core.system import System
 
 logger = logging.getLogger("perdure.worker")
 
-#: How long a worker that was told twice to stop waits for the database to take what it gives back, in seconds.
+#: Seconds that a worker waits for the database after a second signal.
 SECOND_SIGNAL_PATIENCE = 2.0
 
 
 class Stoppable(Protocol):
-    """What is told."""
+    """A worker that signals can stop."""
 
     id: str
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Start to work."""
 
     async def stop(self) -> None:
         """Stop in order."""
@@ -30,11 +30,11 @@ class Stoppable(Protocol):
         """Give back every run as it is."""
 
     def abandon(self) -> None:
-        """End here without a word to the database."""
+        """End without writing to the database."""
 
 
 async def work_until_signalled(worker: Stoppable, system: System) -> None:
-    """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
+    """Start, work until SIGTERM, SIGINT or cancellation, then stop. After a second signal, do not wait for steps."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[None] = loop.create_future()
     stopping: asyncio.Task[None] | None = None
@@ -44,7 +44,7 @@ async def work_until_signalled(worker: Stoppable, system: System) -> None:
             signalled.set_result(None)
         elif stopping is not None:
             worker.release_rest()
-            # Giving back takes a write; a database that does not take it must not keep the process alive.
+            # A database that does not accept the runs given back must not keep the process alive.
             system.call_later(SECOND_SIGNAL_PATIENCE, stopping.cancel)
 
     for number in (signal.SIGTERM, signal.SIGINT):

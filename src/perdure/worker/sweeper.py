@@ -1,4 +1,10 @@
-"""Looking after what nobody holds: runs of dead workers, and runs past their deadline. Every worker does it."""
+"""Maintenance that every worker does: dead workers, expired runs, successors of singletons, retention.
+
+A sweep is the fallback for what workers do right after a commit. A worker that dies, or loses its database, before it
+has started the next run of a singleton leaves that to the next sweep. Retention runs at random times, so that mostly
+one worker of a fleet does it; two do not disturb each other. Each rule goes on where it stopped, and once a day starts
+again with what it passed over.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +26,12 @@ logger = logging.getLogger("perdure.worker")
 
 #: Runs given back in one transaction.
 BATCH = 500
-#: One in so many sweeps forgets what nobody uses.
+#: One in so many sweeps deletes gates that are not used any more.
 _FORGETS_EVERY = 8
 
 
 class Sweeper:
-    """Sweeps about twice a lease; `beside` is called as often."""
+    """Sweeps about twice per lease; `beside` is called as often."""
 
     def __init__(
         self,
@@ -49,10 +55,10 @@ class Sweeper:
         self._succession: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to sweep."""
+        """Start to sweep."""
         self._tasks.append(self._system.spawn(self._guard.keep_going(self._run), "perdure sweeper"))
         if self._pruner is not None:
-            self._tasks.append(self._system.spawn(self._guard_pruner.keep_going(self._pruner.run), "perdure aging"))
+            self._tasks.append(self._system.spawn(self._guard_pruner.keep_going(self._pruner.run), "perdure retention"))
 
     async def stop(self) -> None:
         """Stop sweeping."""
@@ -70,23 +76,23 @@ class Sweeper:
             self._guard.succeeded()
             for worker in swept.dead_workers:
                 logger.warning("worker %s is dead; its runs are given to others", worker)
-            # One that died with nothing in its hands may have died before it could say what it had let go of.
+            # A worker that died without runs may have died before it reported the permits that it had released.
             if swept.released or swept.expired or swept.dead_workers:
-                await self._make_room()
-            self._look_after(swept.successions)
+                await self._admit_waiting()
+            self._start_next(swept.successions)
             if swept.more:
                 await self._system.sleep(0)
                 continue
             self._beside()
-            await self._forget_gates()
+            await self._delete_unused_gates()
             await self._system.sleep(self._lease / 2 * (0.8 + 0.4 * self._system.random()))
 
-    def _look_after(self, names: Sequence[str]) -> None:
-        """Let the next ones begin. Beside the sweep: somebody's transaction may have one locked, and for long."""
+    def _start_next(self, names: Sequence[str]) -> None:
+        """Start the next runs of singletons, beside the sweep: a transaction may have one locked, and for long."""
         if names and (self._succession is None or self._succession.done()):
-            self._succession = self._system.spawn(self._succeed(names), "perdure successions")
+            self._succession = self._system.spawn(self._start_each(names), "perdure successions")
 
-    async def _succeed(self, names: Sequence[str]) -> None:
+    async def _start_each(self, names: Sequence[str]) -> None:
         for name in names:
             try:
                 await start_successors([name], self._store, "sweep")
@@ -94,8 +100,8 @@ class Sweeper:
                 # The next sweep finds this one again; the others need not wait for it.
                 await self._system.sleep(self._guard_succession.failed(error))
 
-    async def _forget_gates(self) -> None:
-        """Now and then, and a full batch is followed by another one with the next sweep."""
+    async def _delete_unused_gates(self) -> None:
+        """Delete unused gates now and then; after a full batch, with the next sweep again."""
         self._sweeps += 1
         if self._sweeps % _FORGETS_EVERY:
             return
@@ -103,50 +109,50 @@ class Sweeper:
             if await self._store.forget_gates(BATCH, "sweep") == BATCH:
                 self._sweeps -= 1
         except StoreError as error:
-            logger.warning("gates of keys that nobody uses are kept a little longer: %s", error)
+            logger.warning("unused gates are kept until the next sweep: %s", error)
 
-    async def _make_room(self) -> None:
-        """What is not worked on any more may have kept others from passing their gates."""
+    async def _admit_waiting(self) -> None:
+        """Admit runs from the waitlist into the room that dead workers and expired runs have left."""
         try:
             await self._store.stir_gates("sweep")
         except StoreError as error:
             logger.warning("gates are looked at a little later: %s", error)
 
 
-#: Runs looked at, and events deleted, in one transaction; and the time to leave to others in between, in seconds.
-RUNS = 100
-EVENTS = 1000
-PAUSE = 0.05
-#: How long, in seconds, a worker mostly leaves between two looks, and after how many of them it looks at everything again.
-LOOK = 600.0
-ALL_AGAIN = 144
+#: Runs examined, and events deleted, in one transaction; pause between two of them, in seconds.
+PRUNED_RUNS = 100
+DELETED_EVENTS = 1000
+PRUNE_PAUSE = 0.05
+#: Usual time between two rounds of retention, in seconds; and rounds after which every rule starts again.
+RETENTION_INTERVAL = 600.0
+ROUNDS_PER_PASS = 144
 
 
 class RetentionPruner:
-    """Keeps what the retention says, and no more."""
+    """Deletes finished runs and events as the engine's retention says."""
 
     def __init__(self, store: Store, system: System, retention: Retention) -> None:
         self._store = store
         self._system = system
         self._retention = retention
-        #: By rule, where it goes on.
-        self._places: dict[int, str | None] = {}
-        self._looks = 0
+        #: By rule, the cursor at which it goes on.
+        self._cursors: dict[int, str | None] = {}
+        self._rounds = 0
 
     async def run(self) -> None:
-        """Look now and then, without end."""
-        # The first time soon, so that workers do it that do not live for long; not at once, when all of a fleet begin.
-        wait = LOOK / 10
+        """Delete old runs and events now and then, without end."""
+        # The first round comes soon, for workers that do not live long; not at once, when a whole fleet starts.
+        wait = RETENTION_INTERVAL / 10
         while True:
             await self._system.sleep(wait * (0.5 + self._system.random()))
-            wait = LOOK
-            await self.look()
+            wait = RETENTION_INTERVAL
+            await self.prune()
 
-    async def look(self) -> int:
-        """Delete what is old by now; how many runs that were."""
-        if self._looks % ALL_AGAIN == 0:
-            self._places.clear()
-        self._looks += 1
+    async def prune(self) -> int:
+        """Delete what is old by now; return the number of runs."""
+        if self._rounds % ROUNDS_PER_PASS == 0:
+            self._cursors.clear()
+        self._rounds += 1
         now, runs = self._store.clock(), 0
         for number, rule in enumerate(self._retention.rules(now)):
             runs += await self._prune(number, rule)
@@ -160,20 +166,20 @@ class RetentionPruner:
     async def _prune(self, number: int, rule: PruneRequest) -> int:
         runs = 0
         while True:
-            batch = await self._store.prune(rule, RUNS, self._places.get(number), "retention")
+            batch = await self._store.prune(rule, PRUNED_RUNS, self._cursors.get(number), "retention")
             runs += batch.runs
             if batch.cursor is None:
                 return runs
-            self._places[number] = batch.cursor
-            await self._system.sleep(PAUSE)
+            self._cursors[number] = batch.cursor
+            await self._system.sleep(PRUNE_PAUSE)
 
 
 async def forget_events(store: Store, before: int, actor: str) -> int:
-    """Delete events from before a time, oldest first, in small transactions; how many there were."""
+    """Delete events from before a time, oldest first, in small transactions; return their number."""
     deleted, last = 0, 0
-    while page := await store.events_page(EventFilter(), EVENTS, after=last):
-        # The newest of all stays: numbers must not be given a second time, and some databases count from what is there.
-        page = page if len(page) == EVENTS else page[:-1]
+    while page := await store.events_page(EventFilter(), DELETED_EVENTS, after=last):
+        # The newest event stays: its number must not be used again, and some databases count from what is there.
+        page = page if len(page) == DELETED_EVENTS else page[:-1]
         old = [event for event in page if event.at < before]
         if not old:
             break
@@ -184,7 +190,7 @@ async def forget_events(store: Store, before: int, actor: str) -> int:
 
 
 def singleton_freed_by(run: Run, after: NextState | None) -> str | None:
-    """The singleton whose next run may begin, now that this one has been left so."""
+    """Name of the singleton whose next run may begin after this run; None if there is none."""
     if run.options == "{}" or not isinstance(after, Finish):
         return None
     single = stored_singleton_of(run.options)
@@ -192,7 +198,7 @@ def singleton_freed_by(run: Run, after: NextState | None) -> str | None:
 
 
 async def start_successors(names: Sequence[str], store: Store, actor: str) -> None:
-    """Let the next ones begin."""
+    """Start the next runs of singletons. An error leaves that to the next sweep."""
     try:
         await store.succeed(names, actor)
     except StoreError as error:

@@ -1,6 +1,7 @@
-"""The worker: claims runs into free slots, keeps its lease, and lets go in order.
+"""The worker: claims runs into free slots, keeps its lease, and gives runs back in order.
 
-A worker has *lives*: each has a fresh random id. One that finds itself declared dead drops everything it held and begins another.
+A worker has *lives*, each with a fresh random id. A worker that finds itself declared dead drops all of its runs and
+begins another life.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from perdure.worker.commit.journal import Journal
 from perdure.worker.heartbeat import Heartbeat
 from perdure.worker.limits.gatekeeper import Gatekeeper
 from perdure.worker.options import WorkerOptions
-from perdure.worker.run.activity_run import ActivityRun, recall
+from perdure.worker.run.activity_run import ActivityRun, read_earlier_attempts
 from perdure.worker.run.held_run import HeldRun, Stage
-from perdure.worker.run.interruptions import recall_interruptions
-from perdure.worker.run.orders import move
+from perdure.worker.run.interruptions import read_interruptions
+from perdure.worker.run.orders import relocate
 from perdure.worker.run.workflow_run import WorkflowRun
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.services import Services
@@ -55,10 +56,10 @@ from perdure.workflow.definition import Definition, Workflow
 
 logger = logging.getLogger("perdure.worker")
 
-#: The longest time that a worker stays away after it has drained, in seconds.
+#: Longest time that a worker stays away after it has drained, in seconds.
 LONGEST_AWAY = 600.0
 
-#: What ends with a time at which the run is due again. Made once: to make it is slower than to look at it.
+#: States with a time at which the run is due again. Building the tuple at each check would be slower than the check.
 _COMES_BACK = (RetryLater, Park)
 
 
@@ -78,14 +79,14 @@ class Worker:
     ) -> None:
         self.id = ""
         self.options = options
-        #: It lets go of its runs in order and begins nothing: it was stopped, or it drains.
+        #: Whether the worker lets go of its runs and begins nothing: it was stopped, or it drains.
         self.stopping = False
         self._stopped = False
-        #: Errors of its background loops.
+        #: Errors of the background loops.
         self.health = LoopHealth()
         self._guard_tasks = LoopGuard("task", system, self.health, logger)
         self._draining: asyncio.Task[None] | None = None
-        #: How long to stay away after draining, in seconds; grows while it does not help.
+        #: Seconds to stay away after draining; doubles while that does not help.
         self._stay_away = options.lease
         self._store = store
         self._system = system
@@ -96,7 +97,7 @@ class Worker:
         self._threads = StepThreads(options.abandoned_threads, options.processes)
         self.executor = PushExecutor(store, system, self)
         self._claimer = Claimer(store, system, self)
-        self.gatekeeper = Gatekeeper(store, system, codec, workflows, options.queues, self._claimer.tell)
+        self.gatekeeper = Gatekeeper(store, system, codec, workflows, options.queues, self._claimer.wake)
         self._services = Services(
             system=system,
             store=store,
@@ -114,19 +115,19 @@ class Worker:
             credentials=self.executor.credentials,
         )
         self._held: dict[str, HeldRun] = {}
-        #: Those of them that are only being written for the last time.
+        #: Held runs whose outcome is being written.
         self._ending: set[HeldRun] = set()
         self._run_starts = RunStarts(self._read_clock, in_parts=store.lanes > 1)
         self._residents = Residents(options.resident)
         self._heartbeat: Heartbeat | None = None
         self.scheduler = Scheduler(store, system, lambda: self.id, self.health)
         self._sweeper = Sweeper(
-            store, system, options.lease, self.scheduler.look_if_unheard, self.health, options.retention
+            store, system, options.lease, self.scheduler.query_if_stale, self.health, options.retention
         )
         self._reading: set[asyncio.Task[None]] = set()
         self._inbox_reader = InboxReader(store, system, self._read, self.health)
         self._rebirth: asyncio.Task[None] | None = None
-        #: The database was replaced since this life began.
+        #: Whether the database was replaced since this life began.
         self._replaced = False
         self._unsubscribe: Callable[[], None] | None = None
         self._emptied: asyncio.Future[None] | None = None
@@ -141,16 +142,16 @@ class Worker:
     # lives
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Start to work."""
         self._services.emit_buffer.begin()
         await self._begin_life()
-        # Before anything is written: somebody who stands still may have locked it, and perhaps nobody else looks after that.
+        # Before anything is written: a hung client may hold a lock, and perhaps no other worker breaks it.
         self._sweeper.start()
         # A deploy may have brought the code that these runs need; those that still do not fit are blocked again.
         try:
             await self._store.unblock(None, tuple(self._workflows), (Reason.DIVERGED, Reason.UNDECODABLE), self.id)
         except BaseException:
-            # Nobody will stop what never started, and a heart that beats on would make others think that it works.
+            # A worker that did not start is never stopped, and its heartbeat would make others believe that it works.
             await self._sweeper.stop()
             if self._heartbeat is not None:
                 await self._heartbeat.stop()
@@ -164,7 +165,7 @@ class Worker:
     async def _begin_life(self) -> None:
         self.id = uuid7(self._system.now(), self._system.entropy(10))
         self._replaced = False
-        # What has yet to be written of the life before must not be written in the name of this one.
+        # Turns of the previous life must not be written under the id of this one.
         self._journal.forget()
         await self._store.register(
             WorkerInfo(
@@ -190,13 +191,13 @@ class Worker:
         self._heartbeat.start()
 
     def _on_change(self, loop: asyncio.AbstractEventLoop, change: Change) -> None:
-        # Called from whatever thread has found out.
+        # Called from any thread.
         if change & Change.REPLACED:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._database_replaced)
 
     def _database_replaced(self) -> None:
-        """Begin a new life: what this one holds and remembers may follow from commits that are gone."""
+        """Begin a new life: what this one holds may follow from commits that are lost."""
         self._replaced = True
         self.drop_everything()
         self._residents.clear()
@@ -204,7 +205,7 @@ class Worker:
         self.declared_dead()
 
     def declared_dead(self) -> None:
-        """Begin a new life: others were told that this one is over."""
+        """Begin a new life: this one was declared dead, and others have its runs."""
         if not self.stopping and (self._rebirth is None or self._rebirth.done()):
             self._rebirth = self._system.spawn(self._begin_again(), "perdure rebirth")
 
@@ -219,13 +220,13 @@ class Worker:
             await self._heartbeat.stop()
         former, guard = self.id, LoopGuard("new life", self._system, self.health, logger)
         if self._replaced:
-            # There it still has a lease, which would keep its runs from others.
+            # In the new database it still has a lease, which would keep its runs from others.
             await guard.keep_going(lambda: self._store.retire(former))
         await guard.keep_going(self._begin_life)
         self._claimer.start()
 
     async def ensure_alive(self) -> None:
-        """See to it that the lease is good for something new: the process may have been suspended.
+        """Make sure that the lease allows new work: the process may have been suspended.
 
         Raises `EngineClosed` once the worker stops.
         """
@@ -238,19 +239,19 @@ class Worker:
 
     # draining
 
-    def claims_again(self) -> None:
-        """A claim has succeeded after others had failed."""
+    def claim_succeeded(self) -> None:
+        """Note that a claim has succeeded after others had failed."""
         self.health.problem = ""
         self._stay_away = self.options.lease
 
-    def cannot_claim(self, seconds: float) -> None:
-        """Claims have failed for so long; after a lease everything is given to others, unless the database is away altogether."""
+    def claims_failed(self, seconds: float) -> None:
+        """Note that claims have failed for so long. After a lease the worker drains, if its heartbeat still works."""
         is_away = self._heartbeat is None or not self._heartbeat.is_safe()
         if seconds >= self.options.lease and not (is_away or self.stopping or self._draining is not None):
             self._draining = self._system.spawn(self._drain(seconds), "perdure draining")
 
     async def _drain(self, seconds: float) -> None:
-        """Let go of every run, sign off, and begin a new life after a while, when what was wrong may be mended."""
+        """Let go of every run, sign off, and begin a new life after a while."""
         self.stopping = True
         self.health.problem = f"draining: no claim has succeeded for {seconds:.0f} s; {self.health.latest}"
         logger.critical("worker %s is %s", self.id, self.health.problem)
@@ -307,7 +308,7 @@ class Worker:
         self._residents.clear()
         self._threads.processes.close()
         try:
-            await self.gatekeeper.tell(self.id)
+            await self.gatekeeper.report(self.id)
             await self._store.retire(self.id)
         except Exception as error:
             logger.warning(
@@ -317,11 +318,11 @@ class Worker:
             await self._hook_caller.stop(self)
 
     async def run_until_signalled(self) -> None:
-        """Start, work until SIGTERM, SIGINT or cancellation, then stop in order; a second signal does not wait for steps."""
+        """Start, work until SIGTERM, SIGINT or cancellation, then stop; a second signal does not wait for steps."""
         await work_until_signalled(self, self._system)
 
     def abandon(self) -> None:
-        """End here without a word to the database."""
+        """End without writing to the database."""
         self.drop_everything()
         self._threads.processes.close()
 
@@ -329,7 +330,7 @@ class Worker:
         for held in list(self._held.values()):
             held.settle(self._read_clock())
         timer = self._system.call_later(grace, self.release_rest)
-        # Once released, only the database can keep a run from ending here; it is not waited for without end.
+        # After the release only the database can delay the end of a run; that wait is bounded.
         limit = self._system.call_later(grace + self.options.lease, self._give_up_waiting)
         try:
             if self._held:
@@ -352,46 +353,46 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        """How many more runs may be taken."""
+        """Number of runs that may be claimed."""
         if self._threads.clogged or not self.options.claims:
             return 0
-        # Nothing is worked on any more in a run that ends, so that the next one is claimed while the outcome is being written;
-        # as many as there are slots, lest they pile up where nothing can be written.
+        # A run whose outcome is being written needs no slot, so the next one is claimed meanwhile. Not more than there
+        # are slots, lest they pile up while nothing can be written.
         return self.options.slots - len(self._held) + min(self.options.slots, len(self._ending))
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether no run is being worked on."""
+        """True if no run is held."""
         return not self._held
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Types of runs that it has code for."""
+        """Types of runs that the worker has code for."""
         return tuple(self._workflows)
 
     def holds(self, run_id: str) -> bool:
-        """Whether that run is being worked on."""
+        """True if the worker holds that run."""
         return run_id in self._held
 
     def release(self, run_id: str) -> None:
-        """Give a run back as it is, if it is being worked on."""
+        """Give a run back as it is, if it is held."""
         if (held := self._held.get(run_id)) is not None:
             held.release()
 
     async def take_up(self, claimed: ClaimedRun) -> None:
-        """Load a run that was claimed by its id, and work on it."""
+        """Load a run that was claimed by its id, and execute it."""
         await self._claimer.take_up((claimed,))
 
     def knows(self, run_id: str) -> bool:
-        """Whether it is aware of holding that run."""
-        return run_id in self._held or self.executor.expects(run_id)
+        """True if the worker holds that run or is about to."""
+        return run_id in self._held or self.executor.is_claiming(run_id)
 
     def resident(self, claimed: ClaimedRun) -> WorkflowRun | None:
-        """The run as it was left in memory, if it can go on from there."""
+        """The parked run in memory, if it can go on from there."""
         return self._residents.take(claimed)
 
     def take(self, claimed: ClaimedRun, records: tuple[Record, ...], inbox: Sequence[Message]) -> None:
-        """Work on a run that was claimed and whose history was loaded."""
+        """Execute a claimed run whose history was loaded."""
         definition = self._workflows[claimed.run.type]
         self._residents.forget(claimed.run.id)
         if isinstance(definition, Activity):
@@ -405,12 +406,12 @@ class Worker:
         self._run_starts.add(held)
 
     def take_again(self, held: WorkflowRun, claimed: ClaimedRun) -> None:
-        """Work on a run that stayed in memory."""
+        """Go on with a run that stayed in memory."""
         self._hold(held)
         asyncio.get_running_loop().call_soon(held.resume, claimed)
 
     def _hold(self, held: HeldRun) -> None:
-        # The answer to the turn that gave the run back may still be under way; its lease ended with this claim.
+        # The answer to the turn that gave the run back may be outstanding; its lease ended with this claim.
         before = self._held.get(held.run.id)
         if before is not None:
             before.drop()
@@ -418,19 +419,19 @@ class Worker:
         self._held[held.run.id] = held
 
     def deliver(self, messages: Iterable[Message]) -> None:
-        """Hand inbox entries to the runs that they are for."""
+        """Hand inbox entries to their runs."""
         by_run: dict[str, list[Message]] = {}
         for message in messages:
             by_run.setdefault(message.run_id, []).append(message)
         loop = asyncio.get_running_loop()
         for run_id, entries in by_run.items():
             held = self._held.get(run_id)
-            # What it took in is unread until that is written; behind a full page there may be more.
+            # Entries that a run took in stay unread until its turn is committed; after a full page there may be more.
             if held is not None and (entries[-1].seq > held.inbox_known or self._inbox_reader.is_full(entries)):
                 loop.call_soon(self._inbox_reader.hand_over, held, entries)
 
     def forget(self, run_id: str) -> None:
-        """Let go of a run that cannot be worked on."""
+        """Let go of a run that cannot be executed."""
         held = self._held.get(run_id)
         if held is not None:
             held.drop()
@@ -440,10 +441,10 @@ class Worker:
         may_start = not self.stopping and self._heartbeat is not None and self._heartbeat.is_safe()
         return ClockReading(self._store.clock(), may_start, drain_context)
 
-    # Owner
+    # callbacks of runs (`RunOwner`)
 
     def parked(self, held: WorkflowRun, park: Park) -> None:
-        """See `RunOwner`."""
+        """Keep a parked run in memory."""
         self.gatekeeper.ended(held.run.id, park)
         self._let_go(held)
         self._claimer.due_at(park.wake_at)
@@ -453,12 +454,12 @@ class Worker:
             self._residents.keep(held)
 
     def ending(self, held: HeldRun) -> None:
-        """See `RunOwner`."""
+        """Free the slot of a run whose outcome is about to be written."""
         self._ending.add(held)
         self._claimer.slot_freed()
 
     def ended(self, held: HeldRun, after: NextState | None) -> None:
-        """See `RunOwner`."""
+        """Let go of a run that has ended here."""
         self.gatekeeper.ended(held.run.id, after)
         self._let_go(held)
         if isinstance(after, _COMES_BACK):
@@ -467,32 +468,32 @@ class Worker:
             self.singletons_started([name])
 
     def singletons_started(self, names: Sequence[str]) -> None:
-        """See `RunOwner`."""
+        """Start the next runs of these singletons."""
         self._read(lambda: start_successors(names, self._store, self.id), f"perdure succession {names[0]}", None)
 
     def unread(self, held: HeldRun) -> None:
-        """See `RunOwner`."""
+        """Read inbox entries that a run has not received."""
         self._inbox_reader.read(held)
 
-    def recall_interruptions(self, held: WorkflowRun) -> None:
-        """See `RunOwner`."""
+    def read_interruptions(self, held: WorkflowRun) -> None:
+        """Read which steps an earlier holder did not finish."""
         self._read(
-            lambda: recall_interruptions(held, self._store, self._system), f"perdure interruptions {held.run.id}", held
+            lambda: read_interruptions(held, self._store, self._system), f"perdure interruptions {held.run.id}", held
         )
 
-    def recall(self, performance: ActivityRun) -> None:
-        """See `RunOwner`."""
+    def read_earlier_attempts(self, held: ActivityRun) -> None:
+        """Read the last heartbeat of an earlier attempt at an activity."""
         self._read(
-            lambda: recall(performance, self._store, self._system),
-            f"perdure heartbeat {performance.run.id}",
-            performance,
+            lambda: read_earlier_attempts(held, self._store, self._system),
+            f"perdure heartbeat {held.run.id}",
+            held,
         )
 
     def moving(self, held: HeldRun, leave: Callable[[str | None], None]) -> None:
-        """See `RunOwner`."""
+        """Find another worker for a run."""
         worker_id = self.id
         self._read(
-            lambda: move(held.run, leave, worker_id, self._store, self._system, self._claimer.stand_off),
+            lambda: relocate(held.run, leave, worker_id, self._store, self._system, self._claimer.stand_off),
             f"perdure move {held.run.id}",
             held,
         )
@@ -503,7 +504,7 @@ class Worker:
         task.add_done_callback(self._reading.discard)
 
     async def _contain(self, reading: Callable[[], Coroutine[Any, Any, None]], held: HeldRun | None) -> None:
-        """Let an error of a task concern its run alone, which is set aside."""
+        """Run a task of a run; an error blocks that run alone."""
         try:
             await reading()
         except Exception as error:
@@ -524,7 +525,7 @@ class Worker:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is under way: no step, no commit, no claim, no read."""
+        """True if nothing is under way: no step, no commit, no claim, no read."""
         return (
             self._journal.idle
             and self._claimer.quiet
@@ -538,7 +539,7 @@ _DESCRIPTION_CHARACTERS = 200
 
 
 def type_info(definition: Definition[Any, Any]) -> TypeInfo:
-    """For the registry: the first line of what its code says about itself."""
+    """Describe a type for the registry, with the first line of its docstring."""
     lines = (definition.__doc__ or "").strip().splitlines()
     description = lines[0].strip()[:_DESCRIPTION_CHARACTERS] if lines else ""
     kind = "activity" if isinstance(definition, Activity) else "workflow"

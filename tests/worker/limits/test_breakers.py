@@ -213,7 +213,7 @@ async def test_what_is_to_fail_fails_at_once_and_is_not_called(stage: Stage) -> 
             await second.result("20s")
         assert isinstance(caught.value.__cause__, BreakerOpen)
         await engine.breakers.open("api")
-        with pytest.raises(RunFailed, match="until somebody closes it"):
+        with pytest.raises(RunFailed, match="until it is closed by hand"):
             await (await engine.start(call("third"))).result("20s")
     assert dependency.calls == 1
     assert await stage.rows("SELECT * FROM perdure_lines") == []

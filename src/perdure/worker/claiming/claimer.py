@@ -1,7 +1,7 @@
-"""Claiming: one fetcher a worker, in batches, as many as there are free slots or a good part of that.
+"""The claim loop: one per worker, in batches of the free slots or a good part of them.
 
-It asks again at once while there is more, and otherwise waits to be told, for the next timer, or for a poll whose interval grows while
-nothing happens. Hints only make it faster.
+It claims again at once while there is more. Otherwise it waits for a notification, for the next timer, or for a poll
+whose interval grows while nothing happens. Notifications only make it faster; correctness does not depend on them.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-#: One in so many claimed runs is taken by age alone.
+#: One in so many claimed runs is chosen by age alone.
 AGE_SHARE = 8
-#: Where commits overlap, a claim takes a third of the slots at the most, or so many.
+#: Where commits overlap, a claim takes a third of the slots or this many, whichever is more.
 SMALLEST_SHARE = 32
 SHORTEST_POLL = 0.005
-#: Polls that may find nothing changed before a claim is made all the same.
+#: Polls without a change after which a claim is made all the same.
 UNASKED_POLLS = 20
-#: For how long a worker that gave up a run for another one leaves runs to those that they were given to.
+#: Seconds for which a worker that gave a run away does not claim runs that have another home.
 STAND_OFF = 2.0
 
 
 class Claimer:
-    """See the module."""
+    """Claims runs for one worker."""
 
     def __init__(self, store: Store, system: System, worker: Worker) -> None:
         self._store = store
         self._system = system
         self._worker = worker
         self._guard = LoopGuard("claimer", system, worker.health, logger)
-        #: Since when every round has failed; None while they succeed.
+        #: Time since which every round has failed; None while rounds succeed.
         self._failing_since: float | None = None
         self._alarm = Alarm(system)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,19 +69,19 @@ class Claimer:
         self._waiting = False
         self._claims = 0
         self._poll = SHORTEST_POLL
-        #: Whether the last claim took all that there was room for.
+        #: Whether the last claim filled all the room that there was.
         self._full = False
-        #: Whether it passed over runs that may only be taken by a worker that holds nothing else.
+        #: Whether there are suspects, which only a worker without other runs may claim.
         self._suspects = False
         self._quarantine = Quarantine(system, worker.options.lease)
-        #: When the next waiting run becomes ready, as far as is known.
+        #: Time at which the next waiting run becomes ready, as far as is known.
         self._next_wake = FAR
-        #: When to look again at what the database says this worker holds: once a lease, as a claim may arrive late.
+        #: Time of the next reconciliation: once per lease, because a claim may arrive late.
         self._reconcile_at = 0.0
         self._stand_off_until = 0.0
 
     def start(self) -> None:
-        """Begin to claim. Twice is once: a worker may be declared dead, and begin again, while it is starting."""
+        """Start to claim. Calling it twice is harmless: a worker may be declared dead while it starts."""
         if self._task is not None:
             return
         self._loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class Claimer:
         self._task = self._system.spawn(self._guard.keep_going(self._run, self._rest), "perdure claimer")
 
     async def stop(self) -> None:
-        """Stop claiming. A claim that is under way is waited for, so that none is stranded."""
+        """Stop claiming. Waits for a claim that is under way, so that its runs are not stranded."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         if self._task is not None:
@@ -101,30 +101,30 @@ class Claimer:
 
     @property
     def quiet(self) -> bool:
-        """Whether it is only waiting."""
+        """True if the claimer is only waiting."""
         return self._waiting and self._hint is Change.NONE
 
     def slot_freed(self) -> None:
-        """A run was let go of; there is room for another, and perhaps another to take. All of one batch ring once."""
-        if self._full or self._worker.gatekeeper.tells or (self._suspects and self._worker.holds_nothing):
+        """Note that a slot is free. All runs of one batch wake the claimer once."""
+        if self._full or self._worker.gatekeeper.has_reports or (self._suspects and self._worker.holds_nothing):
             self._alarm.ring()
 
-    def tell(self) -> None:
-        """There is something to be said at the gates that others wait for."""
+    def wake(self) -> None:
+        """Note that there is a report to send with the next admission request."""
         self._alarm.ring()
 
     def due_at(self, time: int) -> None:
-        """A run that was just given back waits for that time. Only a time before all that are known makes a difference."""
+        """Note that a run waits for that time. Only the earliest time matters."""
         if time < self._next_wake:
             self._next_wake = time
             self._alarm.ring()
 
     def _on_change(self, change: Change) -> None:
-        # Called from the thread that wrote. That a run has finished gives nobody anything to claim.
+        # Called from the thread that wrote. The end of a run makes nothing ready.
         if change & (Change.READY | Change.MARKED) and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._heard, change)
+            self._loop.call_soon_threadsafe(self._notified, change)
 
-    def _heard(self, change: Change) -> None:
+    def _notified(self, change: Change) -> None:
         self._hint |= change
         self._alarm.ring()
 
@@ -136,27 +136,30 @@ class Claimer:
             self._guard.succeeded()
             if self._failing_since is not None:
                 self._failing_since = None
-                self._worker.claims_again()
+                self._worker.claim_succeeded()
             if wait > 0:
                 self._waiting = True
                 await self._idle(wait)
                 self._waiting = False
 
     async def _rest(self, seconds: float) -> None:
-        """Pause after an error, whatever is heard meanwhile; then look at everything, as the failed round may have missed it."""
+        """Pause after an error, whatever is notified meanwhile.
+
+        Afterwards everything is examined that the failed round may have missed.
+        """
         now = self._system.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        self._worker.cannot_claim(now - self._failing_since)
+        self._worker.claims_failed(now - self._failing_since)
         self._waiting = True
         while self._task is not None and (left := now + seconds - self._system.monotonic()) > 0:
             await self._alarm.wait(left)
         self._waiting = False
         self._hint |= Change.ALL
-        self._reconcile_at = 0.0  # look at what the lost answer may have given us
+        self._reconcile_at = 0.0  # the lost answer may have given us runs
 
     async def _idle(self, longest: float) -> None:
-        """Wait until told, until another connection has written, or for `longest` seconds."""
+        """Wait for a notification, for a write of another connection, or for `longest` seconds."""
         until = self._system.monotonic() + longest
         while self._task is not None and self._hint is Change.NONE:
             left = until - self._system.monotonic()
@@ -168,40 +171,40 @@ class Claimer:
                 changed = True
             if changed:
                 self._hint |= Change.ALL
-            # Whatever it says: a store that cannot know says yes every time. What is found makes it quick again.
+            # Grows on every poll: some stores cannot tell and always report a change. A claimed run resets it.
             self._poll = min(self._poll * 1.5, self._store.poll_interval)
 
     async def _round(self, hint: Change) -> float:
-        """Read what is new for the runs at hand, claim if there is room; how long to wait before the next round."""
+        """Deliver messages to held runs and claim into free slots; return the seconds to wait before the next round."""
         if hint & Change.MARKED and not self._worker.holds_nothing:
             await self._deliver()
         if self._system.monotonic() >= self._reconcile_at:
             self._reconcile_at = self._system.monotonic() + self._worker.options.lease
             await self._reconcile()
-            await self._worker.gatekeeper.look_around()
+            await self._worker.gatekeeper.refresh_waiting_types()
         longest = self._store.poll_interval * UNASKED_POLLS
         room = self._room()
         self._full = True
         gatekeeper = self._worker.gatekeeper
         if room <= 0:
             return await self._stand_by(min(longest, self._quarantine.ends_in))
-        # Neither what has to pass gates nor what has not takes all the room from the other.
+        # Runs with limits and runs without share the room, so that neither takes all of it.
         share = (room + self._claims % 2) // 2 if gatekeeper.has_runs else room
         claimed = await self._claim_in_turn(share)
         self._full = len(claimed.runs) >= share > 0
         self._suspects = claimed.suspects
         self._next_wake = claimed.next_wake
-        self._worker.scheduler.heard(claimed.next_fire)
-        gatekeeper.hear(claimed.limited)
-        if away := gatekeeper.turn_away(claimed.runs):
+        self._worker.scheduler.note_next_fire(claimed.next_fire)
+        gatekeeper.set_limited(claimed.limited)
+        if away := gatekeeper.take_misclaimed(claimed.runs):
             claimed = replace(claimed, runs=tuple(one for one in claimed.runs if one not in away))
             await self._give_back([one.lease for one in away])
-        self._quarantine.took(claimed.runs)
+        self._quarantine.note_claim(claimed.runs)
         await self.take_up(claimed.runs)
         if gatekeeper.has_work and not self._quarantined and (admitted := await self._admit(room - len(claimed.runs))):
             self._full |= len(claimed.runs) + len(admitted) >= room
         elif share == 0:
-            return 0.0  # the one slot was kept for those at gates, and nobody there had use for it
+            return 0.0  # the one slot was reserved for runs with limits, and none was admitted
         if self._suspects:
             self._quarantine.make_way()
         if claimed.runs or self._full:
@@ -211,9 +214,9 @@ class Claimer:
         return max(0.0005, min(longest, (self._next_wake - claimed.now) / 1e6))
 
     async def _stand_by(self, longest: float) -> float:
-        """With no room for runs, steps may pass all the same; how long to wait before the next round."""
+        """Admit steps although there is no room for runs; return the seconds to wait before the next round."""
         gatekeeper = self._worker.gatekeeper
-        if not gatekeeper.has_steps and not gatekeeper.tells:
+        if not gatekeeper.has_steps and not gatekeeper.has_reports:
             return longest
         admitted = await gatekeeper.admit(
             self._worker.id, 0, alone=False, poison_after=self._worker.options.poison_after
@@ -221,12 +224,12 @@ class Claimer:
         return max(0.0005, min(longest, (admitted.next_due - admitted.now) / 1e6))
 
     async def _admit(self, room: int) -> tuple[ClaimedRun, ...]:
-        """Take what may pass its gates."""
+        """Claim runs that their limits admit."""
         worker = self._worker
         alone = worker.holds_nothing and self._quarantine.is_due
         admitted = await worker.gatekeeper.admit(worker.id, room, alone=alone, poison_after=worker.options.poison_after)
         self._suspects |= admitted.suspects
-        self._quarantine.took(admitted.runs)
+        self._quarantine.note_claim(admitted.runs)
         self._next_wake = min(self._next_wake, admitted.next_due)
         await self.take_up(admitted.runs)
         if admitted.runs:
@@ -243,19 +246,19 @@ class Claimer:
         free = self._worker.free_slots
         if self._store.lanes == 1 or (self._suspects and self._worker.holds_nothing):
             return free
-        # Not all slots at once: while some runs are claimed, others are worked on and others written.
+        # Not all slots at once: while some runs are claimed, others are executed and others written.
         return min(free, max(SMALLEST_SHARE, self._worker.options.slots // 3))
 
     @property
     def _quarantined(self) -> bool:
-        return self._quarantine.lasts(self._worker.knows)
+        return self._quarantine.is_active(self._worker.knows)
 
     def stand_off(self) -> None:
-        """A run is about to be left to another worker; do not snatch it from there."""
+        """Do not claim back a run that is about to go to another worker."""
         self._stand_off_until = self._system.monotonic() + self._worker.options.grace + STAND_OFF
 
     async def _claim_in_turn(self, room: int) -> ClaimResult:
-        """Suspects and other runs take turns, unless there are only suspects."""
+        """Claim suspects and other runs by turns, unless there are only suspects."""
         alone = self._worker.holds_nothing
         claimed = await self._claim(room, alone=alone and self._quarantine.is_due)
         if claimed.suspects and alone and not claimed.runs and room > 0:
@@ -280,13 +283,13 @@ class Claimer:
         return await self._store.claim(request)
 
     async def take_up(self, runs: tuple[ClaimedRun, ...]) -> None:
-        """Hand runs to the worker, with their histories. One that cannot be taken up is set aside alone."""
+        """Hand claimed runs to the worker, with their histories. A run that cannot be loaded is blocked alone."""
         to_load: dict[str, ClaimedRun] = {}
         unread: list[str] = []
         for claimed in runs:
             run = claimed.run
-            if (unfit := self._worker.gatekeeper.unfit(run.id)) is not None:
-                await self._fail(claimed, unfit)
+            if (key_error := self._worker.gatekeeper.key_error(run.id)) is not None:
+                await self._fail(claimed, key_error)
                 continue
             try:
                 check_counters(run)
@@ -299,7 +302,7 @@ class Claimer:
                     to_load[run.id] = claimed
                     continue
             except Exception as error:
-                await self._set_aside(claimed.lease, error)
+                await self._block(claimed.lease, error)
                 continue
             if run.inbox_seq > run.inbox_read:
                 unread.append(run.id)
@@ -309,18 +312,18 @@ class Claimer:
                 try:
                     self._worker.take(claimed, loaded.records, loaded.inbox)
                 except Exception as error:
-                    await self._set_aside(claimed.lease, error)
+                    await self._block(claimed.lease, error)
         if unread:
             await self._deliver_to(unread)
 
     async def _deliver_to(self, run_ids: list[str]) -> None:
-        """What came in for runs that were only just taken, and not for all that have yet to write what they took in."""
+        """Deliver messages to runs that were just claimed."""
         try:
             self._worker.deliver(await self._store.unread(run_ids))
         except StoreCorrupt:
             await self._deliver_one_by_one()
         except StoreError:
-            # They are marked, which is looked at in the next round.
+            # The runs are marked; the next round delivers.
             self._hint |= Change.MARKED
 
     async def _load(self, claimed: list[ClaimedRun]) -> list[LoadedRun]:
@@ -333,12 +336,12 @@ class Claimer:
                 raise
             except Exception as error:
                 if len(claimed) == 1:
-                    await self._set_aside(claimed[0].lease, error)
+                    await self._block(claimed[0].lease, error)
                     return []
                 return [loaded for one in claimed for loaded in await self._load([one])]
 
     async def _deliver(self) -> None:
-        """Hand what came in for the runs at hand to them; a run whose inbox cannot be read is set aside alone."""
+        """Deliver messages to held runs. A run whose inbox cannot be read is blocked alone."""
         try:
             marked = await self._store.marked(self._worker.id)
         except StoreCorrupt:
@@ -354,20 +357,20 @@ class Claimer:
                 self._worker.deliver(await self._store.inbox(lease.run_id, 0))
             except StoreCorrupt as error:
                 self._worker.forget(lease.run_id)
-                await self._set_aside(lease, error)
+                await self._block(lease, error)
 
     async def _fail(self, claimed: ClaimedRun, error: Exception) -> None:
-        """End a run that was claimed and is not to be executed."""
+        """Fail a run that was claimed and may not be executed."""
         logger.error("run %s (%s) fails: %s", claimed.run.id, claimed.run.type, error)
         finish = Finish(Status.FAILED, replace(Failure.of(error, Codec()), given_up="fatal").to_json())
         if TurnOutcome.BUSY in await self._store.commit([Turn(lease=claimed.lease, next=finish)], self._worker.id):
-            # It is given back, and comes here again.
+            # The run is given back, and is claimed again.
             self._reconcile_at = 0.0
         else:
             self._worker.gatekeeper.ended(claimed.run.id, finish)
 
-    async def _set_aside(self, lease: Lease, error: Exception) -> None:
-        """Block a run that was claimed and cannot be worked on."""
+    async def _block(self, lease: Lease, error: Exception) -> None:
+        """Block a run that was claimed and cannot be executed."""
         known = isinstance(error, PerdureError)
         logger.error("run %s is blocked: %s", lease.run_id, error, exc_info=None if known else error)
         block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
@@ -375,9 +378,9 @@ class Claimer:
             self._reconcile_at = 0.0
 
     async def _reconcile(self) -> None:
-        """Give back what the database says we hold and we know nothing of.
+        """Give back runs that the database assigns to this worker and that it does not know.
 
-        The answer to a claim was lost, or it arrived only when it had been asked for again, and took others then.
+        The answer to a claim was lost, or a claim was repeated and both took effect.
         """
         leases = await self._store.holdings(self._worker.id)
         unknown = [lease for lease in leases if not self._worker.knows(lease.run_id)]
@@ -386,7 +389,7 @@ class Claimer:
             await self._give_back(unknown)
 
     async def _give_back(self, leases: list[Lease]) -> None:
-        """What is busy is tried again when what is held is looked at next, which is soon then."""
+        """Give back runs. Busy ones are given back by the next reconciliation, which is soon then."""
         turns = [Turn(lease=lease, next=Release()) for lease in leases]
         if TurnOutcome.BUSY in await self._store.commit(turns, self._worker.id):
             self._reconcile_at = 0.0

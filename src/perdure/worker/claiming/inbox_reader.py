@@ -1,7 +1,7 @@
-"""Reading what came in for the runs at hand, page after page.
+"""Reader of inboxes, page by page.
 
-However much waits in an inbox, a page of it is read when the one before has been handed to the run; what that takes in at once
-needs no memory. A run that cannot take anything in just now reads on when it can.
+The next page is read when the run has received the one before, so a long inbox needs little memory. A run that cannot
+receive at the moment reads on when it can.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("perdure.worker")
 
 
 class InboxReader:
-    """See the module."""
+    """Reads the inboxes of held runs."""
 
     def __init__(
         self,
@@ -36,21 +36,21 @@ class InboxReader:
         self._system = system
         self._guard = LoopGuard("inbox reader", system, health, logger)
         self._spawn = spawn
-        #: Runs whose inboxes are being read, and whether somebody has asked for more since.
+        #: Runs whose inboxes are being read, and whether more was requested since.
         self._reading: dict[HeldRun, bool] = {}
 
     def hand_over(self, held: HeldRun, entries: list[Message]) -> None:
-        """Give a run what was read for it. From a plain callback of the loop."""
+        """Hand entries to a run. Called from a plain callback of the loop."""
         held.receive(entries)
         if self.is_full(entries):
             self.read(held)
 
     def is_full(self, entries: list[Message]) -> bool:
-        """Whether there may be more behind them."""
+        """True if a page is full, so that more may follow."""
         return len(entries) >= self._store.inbox_page
 
     def read(self, held: HeldRun) -> None:
-        """Read what lies behind all that the run knows of."""
+        """Read the entries behind the last one that the run knows."""
         if held in self._reading:
             self._reading[held] = True
             return
@@ -79,19 +79,19 @@ class InboxReader:
             del self._reading[held]
 
     async def _check(self, held: HeldRun, inbox_known: int) -> None:
-        """Raise `StoreCorrupt` if the run's counters promise entries that are not there: it would ask for them for ever."""
+        """Raise `StoreCorrupt` if the run's row counts entries that do not exist: it would read for ever."""
         run = await self._store.get(held.run.id)
         if run is None or (run.token, run.nonce) != (held.lease.token, held.lease.nonce):
             return
         check_counters(run)
         if run.inbox_seq <= inbox_known:
             return
-        # What came in since the page was read is found by reading again, unless the run was handed it meanwhile and has taken it in.
+        # Entries that came in since are found by reading again, unless the run has received them meanwhile.
         if not await self._store.inbox(run.id, inbox_known, 1) and held.inbox_known == inbox_known:
             raise StoreCorrupt(
-                f"the inbox of run {run.id!r} (perdure_messages) lacks entries that its row (perdure_runs.inbox_seq) counts: "
-                f"none lies behind number {inbox_known}, and the last should have number {run.inbox_seq}; restore them from a backup, "
-                "or cancel the run"
+                f"the inbox of run {run.id!r} (perdure_messages) lacks entries that its row (perdure_runs.inbox_seq) "
+                f"counts: the last should have number {run.inbox_seq}, but there is none after {inbox_known}; "
+                "restore them from a backup, or cancel the run"
             )
 
 

@@ -1,7 +1,7 @@
-"""Working on one run at somebody's request: taken by its id, worked on as any other, and waited for until it is let go of.
+"""Execution of one run on request: claimed by its id, and awaited until the worker lets go of it.
 
-All else is the worker's: leases, heartbeats, the journal. A request for a run that is in these hands already waits with the
-first one. A run that may have killed its workers is taken when nothing else is held.
+Leases, heartbeats and commits are the worker's. A second request for the same run waits for the first. A run that may
+have killed its workers is claimed only when the worker holds nothing else.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from perdure.worker.worker import Worker
 
-#: After how long to try again what another worker has, in microseconds.
-HELD_FOR = 2_000_000
-#: So many times that is the longest to wait for a place.
-_LINES = 8
-#: After how long to look again whether this worker lives, or holds nothing, in seconds.
-_MOMENT = 0.05
+#: Time after which to retry a run that another worker holds, in microseconds.
+RETRY_AFTER = 2_000_000
+#: Factor of the longest such time for a run in a waitlist.
+_LONGEST_RETRY = 8
+#: Seconds between two checks whether this worker lives, or holds nothing.
+_CHECK_INTERVAL = 0.05
 
-_STANDS = {
+_STANDINGS = {
     ClaimRefusal.FINISHED: ExecutionState.FINISHED,
     ClaimRefusal.WAITING: ExecutionState.WAITING,
     ClaimRefusal.BLOCKED: ExecutionState.BLOCKED,
@@ -46,7 +46,7 @@ _STANDS = {
 
 
 class UnknownRun(Exception):
-    """There is no such run."""
+    """There is no run with that id."""
 
 
 class UnservedType(Exception):
@@ -54,65 +54,65 @@ class UnservedType(Exception):
 
 
 class PushExecutor:
-    """See the module."""
+    """Executes single runs on request."""
 
     def __init__(self, store: Store, system: System, worker: Worker) -> None:
         self._store = store
         self._system = system
         self._worker = worker
-        #: For each run that was asked for: done when nobody works on it here any more.
-        self._asked: dict[str, asyncio.Future[None]] = {}
-        #: Runs whose taking is under way, or whose history is being loaded.
+        #: For each requested run: done when the request has been answered.
+        self._requests: dict[str, asyncio.Future[None]] = {}
+        #: Runs that are being claimed or loaded.
         self._taking: set[str] = set()
-        #: For each run in these hands: done when it is let go of.
-        self._hands: dict[str, asyncio.Future[None]] = {}
+        #: For each requested run that is held: done when the worker lets go of it.
+        self._executing: dict[str, asyncio.Future[None]] = {}
         self._credentials: dict[str, Mapping[str, Any]] = {}
-        #: There while somebody waits to take a suspect: others take nothing meanwhile.
+        #: Exists while a request waits to claim a suspect: nothing else is claimed meanwhile.
         self._alone: asyncio.Future[None] | None = None
 
-    # what the worker asks
+    # called by the worker
 
-    def expects(self, run_id: str) -> bool:
-        """Whether the run may be this worker's without its knowing."""
+    def is_claiming(self, run_id: str) -> bool:
+        """True if a claim of the run may be under way."""
         return run_id in self._taking
 
     def let_go(self, run_id: str) -> None:
-        """The worker works on it no longer."""
-        waiter = self._hands.pop(run_id, None)
+        """Note that the worker has let go of a run."""
+        waiter = self._executing.pop(run_id, None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def let_go_of_all(self) -> None:
-        """Nor on any other."""
-        for run_id in list(self._hands):
+        """Note that the worker has let go of every run."""
+        for run_id in list(self._executing):
             self.let_go(run_id)
 
     def credentials(self, run_id: str) -> Mapping[str, Any]:
-        """What was given for the run, while it is worked on."""
+        """Credentials that were given for a run, while it is executed."""
         return self._credentials.get(run_id, {})
 
-    # what others ask
+    # requests
 
     async def execute(
         self, run_id: str, timeout: float | None = None, credentials: Mapping[str, Any] | None = None
     ) -> ExecutionResult:
-        """Work on a run until it waits, ends or the time is up. Raises `UnknownRun` and `UnservedType`."""
+        """Execute a run until it waits, ends or the time is up. Raises `UnknownRun` and `UnservedType`."""
         until = None if timeout is None else self._system.monotonic() + timeout
-        while (asked := self._asked.get(run_id)) is not None:
-            # Then it looks for itself: something may have come in for the run that the first one has not seen.
+        while (asked := self._requests.get(run_id)) is not None:
+            # Afterwards this request claims for itself: a message may have come in that the first one has not seen.
             if not await self._wait(asked, None if until is None else until - self._system.monotonic()):
-                return await self._look(run_id, worked=False, progressed=False)
-        with self._asking(run_id):
+                return await self._answer(run_id, worked=False, progressed=False)
+        with self._requested(run_id):
             if credentials is not None:
                 self._credentials[run_id] = credentials
             return await self._work_on(run_id, until)
 
     async def fail(self, run_id: str, failure: Failure, limit: str = "") -> Run | None:
-        """End a run that is ready, as failed; the run as it is if it cannot be taken, None if it has failed."""
-        if run_id in self._asked:
+        """Fail a run that is ready. Returns None if it has failed, or the run as it is if it cannot be claimed."""
+        if run_id in self._requests:
             return await self._store.get(run_id)
-        with self._asking(run_id):
-            taken = await self._take(run_id)
+        with self._requested(run_id):
+            taken = await self._claim(run_id)
             if taken.claimed is None:
                 return taken.run
             finish = Finish(Status.FAILED, failure.to_json(), limit)
@@ -122,16 +122,16 @@ class PushExecutor:
                 if verdict is not TurnOutcome.BUSY:
                     self._taking.discard(run_id)
                     self._worker.gatekeeper.ended(run_id, finish)
-                    await self._tell()
+                    await self._report()
                     return None if verdict is TurnOutcome.APPLIED else await self._store.get(run_id)
 
     @contextmanager
-    def _asking(self, run_id: str) -> Generator[None]:
-        asked = self._asked[run_id] = asyncio.get_running_loop().create_future()
+    def _requested(self, run_id: str) -> Generator[None]:
+        asked = self._requests[run_id] = asyncio.get_running_loop().create_future()
         try:
             yield
         finally:
-            del self._asked[run_id]
+            del self._requests[run_id]
             self._taking.discard(run_id)
             self._credentials.pop(run_id, None)
             asked.set_result(None)
@@ -139,57 +139,57 @@ class PushExecutor:
     async def _work_on(self, run_id: str, until: float | None) -> ExecutionResult:
         worked = progressed = False
         while True:
-            taken = await self._take(run_id)
+            taken = await self._claim(run_id)
             if taken.claimed is None:
-                return await self._left(taken, worked=worked, progressed=progressed)
+                return await self._refused(taken, worked=worked, progressed=progressed)
             worked = True
             in_time = await self._until_let_go(taken, until)
-            await self._tell()
+            await self._report()
             progressed = progressed or in_time or await self._has_grown(run_id, taken.progress)
             run = await self._store.get(run_id)
             ready = run is not None and _is_ready(run, self._store.clock())
             if not in_time or not ready or self._worker.stopping:
-                return await self._look(run_id, worked=True, progressed=progressed)
+                return await self._answer(run_id, worked=True, progressed=progressed)
 
-    async def _tell(self) -> None:
-        """Say what gates have room now. For speed only: others look by themselves in time."""
+    async def _report(self) -> None:
+        """Report released permits, for speed only: other workers find the room by themselves in time."""
         with suppress(StoreError):
-            await self._worker.gatekeeper.tell(self._worker.id)
+            await self._worker.gatekeeper.report(self._worker.id)
 
-    async def _left(self, taken: ClaimByIdResult, *, worked: bool, progressed: bool) -> ExecutionResult:
-        """Where a run stands that was not to be had."""
+    async def _refused(self, taken: ClaimByIdResult, *, worked: bool, progressed: bool) -> ExecutionResult:
+        """Answer for a run that could not be claimed."""
         run = taken.run
         assert run is not None
-        stands = _STANDS.get(taken.refused or ClaimRefusal.HELD, ExecutionState.HELD)
+        stands = _STANDINGS.get(taken.refused or ClaimRefusal.HELD, ExecutionState.HELD)
         if taken.refused is ClaimRefusal.WAITING:
-            # It may have been taken by somebody else since, or been let pass.
-            stands = _stands(run, taken.now)
-        return await self._in_turn(_executed(run, stands, taken.now, worked, progressed), taken.now)
+            # Another worker may have claimed it since, or it was admitted.
+            stands = _standing_of(run, taken.now)
+        return await self._with_retry_time(_executed(run, stands, taken.now, worked, progressed), taken.now)
 
-    async def _in_turn(self, done: ExecutionResult, now: int) -> ExecutionResult:
-        """Say when to ask again for a run that, or a step of which, stands in a line."""
+    async def _with_retry_time(self, done: ExecutionResult, now: int) -> ExecutionResult:
+        """Add the time of the next try for a run that is in a waitlist, itself or one of its steps."""
         if done.reason not in (Reason.LIMIT, Reason.BREAKER) or done.state is not ExecutionState.WAITING:
             return done
-        again_at = _turn_of(await self._store.standing(done.run_id), now)
+        again_at = _waitlist_retry_time(await self._store.standing(done.run_id), now)
         return replace(done, again_at=again_at, again_in=(again_at - now) / 1e6)
 
-    async def _take(self, run_id: str) -> ClaimByIdResult:
-        """Take it, and hand it to the worker; or say why not. Raises `UnknownRun` and `UnservedType`."""
+    async def _claim(self, run_id: str) -> ClaimByIdResult:
+        """Claim a run, or say why it cannot be claimed. Raises `UnknownRun` and `UnservedType`."""
         suspect = False
         while True:
             await self._worker.ensure_alive()
             if suspect:
-                taken = await self._take_alone(run_id)
+                taken = await self._claim_alone(run_id)
             else:
                 while self._alone is not None:
                     await self._wait(self._alone, None)
-                taken = await self._ask_for(run_id)
+                taken = await self._try_claim(run_id)
             match taken.refused:
                 case None:
                     return taken
                 case ClaimRefusal.DEAD:
                     self._worker.declared_dead()
-                    await self._system.sleep(_MOMENT)
+                    await self._system.sleep(_CHECK_INTERVAL)
                 case ClaimRefusal.SUSPECT:
                     suspect = True
                 case ClaimRefusal.UNKNOWN:
@@ -199,31 +199,31 @@ class PushExecutor:
                 case _:
                     return taken
 
-    async def _take_alone(self, run_id: str) -> ClaimByIdResult:
-        """Keep others from taking anything until nothing is held, and take it then."""
+    async def _claim_alone(self, run_id: str) -> ClaimByIdResult:
+        """Claim a suspect: keep other requests from claiming until the worker holds nothing."""
         while self._alone is not None:
             await self._wait(self._alone, None)
         alone = self._alone = asyncio.get_running_loop().create_future()
         try:
             while not self._worker.holds_nothing or self._taking:
-                await self._system.sleep(_MOMENT)
-            return await self._ask_for(run_id)
+                await self._system.sleep(_CHECK_INTERVAL)
+            return await self._try_claim(run_id)
         finally:
             self._alone = None
             alone.set_result(None)
 
-    async def _ask_for(self, run_id: str) -> ClaimByIdResult:
+    async def _try_claim(self, run_id: str) -> ClaimByIdResult:
         alone = self._worker.holds_nothing and not self._taking
         self._taking.add(run_id)
         taken = await self._store.take(self._request(run_id, alone=alone))
         if taken.refused is ClaimRefusal.GATED and taken.run is not None:
-            taken = await self._pass(taken, taken.run, alone=alone)
+            taken = await self._admit(taken, taken.run, alone=alone)
         if taken.claimed is None:
             self._taking.discard(run_id)
         return taken
 
-    async def _pass(self, taken: ClaimByIdResult, run: Run, *, alone: bool) -> ClaimByIdResult:
-        """Have a run pass its gates; one that may not waits in line."""
+    async def _admit(self, taken: ClaimByIdResult, run: Run, *, alone: bool) -> ClaimByIdResult:
+        """Claim a run that has limits; if they do not admit it, it goes into the waitlist."""
         worker = self._worker
         admitted = await worker.gatekeeper.admit_one(
             worker.id, run, taken.limited, alone=alone, poison_after=worker.options.poison_after
@@ -235,7 +235,7 @@ class PushExecutor:
         return ClaimByIdResult(refused=refused, run=await self._store.get(run.id), now=admitted.now)
 
     async def _wait(self, future: asyncio.Future[None], seconds: float | None) -> bool:
-        """Wait for its end (True), or for so long (False)."""
+        """Wait for a future (True), at most for so many seconds (False)."""
         alarm = Alarm(self._system)
 
         def ring(_: object) -> None:
@@ -259,27 +259,27 @@ class PushExecutor:
         )
 
     async def _until_let_go(self, taken: ClaimByIdResult, until: float | None) -> bool:
-        """Work on it; whether it was let go of in time."""
+        """Execute a claimed run; True if the worker let go of it in time."""
         assert taken.claimed is not None
         run_id = taken.claimed.run.id
-        let_go = self._hands[run_id] = asyncio.get_running_loop().create_future()
+        let_go = self._executing[run_id] = asyncio.get_running_loop().create_future()
         timer = None
         try:
             await self._worker.take_up(taken.claimed)
             self._taking.discard(run_id)
             if not self._worker.holds(run_id):
-                # What was loaded made no sense, and it was set aside.
+                # The run could not be loaded and was blocked.
                 self.let_go(run_id)
             if until is not None:
                 left = max(0.0, until - self._system.monotonic())
                 timer = self._system.call_later(left, lambda: self._worker.release(run_id))
             await let_go
         except BaseException:
-            # Whoever asked has gone.
+            # The request was cancelled.
             self._worker.release(run_id)
             raise
         finally:
-            self._hands.pop(run_id, None)
+            self._executing.pop(run_id, None)
             if timer is not None:
                 timer.cancel()
         return until is None or self._system.monotonic() < until
@@ -288,28 +288,28 @@ class PushExecutor:
         records = await self._store.history(run_id)
         return bool(records) and records[-1].seq > progress
 
-    async def _look(self, run_id: str, *, worked: bool, progressed: bool) -> ExecutionResult:
+    async def _answer(self, run_id: str, *, worked: bool, progressed: bool) -> ExecutionResult:
         run = await self._store.get(run_id)
         if run is None:
             raise UnknownRun(run_id)
         now = self._store.clock()
-        return await self._in_turn(_executed(run, _stands(run, now), now, worked, progressed), now)
+        return await self._with_retry_time(_executed(run, _standing_of(run, now), now, worked, progressed), now)
 
 
-def _turn_of(place: WaitlistPosition | None, now: int) -> int:
-    """When to ask again for a run that stands in line: when it is its turn, by the pace of its gate, or after a while that grows with the line."""
+def _waitlist_retry_time(place: WaitlistPosition | None, now: int) -> int:
+    """Time of the next try for a run in a waitlist, by the pace of its gate or by its place."""
     if place is None:
-        return now + HELD_FOR
+        return now + RETRY_AFTER
     if place.gate.bounds.pace:
         return max(now, place.gate.due_at) + place.ahead * place.gate.bounds.pace
-    return now + HELD_FOR * min(_LINES, 1 + place.ahead // max(1, place.gate.bounds.concurrency))
+    return now + RETRY_AFTER * min(_LONGEST_RETRY, 1 + place.ahead // max(1, place.gate.bounds.concurrency))
 
 
 def _is_ready(run: Run, now: int) -> bool:
     return run.status in (Status.PENDING, Status.WAITING) and run.wake_at <= now
 
 
-def _stands(run: Run, now: int) -> ExecutionState:
+def _standing_of(run: Run, now: int) -> ExecutionState:
     if run.status.finished:
         return ExecutionState.FINISHED
     if run.status is Status.BLOCKED:
@@ -322,7 +322,7 @@ def _stands(run: Run, now: int) -> ExecutionState:
 def _executed(run: Run, stands: ExecutionState, now: int, worked: bool, progressed: bool) -> ExecutionResult:
     again_at = None
     if stands is ExecutionState.HELD:
-        again_at = now + HELD_FOR
+        again_at = now + RETRY_AFTER
     elif stands is ExecutionState.READY:
         again_at = now
     elif stands is ExecutionState.WAITING and run.wake_at < FAR:

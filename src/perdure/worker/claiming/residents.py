@@ -1,4 +1,4 @@
-"""Waiting runs kept in memory, so that they go on without replay; the longest unused goes first."""
+"""Parked runs that stay in memory, so that they go on without replay. The least recently used goes first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perdure.worker.run.workflow_run import WorkflowRun
 
 
 class Residents:
-    """Parked runs by id, at most so many."""
+    """Parked runs by id, up to a limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -19,14 +19,14 @@ class Residents:
         return len(self._parked)
 
     def keep(self, held: WorkflowRun) -> None:
-        """Remember a run that has just been parked, letting go of another if there is no room."""
+        """Keep a run that was parked, dropping another if there is no room."""
         self.forget(held.run.id)
         self._parked[held.run.id] = held
         while len(self._parked) > self._limit:
             self._parked.popitem(last=False)[1].drop()
 
     def take(self, claimed: ClaimedRun) -> WorkflowRun | None:
-        """The run as it was parked, if this claim is the first since then and its last record is still the last one."""
+        """Return a parked run if this claim is the first since and its history has not changed."""
         run = claimed.run
         held = self._parked.pop(run.id, None)
         if held is None:
@@ -37,12 +37,12 @@ class Residents:
         return None
 
     def forget(self, run_id: str) -> None:
-        """Let go of a run that was taken up from the database instead: it was parked here after it had been claimed again."""
+        """Drop a run that was loaded from the database instead, because it was parked after another claim."""
         held = self._parked.pop(run_id, None)
         if held is not None:
             held.drop()
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Drop all runs."""
         while self._parked:
             self._parked.popitem()[1].drop()

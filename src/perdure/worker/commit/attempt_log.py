@@ -1,8 +1,8 @@
-"""Tells the log, and hooks, what became of turns that have landed.
+"""Log of attempts: reports the ends of steps, activities and runs to the log and to hooks, after the commit.
 
-Records carry their fields as attributes (`extra`): run, type, step, attempt, retries, duration, status, error. What succeeds is for
-DEBUG, what is tried again or fails for INFO: an error of the user's code is no trouble of the worker's. Who is interested is asked
-once a batch.
+Log records carry their fields as attributes (`extra`): run, type, step, attempt, retries, duration, status, error.
+Successes are DEBUG, retries and failures INFO: an error of user code is no error of the worker. Whether anything
+listens is checked once per batch.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from perdure.core.model.record import Record, RecordKind
 from perdure.core.model.run import Run, Status
 from perdure.core.model.turn import Block, Finish, RetryLater, Turn, TurnOutcome
 
-# Members of an enum are slow to find by their class; these are looked at for every turn.
+# Looking up an enum member through its class is slow; these are needed for every turn.
 _STEP, _ATTEMPT, _COMPLETED, _CANCELLED = RecordKind.STEP, RecordKind.ATTEMPT, Status.COMPLETED, Status.CANCELLED
 
-#: The scope of a run whose code is a single function.
+#: Scopes: a run whose code is a single function, and any other.
 ACTIVITY = "activity"
 RUN = "run"
 
 
 class AttemptEnd(Struct, frozen=True, kw_only=True):
-    """How an attempt ended."""
+    """End of an attempt at a step, an activity or a run."""
 
     run: Run
     #: `step`, `activity` or `run`.
@@ -40,17 +40,17 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     duration: float = 0.0
     at: int
     retry_at: int = 0
-    #: A stored failure; None: it succeeded.
+    #: The stored failure; None if the attempt succeeded.
     payload: str | None = None
 
     @property
     def failure(self) -> Failure:
-        """What went wrong."""
+        """The failure of the attempt."""
         return Failure.from_json(self.payload or "{}")
 
 
 def has_failures(turn: Turn) -> bool:
-    """Whether something in it did not simply succeed."""
+    """True if a turn contains anything but successes."""
     after = turn.next
     if after is not None:
         kind = type(after)
@@ -64,7 +64,7 @@ def has_failures(turn: Turn) -> bool:
 
 
 def attempt_ends(run: Run, scope: str, turn: Turn, now: int) -> Iterator[AttemptEnd]:
-    """Everything that a turn says; `now` is when it landed."""
+    """Ends of attempts that a turn contains; `now`: time of the commit."""
     for record in turn.records:
         if record.kind is _STEP or record.kind is _ATTEMPT:
             yield _of_record(run, "step" if scope == RUN else scope, record)
@@ -78,11 +78,11 @@ def attempt_ends(run: Run, scope: str, turn: Turn, now: int) -> Iterator[Attempt
             yield AttemptEnd(
                 run=run, scope=scope, attempt=run.attempt, status=word, duration=duration, at=now, payload=error
             )
-        # What an activity's attempt came to is in its record.
+        # The record says how an activity's attempt ended.
         case RetryLater(wake_at=wake_at, error=error) if scope == RUN or attempt is None:
             yield AttemptEnd(
-                run=run, scope=scope, attempt=run.attempt, status="retrying", duration=duration, at=now, retry_at=wake_at,
-                payload=error,
+                run=run, scope=scope, attempt=run.attempt, status="retrying", duration=duration, at=now,
+                retry_at=wake_at, payload=error,
             )  # fmt: skip
         case Block(error=error):
             yield AttemptEnd(
@@ -113,25 +113,25 @@ _LANDED = frozenset({TurnOutcome.APPLIED, TurnOutcome.AWAKE})
 
 
 class LoggedRun(Protocol):
-    """Whose turn it was."""
+    """A run whose turns are logged."""
 
     run: Run
     scope: str
 
 
 class AttemptLog:
-    """See the module. `tell` is called with everything that failed."""
+    """Reports ends of attempts. `on_failures` is called with those that failed."""
 
-    def __init__(self, tell: Callable[[Sequence[AttemptEnd]], object] | None = None) -> None:
-        self._tell = tell
+    def __init__(self, on_failures: Callable[[Sequence[AttemptEnd]], object] | None = None) -> None:
+        self._on_failures = on_failures
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody wants to know. Asked once a batch, before anything is looked up for it."""
-        return self._tell is not None or logger.isEnabledFor(logging.INFO)
+        """True if anything listens. Checked once per batch, before anything is looked up for it."""
+        return self._on_failures is not None or logger.isEnabledFor(logging.INFO)
 
-    def saw(self, turns: Sequence[tuple[LoggedRun, Turn]], verdicts: Sequence[TurnOutcome], now: int) -> None:
-        """What became of a batch."""
+    def log_batch(self, turns: Sequence[tuple[LoggedRun, Turn]], verdicts: Sequence[TurnOutcome], now: int) -> None:
+        """Report the ends of attempts in a committed batch."""
         if not self.enabled:
             return
         everything = logger.isEnabledFor(logging.DEBUG)
@@ -144,8 +144,8 @@ class AttemptLog:
         for happening in found:
             _log(happening)
         failed = [one for one in found if one.payload is not None and one.status != "cancelled"]
-        if self._tell is not None and failed:
-            self._tell(failed)
+        if self._on_failures is not None and failed:
+            self._on_failures(failed)
 
 
 def _log(one: AttemptEnd) -> None:

@@ -1,7 +1,7 @@
-"""Calls the user's hooks, beside everything else: one at a time, from a bounded queue, after the commit.
+"""Calls of the user's hooks: after the commit, one at a time, from a bounded queue.
 
-Whatever a hook does (raise, hang, take its time) affects no run. What finds the queue full is not told, counted, and said in the log
-now and then, as are errors.
+A hook that raises, hangs or is slow affects no run. A call that finds the queue full is dropped and counted; the log
+reports that, and errors of hooks, now and then.
 """
 
 from __future__ import annotations
@@ -24,81 +24,81 @@ from perdure.worker.commit.attempt_log import AttemptEnd
 
 logger = logging.getLogger("perdure.hooks")
 
-#: Calls that wait, at the most.
+#: Longest queue of calls.
 ROOM = 10_000
-#: How long calls that wait may go on when the worker stops, in seconds.
+#: Seconds for which queued calls go on when the worker stops.
 PATIENCE = 5.0
-#: How far apart two words in the log about the same kind of trouble are, at least, in seconds.
+#: Seconds between two log entries of the same kind.
 QUIET = 10.0
 
 _SET_ASIDE = ("poison", "undecodable")
 
 
 class ThrottledLog:
-    """Says something in the log, but not all the time: what was kept back is counted."""
+    """A log that writes one entry per interval and counts the rest."""
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._since = -QUIET
-        self._kept = 0
+        self._written_at = -QUIET
+        self._skipped = 0
 
-    def say(self, text: str, *args: object, error: BaseException | None = None) -> None:
-        """Say it, or count it."""
-        self._kept += 1
+    def error(self, text: str, *args: object, error: BaseException | None = None) -> None:
+        """Write an entry, or count it."""
+        self._skipped += 1
         now = self._system.monotonic()
-        if now - self._since >= QUIET:
-            logger.error(f"{text} (%d times since the last word)", *args, self._kept, exc_info=error)
-            self._since, self._kept = now, 0
+        if now - self._written_at >= QUIET:
+            logger.error(f"{text} (%d times since the last word)", *args, self._skipped, exc_info=error)
+            self._written_at, self._skipped = now, 0
 
 
 class HookCaller:
-    """See the module. Shared by the workers of an engine: the first to start starts it, the last to stop stops it."""
+    """Calls hooks for the workers of an engine: the first worker to start starts it, the last to stop stops it."""
 
     def __init__(self, hooks: Hooks, store: Store, system: System) -> None:
         self._hooks = hooks
         self._store = store
         self._system = system
         self._users: set[object] = set()
-        #: The name of a hook and what it is to be told; no name: the end.
+        #: Names of hooks with what they are called with; an empty name ends the queue.
         self._waiting: deque[tuple[str, AttemptEnd | Line | None]] = deque()
-        self._stirred = asyncio.Event()
+        self._queued = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._unhear: Callable[[], None] | None = None
+        self._unsubscribe: Callable[[], None] | None = None
         self._errors, self._losses = ThrottledLog(system), ThrottledLog(system)
-        #: Calls that were never made.
+        #: Calls that were dropped.
         self.dropped = 0
-        #: Errors of the loop itself; those of hooks are in the log only.
+        #: Errors of the loop itself; errors of hooks are only logged.
         self.health = LoopHealth()
         self._guard = LoopGuard("hooks", system, self.health, logger)
 
     def start(self, user: object) -> None:
-        """Begin to listen, for whoever asks for it."""
+        """Start to listen on behalf of a worker."""
         self._users.add(user)
         if self._task is not None:
             return
         loop = asyncio.get_running_loop()
 
-        def overheard(lines: Sequence[Line]) -> None:
+        def on_events(lines: Sequence[Line]) -> None:
             try:
-                loop.call_soon_threadsafe(self._take_lines, lines)
+                loop.call_soon_threadsafe(self._queue_events, lines)
             except RuntimeError:
                 logger.debug("the event loop was closed before %d events could be told", len(lines))
 
-        self._unhear = self._store.overhear(overheard)
+        self._unsubscribe = self._store.overhear(on_events)
         self._task = self._system.spawn(self._guard.keep_going(self._work), "perdure hooks")
 
     async def stop(self, user: object) -> None:
-        """Once nobody asks for it any more: make the calls that wait, for a while, and no others."""
+        """Stop once the last worker has stopped: make the queued calls for a while, and no others."""
         self._users.discard(user)
         if self._users or self._task is None:
             return
-        # What was written just now is told by callbacks that are still to come.
+        # Callbacks for what was written just now are still to come.
         await self._system.sleep(0)
-        if self._unhear is not None:
-            self._unhear()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
         task, self._task = self._task, None
         self._waiting.append(("", None))
-        self._stirred.set()
+        self._queued.set()
         limit = self._system.call_later(PATIENCE, task.cancel)
         await asyncio.gather(task, return_exceptions=True)
         limit.cancel()
@@ -109,18 +109,18 @@ class HookCaller:
             logger.error("%d calls of hooks were not made before the worker stopped", left)
 
     def failed(self, found: Sequence[AttemptEnd]) -> None:
-        """Attempts have failed."""
+        """Queue calls for failed attempts."""
         if self._hooks.on_error is not None:
             for one in found:
                 self._add("on_error", one)
 
-    def _take_lines(self, lines: Sequence[Line]) -> None:
+    def _queue_events(self, lines: Sequence[Line]) -> None:
         hooks, level = self._hooks, self._store.audit
         for line in lines:
             kind = line[2]
             if hooks.on_event is not None and level.writes(kind):
                 self._add("on_event", line)
-            # No turn says so: nobody was running it.
+            # The sweep fails an overdue run, so no turn reports it.
             if hooks.on_error is not None and kind == "expired":
                 self._add("on_error", line)
             if hooks.on_dead_letter is not None and kind in ("failed", "expired", "blocked"):
@@ -129,10 +129,10 @@ class HookCaller:
     def _add(self, name: str, news: AttemptEnd | Line) -> None:
         if len(self._waiting) >= ROOM:
             self.dropped += 1
-            self._losses.say("hooks are slower than what they are told of: calls are left out")
+            self._losses.error("hooks are slower than what they are told of: calls are left out")
             return
         self._waiting.append((name, news))
-        self._stirred.set()
+        self._queued.set()
 
     async def _work(self) -> None:
         while True:
@@ -141,8 +141,8 @@ class HookCaller:
                 if news is None:
                     return
                 await self._call(name, news)
-            self._stirred.clear()
-            await self._stirred.wait()
+            self._queued.clear()
+            await self._queued.wait()
 
     async def _call(self, name: str, news: AttemptEnd | Line) -> None:
         hook: Hook = getattr(self._hooks, name)
@@ -160,10 +160,10 @@ class HookCaller:
         except BaseException as error:
             if is_end_of(task, error):
                 raise
-            self._errors.say("%s failed", name, error=error)
+            self._errors.error("%s failed", name, error=error)
 
     async def _value(self, name: str, news: AttemptEnd | Line) -> object | None:
-        """What to call it with; None: it does not concern it, after all."""
+        """Argument of a hook's call; None if the event does not concern the hook."""
         if isinstance(news, AttemptEnd):
             return _error(news)
         run_id, at, kind, actor, data = news

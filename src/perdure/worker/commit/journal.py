@@ -1,8 +1,8 @@
 """Group commit: one transaction in flight (on a database server a few), everything else gathers for the next.
 
-No timer and no added latency: an idle journal sends a turn at once, a busy one sends as many as came together meanwhile. A turn
-whose row was busy goes along with the next batch; when the database fails, the same batch is sent again until it answers, which
-every verb of the store allows.
+There is no timer and no added latency: an idle journal sends a turn at once, a busy one sends all that came together
+meanwhile. A turn whose row was busy goes along with the next batch. When the database fails, the same batch is sent
+again until it answers, which is safe because every verb of the store may be repeated.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from perdure.worker.commit.attempt_log import AttemptLog, LoggedRun
 
 logger = logging.getLogger("perdure.worker")
 
-#: Turns in one transaction at the most, so that one batch never holds the database for long.
+#: Turns in one transaction, at most, so that a batch never holds the database for long.
 MAX_BATCH = 1000
 
-#: Of a batch whose authors are told in parts.
+#: Smallest part of a batch whose authors are notified in parts.
 SMALLEST_PART = 16
 
-#: A turn that the database refuses so often, for a reason that does not pass by itself, is not tried with others any more.
+#: Refusals after which a turn is no longer sent together with others, unless the cause passes by itself.
 REFUSALS = 3
 _PASSING = (StoreUnavailable, StoreFull, StoreReadOnly)
 
-# A member of an enum is slow to find by its class; this one is looked at for every step.
+# Looking up an enum member through its class is slow; this one is needed for every step.
 _BUSY = TurnOutcome.BUSY
 
 
 class TurnAuthor(Blockable, LoggedRun, Protocol):
-    """Whoever has turns to make durable."""
+    """A run that has turns to commit."""
 
     def make_turn(self, reading: ClockReading) -> Turn | None:
-        """What to write now; None if nothing any more. Asked at the last reading, so that one turn carries all there is."""
+        """Make the turn to write now; None if there is none. Called last, so that one turn carries all there is."""
 
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
-        """What became of that turn. Called from a plain callback of the loop, never inside a task."""
+        """Handle the verdict on that turn. Called from a plain callback of the loop, never inside a task."""
 
 
 class Journal:
-    """See the module."""
+    """Commits the turns of one worker in batches."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Journal:
         self.attempt_log = AttemptLog() if attempt_log is None else attempt_log
         self._waiting: dict[TurnAuthor, Turn | None] = {}
         self._writing: set[asyncio.Task[None]] = set()
-        #: Batches that are being written or whose authors are still being told.
+        #: Batches that are being written or whose authors are being notified.
         self._under_way = 0
-        #: Whether a batch leaves as soon as those are asked that may add to it.
+        #: Whether a batch leaves as soon as its authors have been asked for turns.
         self._flushing = False
         self._held_back = False
-        #: Authors that were set aside because they could not make a turn.
+        #: Authors that were blocked because they could not make a turn.
         self._broken: WeakSet[TurnAuthor] = WeakSet()
         self.batches = 0
         self.turns = 0
 
     def submit(self, author: TurnAuthor) -> None:
-        """Ask the author for a turn with the next batch. Asking twice is asking once."""
+        """Ask the author for a turn with the next batch. Asking twice is harmless."""
         self._waiting.setdefault(author, None)
         if not self._flushing and len(self._writing) < self._store.lanes:
             self._flushing = True
@@ -89,32 +89,32 @@ class Journal:
                 asyncio.get_running_loop().call_soon(self._flush_now)
 
     def hold(self) -> None:
-        """Many runs are about to be told of something: what they submit waits for `flush` or `flush_later`."""
+        """Hold back what is submitted until `flush` or `flush_later`: many runs are about to be called."""
         self._held_back = True
 
     def flush(self, reading: ClockReading) -> None:
-        """All were told by that moment; what they submitted leaves together, and one callback of the loop earlier."""
+        """Send what was submitted since `hold`, one callback of the loop earlier than otherwise."""
         self._held_back = False
         if self._flushing:
             self._flush(reading)
 
     def flush_later(self) -> None:
-        """Not all were told."""
+        """End `hold` after an error; what was submitted leaves in a later callback."""
         self._held_back = False
         if self._flushing:
             asyncio.get_running_loop().call_soon(self._flush_now)
 
     def forget(self) -> None:
-        """Write nothing more of what the worker held in its life before: its actor is another one now."""
+        """Drop turns of the worker's previous life: they must not be written under the new id."""
         self._waiting.clear()
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to write and nothing being written."""
+        """True if there is nothing to write and nothing being written."""
         return not self._flushing and not self._under_way
 
     def _flush_now(self) -> None:
-        # It may have left with others meanwhile.
+        # It may have left with another batch meanwhile.
         if self._flushing:
             self._flush(self._read_clock())
 
@@ -126,7 +126,7 @@ class Journal:
             if len(batch) >= MAX_BATCH:
                 self._waiting[author] = kept
                 continue
-            turn = kept or self._made(author, reading)
+            turn = kept or self._make_turn(author, reading)
             if turn is not None:
                 batch.append((author, turn))
         if batch:
@@ -135,8 +135,8 @@ class Journal:
             self._under_way += 1
             self._writing.add(self._system.spawn(self._write(batch, self._actor()), "perdure journal"))
 
-    def _made(self, author: TurnAuthor, reading: ClockReading) -> Turn | None:
-        """Ask for a turn. An author that cannot say what to write is set aside; one that cannot say even that is let go of."""
+    def _make_turn(self, author: TurnAuthor, reading: ClockReading) -> Turn | None:
+        """Ask for a turn. An author that fails is blocked; if it fails again, it is dropped."""
         try:
             return author.make_turn(reading)
         except Exception as error:
@@ -151,7 +151,7 @@ class Journal:
     async def _write(self, batch: list[tuple[TurnAuthor, Turn]], actor: str) -> None:
         verdicts = await self._commit([turn for _, turn in batch], actor)
         if actor != self._actor():
-            # What is busy is not tried again: a lease ends with the life in which it was got.
+            # A lease ends with the worker's life, so busy turns of the previous life are not sent again.
             verdicts = [TurnOutcome.LOST if verdict is _BUSY else verdict for verdict in verdicts]
         asyncio.get_running_loop().call_soon(self._landed, asyncio.current_task(), batch, verdicts)
 
@@ -168,16 +168,16 @@ class Journal:
                 if refused or isinstance(error, _PASSING):
                     await self._system.sleep(self._guard.failed(error))
                 elif len(turns) > 1:
-                    # One by one, to tell the one turn that cannot be written from its neighbours.
+                    # One by one, to find the turn that cannot be written.
                     return [verdict for turn in turns for verdict in await self._commit([turn], actor)]
-                elif await self._set_aside(turns[0], error, actor):
+                elif await self._block(turns[0], error, actor):
                     return [TurnOutcome.LOST]
             else:
                 self._guard.succeeded()
                 return verdicts
 
-    async def _set_aside(self, turn: Turn, error: Exception, actor: str) -> bool:
-        """Block a run whose turn cannot be written; False: that was refused as well, so it is not the run's fault."""
+    async def _block(self, turn: Turn, error: Exception, actor: str) -> bool:
+        """Block a run whose turn cannot be written; False if that failed, too: the run is not the cause."""
         pause = self._guard.failed(error)
         block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
         try:
@@ -186,7 +186,7 @@ class Journal:
             raise
         except Exception as problem:
             pause = max(pause, self._guard.failed(problem))
-            # Rows that are corrupt refuse everything; the claims of their run are counted until it is poison.
+            # Corrupt rows refuse everything; the run's claims are counted until it is poison.
             if not isinstance(error, StoreCorrupt):
                 await self._system.sleep(pause)
                 return False
@@ -200,15 +200,15 @@ class Journal:
         self._writing.remove(task)
         if self.attempt_log.enabled:
             try:
-                self.attempt_log.saw(batch, verdicts, self._read_clock().now)
+                self.attempt_log.log_batch(batch, verdicts, self._read_clock().now)
             except Exception as error:
-                # What is told of turns must not keep them from having landed.
+                # An error in the log must not keep turns from being handled.
                 self._guard.failed(error)
-        self._tell(list(zip(batch, verdicts, strict=True)))
+        self._notify(list(zip(batch, verdicts, strict=True)))
 
-    def _tell(self, news: list[tuple[tuple[TurnAuthor, Turn], TurnOutcome]]) -> None:
-        # In parts while the database has nothing to write: the runs told first are at work on their next turns while the rest are
-        # told. With one lane both would only get in each other's way.
+    def _notify(self, news: list[tuple[tuple[TurnAuthor, Turn], TurnOutcome]]) -> None:
+        # In parts while the database has nothing to write, so that the first runs work on their next turns meanwhile.
+        # With one lane both would only get in each other's way.
         part = len(news) if self._store.lanes == 1 or self._writing else max(SMALLEST_PART, len(news) // 2)
         reading = self._read_clock()
         for (author, turn), verdict in news[:part]:
@@ -220,7 +220,7 @@ class Journal:
             except Exception as error:
                 author.block(error)
         if len(news) > part:
-            asyncio.get_running_loop().call_soon(self._tell, news[part:])
+            asyncio.get_running_loop().call_soon(self._notify, news[part:])
         else:
             self._under_way -= 1
         if self._waiting and not self._flushing and len(self._writing) < self._store.lanes:

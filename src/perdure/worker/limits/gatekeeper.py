@@ -1,8 +1,9 @@
-"""Who may be worked on: the runs that have to pass gates.
+"""Admission of runs and steps that have limits or breakers, as one worker asks for it.
 
-Types with limits, and types and queues for which a limit was set at run time, are left out of ordinary claims. For them a worker looks at what has
-arrived, says what each has to pass, and is given what may pass, claimed. What it lets go of it tells with its next request. Nothing here is the
-truth: a permit counts by its run alone, and a worker that dies takes nothing with it.
+Types with limits, and types and queues with a limit that was set at run time, are left out of ordinary claims. For
+these a worker previews what has become ready, computes the limits of each run (only code knows keys and inputs), and
+the store claims the runs that are admitted. Permits that the worker has released go along with its next request.
+Nothing here is durable state: a permit counts by its run alone, and a worker that dies takes nothing with it.
 """
 
 from __future__ import annotations
@@ -44,18 +45,19 @@ from perdure.workflow.definition import Definition
 
 logger = logging.getLogger("perdure.worker")
 
-#: Told what became of a step, under which token it had asked, and when.
+#: Called with the verdict on a step, the token under which the step asked, and the time.
 Answer = Callable[[StepAdmission, int, int], None]
 
-#: So many of each queue and type are looked at together; fewer while others pass, who need not wait until these stand in line.
+#: Runs of each queue and type that one preview returns. Fewer while runs are being admitted, which need not wait until
+#: the rest are in the waitlist.
 ARRIVALS = 200
 FEW = 20
-#: Steps stand in lines without queue and type: anybody may let them pass.
+#: Steps are in the waitlist without queue and type: any worker may admit them.
 _STEPS = (("", ""),)
 
 
 class Gatekeeper:
-    """What one worker has to do with gates."""
+    """Admission requests of one worker."""
 
     def __init__(
         self,
@@ -81,68 +83,68 @@ class Gatekeeper:
             if one.breaker is not None and one.breaker.rule.fails
         )
         self._breaker_reports = BreakerReports()
-        #: Steps that want to pass, and who is told what became of them; and those that want nothing any more.
+        #: Steps that ask for admission, with their callbacks; and steps that have ended or are not needed any more.
         self._asking: dict[tuple[str, str], tuple[StepArrival, Answer]] = {}
         self._left: list[StepDeparture] = []
         self._has_steps = False
-        #: Runs that are to fail because a breaker is open, and until when it is.
-        self._barred: dict[str, int] = {}
-        #: Runs whose keys cannot be keys, and why.
-        self._unfit: dict[str, InvalidId] = {}
+        #: Claimed runs that have to fail because a breaker is open, and until when it is.
+        self._barred_until: dict[str, int] = {}
+        #: Claimed runs that have to fail because their limit's key is invalid.
+        self._key_errors: dict[str, InvalidId] = {}
         self._limited: tuple[str, ...] = ()
         self._lined: set[str] = set()
-        #: Types of which single calls were seen that have gates of their own.
+        #: Types of which single calls have limits of their own.
         self._mixed: frozenset[str] = frozenset()
         self.types: tuple[str, ...] = ()
         self.queues: tuple[str, ...] = ()
         self._pairs: list[tuple[str, str]] = []
-        #: Runs that were let pass here, and for how long they count.
-        self._passed: dict[str, tuple[int, bool]] = {}
+        #: Runs that were admitted here: their tokens, and whether the permit lasts to the end of the run.
+        self._admitted: dict[str, tuple[int, bool]] = {}
         self._released: list[tuple[str, int]] = []
         self._pace = PollPace(system)
-        #: Whether the last admission let somebody pass.
+        #: Whether the last request admitted a run.
         self._busy = False
-        self._arrange()
+        self._split_types()
 
     @property
     def has_work(self) -> bool:
-        """Whether anything that this worker serves has to pass gates, or something is to be told."""
-        return bool(self._pairs or self._has_news)
+        """True if this worker serves anything with a limit, or has something to report."""
+        return bool(self._pairs or self._has_reports)
 
     @property
     def has_steps(self) -> bool:
-        """Whether steps have to pass, here or as far as is known elsewhere."""
+        """True if steps ask for admission, here or, as far as is known, elsewhere."""
         return self._has_steps or "" in self._lined
 
     @property
     def has_runs(self) -> bool:
-        """Whether some of what it serves is claimed at gates."""
+        """True if some of the runs that this worker serves have limits."""
         return any(type for _, type in self._pairs)
 
-    async def look_around(self) -> None:
-        """Find out of which types somebody stands in a line although their code asks for that no more."""
-        # Steps stand in lines without a type.
+    async def refresh_waiting_types(self) -> None:
+        """Find types that are in the waitlist although their code no longer declares a limit."""
+        # Steps are in the waitlist without a type.
         lined = await self._store.lined(["", *(type for type in self._definitions if type not in self._declared)])
         if lined != self._lined:
             self._lined = lined
-            self._arrange()
+            self._split_types()
 
-    def hear(self, limited: tuple[str, ...]) -> None:
-        """For which types and queues a limit was set at run time."""
+    def set_limited(self, limited: tuple[str, ...]) -> None:
+        """Set the types and queues for which a limit was set at run time."""
         if limited != self._limited:
             self._limited = limited
-            self._arrange()
+            self._split_types()
 
-    def turn_away(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
-        """Those of claimed runs that have gates of their own to pass before; from now on, their types are claimed there."""
+    def take_misclaimed(self, claimed: Sequence[ClaimedRun]) -> list[ClaimedRun]:
+        """Return the claimed runs that have limits of their own; from now on their types are claimed here."""
         away = [one for one in claimed if has_call_limits(one.run.options)]
         mixed = self._mixed | {one.run.type for one in away}
         if mixed != self._mixed:
             self._mixed = mixed
-            self._arrange()
+            self._split_types()
         return away
 
-    def _arrange(self) -> None:
+    def _split_types(self) -> None:
         limited, asked = self._limited, self._declared | self._lined | self._mixed
         gated = {type for type in self._definitions if type in asked or type_gate(type) in limited}
         queues = {queue for queue in self._queues if queue_gate(queue) in limited}
@@ -155,34 +157,34 @@ class Gatekeeper:
             self._pairs += _STEPS
 
     def ended(self, run_id: str, after: NextState | None) -> None:
-        """A run is in this worker's hands no more."""
-        passed = self._passed.get(run_id)
+        """Note that this worker no longer holds a run."""
+        passed = self._admitted.get(run_id)
         if passed is None:
             return
         token, whole = passed
         if not whole or isinstance(after, Finish):
             self._released.append((run_id, token))
-        del self._passed[run_id]
+        del self._admitted[run_id]
 
     def forget(self) -> None:
-        """The worker has lost everything that it had, and others know."""
-        self._passed.clear()
+        """Forget everything: the worker was declared dead and has lost its runs."""
+        self._admitted.clear()
         self._released.clear()
-        self._barred.clear()
-        self._unfit.clear()
+        self._barred_until.clear()
+        self._key_errors.clear()
         self._asking.clear()
         self._left.clear()
 
     def ask(self, arrival: StepArrival, answer: Answer) -> None:
-        """A step of a held run wants to pass."""
+        """Ask for admission of a step."""
         self._asking[arrival.run_id, arrival.place] = arrival, answer
         if not self._has_steps:
             self._has_steps = True
-            self._arrange()
+            self._split_types()
         self._ring()
 
-    def leave(self, left: StepDeparture) -> None:
-        """A step has ended, or is wanted no more."""
+    def release_step(self, left: StepDeparture) -> None:
+        """Report that a step has ended or is not needed any more."""
         asked = self._asking.get((left.run_id, left.place))
         if asked is not None and asked[0].token == left.token:
             del self._asking[left.run_id, left.place]
@@ -192,73 +194,73 @@ class Gatekeeper:
     def report_outcome(
         self, breaker: Breaker, error: BaseException | None, policy: Retry, since: int, *, probe: bool
     ) -> None:
-        """An attempt behind a breaker has ended. That one failed, or may have been a probe, is told at once."""
+        """Note the outcome of an attempt behind a breaker. A failure, or a probe's outcome, is reported at once."""
         succeeded = breaker.assess(error, policy)
         if succeeded is not None and self._breaker_reports.add(breaker, since, succeeded, probe):
             self._ring()
 
     def report_run_outcome(self, breaker: Breaker, error: BaseException | None, policy: Retry, run: Run) -> None:
-        """The same of an activity: one that has a permit may be a probe."""
-        self.report_outcome(breaker, error, policy, run.wake_at, probe=run.id in self._passed)
+        """Note the outcome of an activity behind a breaker. One that has a permit may be a probe."""
+        self.report_outcome(breaker, error, policy, run.wake_at, probe=run.id in self._admitted)
 
     def breaker_of(self, run: Run) -> Breaker | None:
-        """What its call says, or else its code."""
+        """Breaker of a run: the one that its call gives, or else its code's."""
         given = call_limits_of(run.options).breaker
         return self._definitions[run.type].breaker if given is None else given.breaker
 
-    def barred(self, run: Run) -> BreakerOpen | None:
-        """Why a run may not be executed although it was claimed."""
-        until = self._barred.pop(run.id, None)
+    def breaker_error(self, run: Run) -> BreakerOpen | None:
+        """Error for a run that was claimed although a breaker is open; None if it may be executed."""
+        until = self._barred_until.pop(run.id, None)
         if until is None or (breaker := self.breaker_of(run)) is None:
             return None
         return breaker_open_error(breaker, until, f"activity {run.type!r} of run {run.id!r}")
 
-    def unfit(self, run_id: str) -> InvalidId | None:
-        """Why a run that was claimed at the gates is to fail: a key that its code makes of its input cannot be one."""
-        return self._unfit.pop(run_id, None)
+    def key_error(self, run_id: str) -> InvalidId | None:
+        """Error for a claimed run whose limit's key is invalid; None if the run may be executed."""
+        return self._key_errors.pop(run_id, None)
 
-    async def tell(self, worker: str) -> None:
-        """Say what this worker has let go of, and ask for nothing."""
-        if self._has_news:
+    async def report(self, worker: str) -> None:
+        """Report what this worker has released, without asking for runs."""
+        if self._has_reports:
             nonce = self._system.entropy(16).hex()
             request = AdmissionRequest(
                 worker=worker, nonce=nonce, limit=0, types=self._all_types, queues=(), wait_for_locks=True
             )
             try:
-                await self._ask(request)
+                await self._send(request)
             except Exception as error:
-                # A permit counts by its run alone: others find the room by themselves, a little later.
+                # A permit counts by its run alone, so others find the room by themselves, a little later.
                 logger.warning("worker %s could not say what it has let go of: %s", worker, error)
 
     @property
-    def tells(self) -> bool:
-        """Whether others wait for what this worker has to tell, and it may be told now."""
-        return self._has_news and self._off_for <= 0
+    def has_reports(self) -> bool:
+        """True if other workers wait for a report of this one that may be sent now."""
+        return self._has_reports and self._lock_wait <= 0
 
     @property
-    def _off_for(self) -> float:
-        # A step that asks waits for its gates anyway.
-        return 0.0 if self._asking else self._pace.off_for
+    def _lock_wait(self) -> float:
+        # A step that asks waits for its limits anyway.
+        return 0.0 if self._asking else self._pace.lock_wait
 
     @property
-    def _has_news(self) -> bool:
+    def _has_reports(self) -> bool:
         return bool(self._released or self._asking or self._left or self._breaker_reports.urgent)
 
     @property
     def _all_types(self) -> tuple[str, ...]:
-        """For whom there may be room by what is told: whoever is next in line."""
+        """Types that the released permits may make room for."""
         return (*self._definitions, "") if self._has_steps else tuple(self._definitions)
 
     @property
     def gated(self) -> frozenset[str]:
-        """Types of which each has to pass gates, as far as is known."""
+        """Types all of whose runs have limits, as far as is known."""
         return frozenset(type for type in self._definitions if type not in self.types)
 
     async def admit_one(
         self, worker: str, run: Run, limited: tuple[str, ...], *, alone: bool, poison_after: int
     ) -> AdmissionResult:
-        """Let a run pass that somebody has named, if its gates have room; if not, it stands in line."""
-        self.hear(limited)
+        """Admit a run that was asked for by its id if its limits have room; otherwise put it into the waitlist."""
+        self.set_limited(limited)
         waiting = UnadmittedRun(run.id, run.type, run.queue, run.token, run.input, run.options)
         request = AdmissionRequest(
             worker=worker,
@@ -272,22 +274,22 @@ class Gatekeeper:
             wait_for_locks=True,
             poison_after=poison_after,
         )
-        admitted = await self._ask(request)
+        admitted = await self._send(request)
         self._note(admitted)
         return admitted
 
     async def admit(self, worker: str, room: int, *, alone: bool, poison_after: int) -> AdmissionResult:
-        """What may be worked on."""
-        if (off := self._off_for) > 0:
+        """Claim up to `room` runs that their limits admit."""
+        if (off := self._lock_wait) > 0:
             now = self._store.clock()
             return AdmissionResult(next_due=now + int(off * 1e6), now=now)
         page = FEW if self._busy else ARRIVALS
         pairs = self._pairs if room > 0 else _STEPS if self.has_steps else ()
         look = await self._store.look(pairs, page)
         arrivals = [*self._arrivals(look.arrived), *await self._overtaking(look, page)]
-        due = look.next_due <= look.now and not self._pace.is_patient
-        if not (look.arrived or due or self.tells):
-            return AdmissionResult(next_due=self._pace.expect(look.next_due, look.now), now=look.now)
+        due = look.next_due <= look.now and not self._pace.backs_off
+        if not (look.arrived or due or self.has_reports):
+            return AdmissionResult(next_due=self._pace.next_poll(look.next_due, look.now), now=look.now)
         request = AdmissionRequest(
             worker=worker,
             nonce=self._system.entropy(16).hex(),
@@ -298,18 +300,19 @@ class Gatekeeper:
             alone=alone,
             poison_after=poison_after,
         )
-        admitted = await self._ask(request)
+        admitted = await self._send(request)
         self._note(admitted)
         self._busy = bool(admitted.runs)
-        self._pace.saw(admitted, arrived=bool(look.arrived), due=due)
+        self._pace.adjust(admitted, arrived=bool(look.arrived), due=due)
         more = len(look.arrived) >= page and not admitted.busy
-        next_due = admitted.now if more else self._pace.expect(admitted.next_due, admitted.now)
+        next_due = admitted.now if more else self._pace.next_poll(admitted.next_due, admitted.now)
         return replace(admitted, next_due=next_due)
 
     async def _overtaking(self, look: AdmissionPreview, page: int) -> list[RunArrival]:
-        """Of types that take turns, who has come last of those whose keys have nobody among the first.
+        """Find newly arrived runs of fairness keys that a full preview does not show.
 
-        So whoever has more runs ready than can be looked at together holds up nobody who comes later, and those of one key stay in their order.
+        A key with more ready runs than one preview returns so holds up no other key. The runs of one key keep their
+        order.
         """
         full = {type for type, count in Counter(one.type for one in look.arrived).items() if count >= page}
         fair = [(queue, type) for queue, type in self._pairs if type in full and self._definitions[type].fair]
@@ -323,10 +326,10 @@ class Gatekeeper:
     def _note(self, admitted: AdmissionResult) -> None:
         for one in admitted.runs:
             if one.run.id in admitted.counted:
-                self._passed[one.run.id] = one.run.token, self._holds_whole(one.run)
+                self._admitted[one.run.id] = one.run.token, self._holds_whole(one.run)
 
-    async def _ask(self, request: AdmissionRequest) -> AdmissionResult:
-        """Say what is to be told, and ask."""
+    async def _send(self, request: AdmissionRequest) -> AdmissionResult:
+        """Send a request together with everything that is to be reported."""
         released, self._released = self._released, []
         asking, self._asking = self._asking, {}
         left, self._left = self._left, []
@@ -342,12 +345,12 @@ class Gatekeeper:
             self._left += left
             self._asking = {**asking, **self._asking}
             raise
-        self._breaker_reports.told(reports)
+        self._breaker_reports.acknowledge(reports)
         self._released += admitted.undelivered
         self._left += admitted.undelivered_steps
         self._answer(asking, admitted)
         claimed = {one.run.id for one in admitted.runs}
-        self._barred |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}
+        self._barred_until |= {run_id: until for run_id, until in admitted.barred if run_id in claimed}
         return admitted
 
     def _answer(self, asking: dict[tuple[str, str], tuple[StepArrival, Answer]], admitted: AdmissionResult) -> None:
@@ -368,7 +371,7 @@ class Gatekeeper:
         also = [gate for gate in (queue_gate(one.queue), type_gate(one.type)) if gate in self._limited]
         hold = PermitScope.LEASE if isinstance(definition, Activity) else PermitScope.RUN
         given = NO_CALL_LIMITS
-        self._unfit.pop(one.run_id, None)
+        self._key_errors.pop(one.run_id, None)
         try:
             given = call_limits_of(one.options)
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
@@ -376,11 +379,11 @@ class Gatekeeper:
             limits, fair = definition.limits, definition.fair
             return given.gating(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
         except InvalidId as error:
-            # It passes nothing, is claimed, and fails at once: see `unfit`.
-            self._unfit[one.run_id] = error
+            # The run passes no limit, is claimed, and fails at once (`key_error`).
+            self._key_errors[one.run_id] = error
             return RequiredGates(())
         except Exception:
-            # It is not let past all limits: those without a key still hold. What is wrong with its input is said when it begins.
+            # Limits without a key still apply. The error in the input is reported when the run begins.
             logger.exception(
                 "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
             )
@@ -393,12 +396,12 @@ class Gatekeeper:
             )
 
     def _holds_whole(self, run: Run) -> bool:
-        """Whether it gives back nothing before its end."""
+        """True if a run keeps its permit to its end."""
         definition = self._definitions[run.type]
         try:
             given = call_limits_of(run.options).limits
         except msgspec.MsgspecError:
-            # It is set aside when it is taken up.
+            # The run is blocked when it begins.
             return False
         limits: Sequence[Limit | CallLimit] = definition.limits if given is None else given
         if isinstance(definition, Activity):
@@ -406,70 +409,74 @@ class Gatekeeper:
         return all(limit.hold is not PermitScope.LEASE for limit in limits)
 
 
-#: Gates that are due and have nobody for this worker are looked at again after this, which grows, in seconds.
+#: Time until limits that were due and admitted nothing are polled again; it doubles up to the second, in seconds.
 _SHORTEST, _LONGEST = 0.05, 2.0
-#: Where another worker serves a gate, this one looks so much later than it could.
+#: Delay behind a worker that serves the same limit, in seconds.
 _BEHIND = 0.3
-#: Where another worker has a gate locked, what it does not see to is looked at after this, which grows, in seconds.
+#: Time until a limit that another worker has locked is tried again; it doubles up to the second, in seconds.
 _SHORTEST_OFF, _LONGEST_OFF = 0.01, 0.32
 
 
 class PollPace:
-    """See the module."""
+    """Times at which one worker polls limits: in time where it serves them, later where another worker does."""
 
     def __init__(self, system: System) -> None:
         self._system = system
         self._serves = False
-        self._patience = _SHORTEST
-        self._patient_until = 0.0
-        self._off = _SHORTEST_OFF
-        self._off_until = 0.0
+        self._backoff = _SHORTEST
+        self._backoff_until = 0.0
+        self._lock_pause = _SHORTEST_OFF
+        self._locked_until = 0.0
 
     @property
-    def off_for(self) -> float:
-        """For how long gates are left to those who have them locked, in seconds."""
-        return self._off_until - self._system.monotonic()
+    def lock_wait(self) -> float:
+        """Seconds for which locked limits are left to the worker that has them."""
+        return self._locked_until - self._system.monotonic()
 
     @property
-    def is_patient(self) -> bool:
-        """Whether gates that are due were looked at a moment ago, in vain."""
-        return self._system.monotonic() < self._patient_until
+    def backs_off(self) -> bool:
+        """True if limits that are due were polled in vain a moment ago."""
+        return self._system.monotonic() < self._backoff_until
 
-    def saw(self, admitted: AdmissionResult, *, arrived: bool, due: bool) -> None:
-        """What came of a look."""
+    def adjust(self, admitted: AdmissionResult, *, arrived: bool, due: bool) -> None:
+        """Adjust the pace to the result of a request."""
         passed = bool(admitted.runs or admitted.called)
         now = self._system.monotonic()
         if passed or due:
             self._serves = passed
         if passed or arrived:
-            self._patience = _SHORTEST
+            self._backoff = _SHORTEST
         elif due:
-            self._patience = min(_LONGEST, 2 * self._patience)
-            self._patient_until = now + self._patience
+            self._backoff = min(_LONGEST, 2 * self._backoff)
+            self._backoff_until = now + self._backoff
         if admitted.busy:
-            self._off_until = now + self._off * (0.5 + self._system.random())
-            self._off = _SHORTEST_OFF if passed else min(_LONGEST_OFF, 2 * self._off)
+            self._locked_until = now + self._lock_pause * (0.5 + self._system.random())
+            self._lock_pause = _SHORTEST_OFF if passed else min(_LONGEST_OFF, 2 * self._lock_pause)
         else:
-            self._off = _SHORTEST_OFF
+            self._lock_pause = _SHORTEST_OFF
 
-    def expect(self, due: int, now: int) -> int:
-        """When to look, by when it is worth that: whoever serves a gate does so in time, and others stand by."""
-        off = self.off_for
+    def next_poll(self, due: int, now: int) -> int:
+        """Time of the next poll for what is due: in time for the worker that serves it, later for others."""
+        off = self.lock_wait
         if off > 0:
             return now + int(off * 1e6)
         if due >= FAR:
             return due
         wait = 0.0 if self._serves else _BEHIND * (0.5 + self._system.random())
-        wait = max(wait, self._patient_until - self._system.monotonic())
+        wait = max(wait, self._backoff_until - self._system.monotonic())
         return max(due, now) + int(wait * 1e6)
 
 
-#: So many outcomes are kept for later at the most.
+#: Outcomes that are kept before they are reported, at most.
 _ENOUGH = 1000
 
 
 class BreakerReports:
-    """See the module."""
+    """Outcomes of attempts behind breakers that are to be reported.
+
+    Successes of a closed breaker change nothing and wait for another report, so that a working dependency costs
+    nothing. A report keeps its number until it is acknowledged, so that a repeated one counts once.
+    """
 
     def __init__(self) -> None:
         self._outcomes: dict[str, list[tuple[int, bool]]] = {}
@@ -480,11 +487,11 @@ class BreakerReports:
 
     @property
     def urgent(self) -> bool:
-        """Whether others wait to be told."""
+        """True if a report should be sent soon."""
         return self._urgent or bool(self._unanswered)
 
     def add(self, breaker: Breaker, since: int, succeeded: bool, probe: bool) -> bool:
-        """An attempt has ended that was let pass at a time; whether that is to be told at once."""
+        """Add the outcome of an attempt that was admitted at `since`; True if it should be reported soon."""
         outcomes = self._outcomes.setdefault(breaker.gate, [])
         self._breakers[breaker.gate] = breaker
         outcomes.append((since, succeeded))
@@ -492,7 +499,7 @@ class BreakerReports:
         return self._urgent
 
     def report(self) -> tuple[BreakerReport, ...]:
-        """What to tell: what has not been answered, or all that has come since."""
+        """Return the report to send: the unacknowledged one, or all that has come since."""
         if not self._unanswered and self._urgent:
             self._number += 1
             self._unanswered = tuple(
@@ -503,19 +510,19 @@ class BreakerReports:
             self._urgent = False
         return self._unanswered
 
-    def told(self, reports: tuple[BreakerReport, ...]) -> None:
-        """These were counted."""
+    def acknowledge(self, reports: tuple[BreakerReport, ...]) -> None:
+        """Note that a report was counted."""
         if reports is self._unanswered:
             self._unanswered = ()
 
 
 def breaker_open_error(breaker: Breaker, until: int, what: str) -> BreakerOpen:
-    """The error of something that was not called."""
+    """Make the error of a call that an open breaker prevented."""
     by_itself = until < FAR - 1
-    reading = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
+    moment = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(
         microseconds=until if by_itself else 0
     )
-    when = f"until {reading.isoformat()}" if by_itself else "until somebody closes it"
+    when = f"until {moment.isoformat()}" if by_itself else "until it is closed by hand"
     return BreakerOpen(
         f"{what} was not called: the breaker {breaker.name!r} is open {when}",
         name=breaker.name,

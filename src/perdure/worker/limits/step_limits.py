@@ -1,8 +1,8 @@
-"""Steps of a held run that have to pass gates before their functions are called.
+"""Admission of the steps of one run that have limits or breakers.
 
-A step asks when it could begin. It begins when it is answered that it may; otherwise it stands in a line, and a run with nothing else to do
-waits without a worker until it is called. None of that is recorded: a worker that takes the run up anew asks again, and finds the place that the
-step had. Every attempt asks, and gives back what it had when it ends.
+A step asks for admission when it could begin. If it is not admitted it is in the waitlist, and a run with nothing else
+to do parks until it is called. None of that is recorded: the next holder of the run asks again and finds the step's
+place in the waitlist. Every attempt asks, and releases its permit when it ends.
 """
 
 from __future__ import annotations
@@ -29,66 +29,67 @@ if TYPE_CHECKING:
     from perdure.worker.services import Services
 
 
-class _Passed(NamedTuple):
-    """A step that has passed."""
+class _Admission(NamedTuple):
+    """A step that was admitted."""
 
     operation: StepOperation
     since: int
-    #: Of the lease under which it has.
+    #: Token of the lease under which it was admitted.
     token: int
     permit: bool
     probe: bool
 
 
 class StepLimits:
-    """What one run has to do with gates."""
+    """Steps of one run that ask for admission, wait, or have been admitted."""
 
     def __init__(self, held: WorkflowRun, services: Services) -> None:
         self._held = held
         self._services = services
-        #: By place: those of which nothing is known yet, and those that stand in line, with the gate and since when at the latest.
-        self._asked: dict[str, StepOperation] = {}
+        #: By place: steps without an answer, and steps in the waitlist with the gate and the latest time at which they
+        #: entered it.
+        self._unanswered: dict[str, StepOperation] = {}
         self._waiting: dict[str, tuple[StepOperation, str, int]] = {}
-        #: Those that may begin or have begun.
-        self._passed: dict[str, _Passed] = {}
+        #: Steps that may begin or have begun.
+        self._admitted: dict[str, _Admission] = {}
 
     def block(self, error: Exception) -> None:
-        """See `Blockable`."""
+        """Block the run because of an error."""
         self._held.block(error)
 
     @property
-    def asks(self) -> bool:
-        """Whether an answer is to come."""
-        return bool(self._asked)
+    def is_asking(self) -> bool:
+        """True if an answer is outstanding."""
+        return bool(self._unanswered)
 
     @property
     def reason(self) -> Reason | None:
-        """What the run waits for; None: for nothing here."""
+        """Reason for which the run parks; None if no step is in the waitlist."""
         gates = [gate for _, gate, _ in self._waiting.values()]
         if not gates:
             return None
         return Reason.BREAKER if all(gate.startswith(PREFIX) for gate in gates) else Reason.LIMIT
 
     def may_begin(self, operation: StepOperation) -> bool:
-        """Whether a step has passed; one that has not asks."""
+        """True if a step was admitted. Asks for admission if it was not."""
         place = stored_location(operation.location)
-        passed = self._passed.get(place)
+        passed = self._admitted.get(place)
         if passed is not None and passed.operation is operation:
             if passed.token == self._held.lease.token:
                 return True
-            # It passed for an earlier lease, and does not count any more.
-            self._give_back(place, self._passed.pop(place))
+            # An admission under an earlier lease does not count any more.
+            self._give_back(place, self._admitted.pop(place))
         if place not in self._waiting:
             self._ask(operation)
         return False
 
     def _ask(self, operation: StepOperation) -> None:
         held, place = self._held, stored_location(operation.location)
-        self._asked[place] = operation
+        self._unanswered[place] = operation
         try:
             wanted = self._gating(operation)
         except Exception as error:
-            # From a callback of its own: the run's steps are being gone through.
+            # A callback of its own: the caller iterates over the run's steps.
             asyncio.get_running_loop().call_soon(self._fail, operation, error)
             return
         arrival = StepArrival(held.run.id, held.lease.token, place, held.run.priority, wanted)
@@ -110,13 +111,13 @@ class StepLimits:
 
     @guarded
     def answered(self, verdict: StepAdmission, token: int, now: int) -> None:
-        """What became of a step that asked. From a plain callback of the loop."""
+        """Handle the answer to a step. Called from a plain callback of the loop."""
         held = self._held
-        operation = self._asked.pop(verdict.place, None)
+        operation = self._unanswered.pop(verdict.place, None)
         if operation is None or held.stage is Stage.OVER or token != held.lease.token:
-            self._services.gatekeeper.leave(StepDeparture(held.run.id, token, verdict.place))
+            self._services.gatekeeper.release_step(StepDeparture(held.run.id, token, verdict.place))
             if operation is not None and held.stage is not Stage.OVER:
-                # That was for an earlier lease; under this one it has yet to ask.
+                # The answer was for an earlier lease; under this one the step asks again.
                 held.make_ready(operation)
                 held.settle(self._services.read_clock())
             return
@@ -129,27 +130,27 @@ class StepLimits:
         if verdict.gate:
             self._waiting[verdict.place] = operation, verdict.gate, now
         else:
-            self._passed[verdict.place] = _Passed(operation, now, token, verdict.permit, verdict.probe)
+            self._admitted[verdict.place] = _Admission(operation, now, token, verdict.permit, verdict.probe)
             held.make_ready(operation)
-        self.tidy()
+        self.release_unneeded()
         held.settle(self._services.read_clock())
 
     @guarded
     def _fail(self, operation: StepOperation, error: Exception) -> None:
         """Fail a step whose function is not called."""
-        self._asked.pop(stored_location(operation.location), None)
+        self._unanswered.pop(stored_location(operation.location), None)
         self._held.fail_uncalled(operation, error)
 
-    def called(self, messages: Iterable[Message]) -> None:
-        """Those whose turn has come ask again."""
+    def ask_again(self, messages: Iterable[Message]) -> None:
+        """Ask again for the steps that have been called from the waitlist."""
         for message in messages:
             waiting = self._waiting.pop(message.name, None) if message.kind is RecordKind.CALL else None
             if waiting is not None and waiting[0].open:
                 self._ask(waiting[0])
 
     def ended(self, operation: StepOperation, error: BaseException | None) -> None:
-        """An attempt has ended: it gives back what it had, and says how its breaker is doing."""
-        passed = self._passed.pop(stored_location(operation.location), None)
+        """Release the permit of an attempt that has ended, and report its outcome to the breaker."""
+        passed = self._admitted.pop(stored_location(operation.location), None)
         if passed is None:
             return
         services, breaker = self._services, _breaker(operation)
@@ -159,37 +160,37 @@ class StepLimits:
             )
         self._give_back(stored_location(operation.location), passed)
 
-    def _give_back(self, place: str, passed: _Passed) -> None:
+    def _give_back(self, place: str, passed: _Admission) -> None:
         if passed.permit:
-            self._services.gatekeeper.leave(StepDeparture(self._held.run.id, passed.token, place))
+            self._services.gatekeeper.release_step(StepDeparture(self._held.run.id, passed.token, place))
 
-    def tidy(self) -> None:
-        """Let go of what nobody wants any more."""
+    def release_unneeded(self) -> None:
+        """Release permits and places of steps that are not needed any more."""
         gatekeeper, run_id, token = self._services.gatekeeper, self._held.run.id, self._held.lease.token
-        for place, passed in list(self._passed.items()):
+        for place, passed in list(self._admitted.items()):
             if not passed.operation.open:
-                self._give_back(place, self._passed.pop(place))
+                self._give_back(place, self._admitted.pop(place))
         for place, (operation, _, since) in list(self._waiting.items()):
             if not operation.open:
                 del self._waiting[place]
-                gatekeeper.leave(StepDeparture(run_id, token, place, waiting_since=since))
+                gatekeeper.release_step(StepDeparture(run_id, token, place, waiting_since=since))
 
     def close(self, *, ended: bool) -> None:
-        """The run is let go of; one that has ended stands in no line."""
+        """Release everything. Places in the waitlist stay unless the run has ended."""
         gatekeeper, run_id, token = self._services.gatekeeper, self._held.run.id, self._held.lease.token
-        for place, passed in self._passed.items():
+        for place, passed in self._admitted.items():
             self._give_back(place, passed)
-        for place in self._asked:
-            gatekeeper.leave(StepDeparture(run_id, token, place))
+        for place in self._unanswered:
+            gatekeeper.release_step(StepDeparture(run_id, token, place))
         for place, (_, _, since) in self._waiting.items() if ended else ():
-            gatekeeper.leave(StepDeparture(run_id, token, place, waiting_since=since))
-        self._asked.clear()
-        self._passed.clear()
+            gatekeeper.release_step(StepDeparture(run_id, token, place, waiting_since=since))
+        self._unanswered.clear()
+        self._admitted.clear()
         self._waiting.clear()
 
 
 def is_limited(operation: StepOperation) -> bool:
-    """Whether there are gates on its way."""
+    """True if a step has limits or a breaker."""
     options = operation.request.options
     return options.limit is not UNSET or options.breaker is not UNSET
 

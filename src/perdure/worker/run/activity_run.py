@@ -1,8 +1,8 @@
-"""An activity's run in a worker's hands: one attempt, and what follows from it.
+"""An activity's run while a worker holds it: one attempt, and the turn that follows from its end.
 
-There is no replay: a claim is an attempt, and its end is one turn, with the outcome, or with the error and when to try again. Signs of
-life are kept with the run, so that the next attempt can go on from there. A cancellation is the activity's to notice; one that
-does not look for it is interrupted.
+An activity is not replayed: a claim is an attempt, and the end of the attempt is one turn, with the outcome or with the
+error and the time of the next attempt. Details of heartbeats are stored with the run, so that the next attempt can go
+on from there. A cancelled activity is asked to stop; one that does not check for that is interrupted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perdure.worker.commit.attempt_log import ACTIVITY
 from perdure.worker.run.held_run import HeldRun, Stage
 from perdure.worker.run.interruptions import EARLIEST_TOKEN, count_interrupted_activity_attempts
 from perdure.worker.run.orders import RunOrders
-from perdure.worker.run.policy import expired
+from perdure.worker.run.policy import fail_expired
 from perdure.worker.services import Services
 from perdure.worker.steps.activity_attempt import ActivityAttempt
 from perdure.workflow.activity import Activity
@@ -41,18 +41,18 @@ from perdure.workflow.run_settings import RunSettings
 
 logger = logging.getLogger("perdure.worker")
 
-#: Details of heartbeats are written so far apart, in seconds; the last ones always are.
-BEAT_APART = 0.2
-#: How often to look at the deadline of an attempt that goes on for very long, in seconds.
-LOOK = 3600.0
-#: How soon to look again whether the lease is safe enough to begin, in seconds.
+#: Seconds between two writes of heartbeat details. The last details are always written.
+HEARTBEAT_INTERVAL = 0.2
+#: Longest time between two checks of the deadline, in seconds.
+DEADLINE_RECHECK = 3600.0
+#: Time until the lease is checked again when it was not safe enough to begin, in seconds.
 LEASE_RECHECK = 0.1
-#: An attempt that is due in so many microseconds is begun: clocks differ that much.
-EARLY = 100_000
+#: An attempt that is due within this many microseconds begins at once: clocks differ by that much.
+CLOCK_TOLERANCE = 100_000
 
 
 class ActivityRun(HeldRun):
-    """See the module."""
+    """An activity's run that this worker holds."""
 
     scope = ACTIVITY
 
@@ -61,9 +61,9 @@ class ActivityRun(HeldRun):
     ) -> None:
         super().__init__(claimed, services)
         self._activity = activity
-        #: The number of the next record.
+        #: Number of the next record.
         self._seq = records[-1].seq + 1 if records else 0
-        #: When the first attempt began, and when the next one may: others may have woken the run before.
+        #: Start of the first attempt, and the earliest time of the next one: others may have woken the run before that.
         self._begun_at = records[0].started_at if records else claimed.run.started_at
         self._not_before = records[-1].retry_at if records else 0
         self._last_failed = records[-1] if records else None
@@ -73,12 +73,12 @@ class ActivityRun(HeldRun):
         self._arguments: dict[str, Any] = {}
         self._settings = activity.settings
         self._last_heartbeat: Any = None
-        #: What the end of the attempt has come to, and the record of it that is not yet durable.
+        #: Next state of the run once the attempt has ended, and the attempt's record until a turn carries it.
         self._after: NextState | None = None
         self._record: Record | None = None
-        #: Why it was cancelled; None: it was not.
+        #: Reason of the cancellation; None: the run was not cancelled.
         self._cancelled: str | None = None
-        #: The details of the last heartbeat since the last turn.
+        #: Details of the last heartbeat that no turn has carried yet.
         self._details: str | None = None
         self._known_details: str | None = None
         self._interruption: NewOutput | None = None
@@ -88,14 +88,14 @@ class ActivityRun(HeldRun):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is under way."""
+        """True if no attempt and no commit is under way."""
         return self._attempt is None and not self._committing and self.stage is not Stage.REPLAYING
 
-    # taking up
+    # beginning
 
     @guarded
     def begin(self, reading: ClockReading) -> None:
-        """Decode what it is called with, and begin. From a plain callback of the loop."""
+        """Decode the arguments and begin the attempt. Called from a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING:
             return
         run, services = self.run, self._services
@@ -103,15 +103,15 @@ class ActivityRun(HeldRun):
         self._arguments = self._activity.signature.decode(run.input, services.codec, what)
         self._settings = RunSettings.from_json(run.options).over(self._activity.settings)
         if self._settings.schedule_to_close is not None and run.deadline == FAR and run.generation == 1:
-            # Whoever created it knew nothing of its code, such as a producer in plain SQL.
+            # The creator of the run did not know the activity's code: a producer in plain SQL, for example.
             self.run = replace(run, deadline=self._begun_at + int(self._settings.schedule_to_close * 1e6))
         if run.token > 1:
-            services.owner.recall(self)
+            services.owner.read_earlier_attempts(self)
         else:
-            self.recalled(None, ())
+            self.take_earlier_attempts(None, ())
 
     @guarded
-    def recalled(self, details: str | None, interruptions: Sequence[Interruption]) -> None:
+    def take_earlier_attempts(self, details: str | None, interruptions: Sequence[Interruption]) -> None:
         """Take the details of the last heartbeat, as JSON, and the interruptions. From a plain callback."""
         if self.stage is not Stage.REPLAYING:
             return
@@ -122,7 +122,7 @@ class ActivityRun(HeldRun):
         if not self.take_backlog():
             self.settle(self._services.read_clock())
 
-    # what happens to it
+    # events
 
     @guarded
     def receive(self, messages: Iterable[Message]) -> None:
@@ -133,7 +133,7 @@ class ActivityRun(HeldRun):
         if self.stage is not Stage.ACTIVE or self._forced is not None:
             return
         self._orders = self._orders or RunOrders(self, self._services)
-        for message in self._orders.sift(messages):
+        for message in self._orders.accept(messages):
             self.seen = message.seq
             if message.kind is RecordKind.CANCEL:
                 self._cancel(message)
@@ -152,13 +152,13 @@ class ActivityRun(HeldRun):
         if self._attempt is None:
             self._end_cancelled()
         elif self._attempt.ask_to_stop():
-            self._wakeup.arm(services.options.grace, self._insist)
+            self._wakeup.arm(services.options.grace, self._interrupt)
         else:
-            self._insist()
+            self._interrupt()
 
     @guarded
-    def _insist(self) -> None:
-        """It did not end by itself."""
+    def _interrupt(self) -> None:
+        """Interrupt an attempt that was asked to stop and did not."""
         if self._attempt is not None and self._after is None:
             self._cancel_attempts()
             self._end_cancelled()
@@ -171,7 +171,7 @@ class ActivityRun(HeldRun):
     def step_ended(
         self, attempt: ActivityAttempt, result: Any, error: BaseException | None, reading: ClockReading
     ) -> None:
-        """See `ResultRecipient`."""
+        """Turn the end of the attempt into the run's next state."""
         if attempt is not self._attempt:
             return
         self._attempt = None
@@ -215,8 +215,8 @@ class ActivityRun(HeldRun):
             self._after = Finish(Status.FAILED, replace(failure, given_up=given_up).to_json(), limit)
             return
         self._record = Record(
-            seq=self._seq, kind=RecordKind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True, at=now,
-            started_at=attempt.started_at, attempts=number - (requested is not None), retry_at=retry_at,
+            seq=self._seq, kind=RecordKind.ATTEMPT, location=self.run.type, payload=failure.to_json(), failed=True,
+            at=now, started_at=attempt.started_at, attempts=number - (requested is not None), retry_at=retry_at,
             run_attempt=self.run.attempt,
         )  # fmt: skip
         if requested is None:
@@ -229,72 +229,72 @@ class ActivityRun(HeldRun):
         return replace(policy, attempts=self.run.max_attempts) if self.run.max_attempts else policy
 
     def release(self) -> None:
-        """See `HeldRun`."""
+        """Give the run back unfinished, and note that its attempt was interrupted."""
         if self._attempt is not None:
-            self._interruption = self._stopped(self._seq - 1, (self.run.type,))
+            self._interruption = self._stop_notice(self._seq - 1, (self.run.type,))
         super().release()
 
-    # signs of life
+    # heartbeats and emitted items
 
     def emit(self, attempt: ActivityAttempt, stream: str, value: object) -> None:
-        """See `ResultRecipient`."""
+        """Buffer an emitted item for the next turn. Called from any thread."""
         self._services.emit_buffer.emit(self, attempt, stream, value)
 
     @guarded
     def emitted(self) -> None:
-        """See `EmittingRun`."""
+        """Write items that were emitted. Called from a plain callback of the loop."""
         if self.stage is Stage.OVER:
             self._services.emit_buffer.take(self)
         else:
-            self._say()
+            self._write_progress()
 
     @guarded
-    def beaten(self, attempt: ActivityAttempt) -> None:
-        """See `HeartbeatRecipient`."""
+    def heartbeat_received(self, attempt: ActivityAttempt) -> None:
+        """Write the details of a heartbeat. Called from a plain callback of the loop."""
         if attempt is self._attempt:
             self._take_details(attempt)
-            self._say()
+            self._write_progress()
 
     def _take_details(self, attempt: ActivityAttempt) -> None:
-        # The end of an attempt may overtake the announcement of its last heartbeat, so that each end calls this, too.
+        # The end of an attempt may overtake the announcement of its last heartbeat, so every end calls this, too.
         details = attempt.details
         if details is not self._known_details:
             self._details = self._known_details = details
 
-    def _say(self) -> None:
-        """Write what the activity has to say while it goes on."""
+    def _write_progress(self) -> None:
+        """Submit a turn for emitted items and heartbeat details while the attempt goes on."""
         if self.stage is not Stage.ACTIVE or self._committing:
             return
         wait = self._may_write_details_at - self._services.system.monotonic()
         if self in self._services.emit_buffer.pending or (self._details is not None and wait <= 0):
             self._services.journal.submit(self)
         elif self._details is not None:
-            self._beat.arm(wait, self._say)
+            self._beat.arm(wait, self._write_progress)
 
     @guarded
-    def _listen(self) -> None:
-        """Look whether the last sign of life is too long ago."""
+    def _check_heartbeat(self) -> None:
+        """Time the attempt out if its last heartbeat is too old."""
         limit, attempt = self._settings.heartbeat, self._attempt
         if limit is None or attempt is None:
             return
         left = attempt.last_beat + limit - self._services.system.monotonic()
         if left <= 0:
-            attempt.went_silent(limit)
+            attempt.time_out_heartbeat(limit)
         else:
-            self._silence.arm(left, self._listen)
+            self._silence.arm(left, self._check_heartbeat)
 
-    # what follows
+    # turns
 
     def settle(self, reading: ClockReading) -> None:
-        """Begin, write or wait."""
+        """Begin the attempt, write a turn, or wait."""
         if self.stage is not Stage.ACTIVE:
             return
         if self._forced is None and self._after is None:
             if self.run.deadline <= reading.now:
-                self._force(expired(self.run, self._services))
+                self._end_as(fail_expired(self.run, self._services))
                 return
-            if self._attempt is None and not (self._orders is not None and self._orders.holds_back):
-                if self._not_before > reading.now + EARLY:
+            if self._attempt is None and not (self._orders is not None and self._orders.blocks_steps):
+                if self._not_before > reading.now + CLOCK_TOLERANCE:
                     self._after = Park(self._not_before, Reason.RETRY, self.seen)
                 else:
                     self._start(reading)
@@ -306,10 +306,12 @@ class ActivityRun(HeldRun):
         if services.owner.stopping:
             return
         if not reading.may_start:
-            self._wakeup.arm(LEASE_RECHECK, self._look_again)
+            self._wakeup.arm(LEASE_RECHECK, self._recheck)
             return
-        if (barred := services.gatekeeper.barred(self.run)) is not None:
-            self._after = Finish(Status.FAILED, replace(Failure.of(barred, services.codec), given_up="fatal").to_json())
+        if (breaker_error := services.gatekeeper.breaker_error(self.run)) is not None:
+            self._after = Finish(
+                Status.FAILED, replace(Failure.of(breaker_error, services.codec), given_up="fatal").to_json()
+            )
             return
         policy = self._policy()
         self._attempt = ActivityAttempt(
@@ -318,14 +320,14 @@ class ActivityRun(HeldRun):
         )  # fmt: skip
         self._attempt.start(services.threads, self.run.deadline)
         if self._settings.heartbeat is not None:
-            self._silence.arm(self._settings.heartbeat, self._listen)
+            self._silence.arm(self._settings.heartbeat, self._check_heartbeat)
         self._wake_at_deadline(reading)
 
     def _wake_at_deadline(self, reading: ClockReading) -> None:
-        self._wakeup.arm(min(LOOK, max(0.0, (self.run.deadline - reading.now) / 1e6)), self._look_again)
+        self._wakeup.arm(min(DEADLINE_RECHECK, max(0.0, (self.run.deadline - reading.now) / 1e6)), self._recheck)
 
     @guarded
-    def _look_again(self) -> None:
+    def _recheck(self) -> None:
         reading = self._services.read_clock()
         self.settle(reading)
         if self._attempt is not None and self._cancelled is None:
@@ -341,7 +343,7 @@ class ActivityRun(HeldRun):
         )
 
     def make_turn(self, reading: ClockReading) -> Turn | None:
-        """See `TurnAuthor`."""
+        """Make the run's next turn; None if there is nothing to write."""
         if self.stage is not Stage.ACTIVE:
             return None
         self._verdict_next = state = self._next_state()
@@ -354,7 +356,7 @@ class ActivityRun(HeldRun):
             key = f"heartbeat:{self.lease.token}"
             outputs.append(NewOutput(kind=OutputKind.HEARTBEAT, name="", payload=self._details, key=key))
             self._details = None
-            self._may_write_details_at = self._services.system.monotonic() + BEAT_APART
+            self._may_write_details_at = self._services.system.monotonic() + HEARTBEAT_INTERVAL
         if self._interruption is not None and isinstance(state, Release):
             outputs.append(self._interruption)
         record, self._record = self._record, None
@@ -382,7 +384,7 @@ class ActivityRun(HeldRun):
         return steered or (Release() if self._services.owner.stopping else None)
 
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
-        """See `TurnAuthor`."""
+        """Go on after a commit, or let go of the run."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
         if self.stage is Stage.OVER:
@@ -393,12 +395,12 @@ class ActivityRun(HeldRun):
             self._services.owner.unread(self)
         elif verdict is TurnOutcome.AWAKE or after is None:
             self.settle(reading)
-            self._say()
+            self._write_progress()
         else:
-            self._finish_here(after)
+            self._let_go(after)
 
     def drop(self) -> None:
-        """Let go at once. Writes nothing."""
+        """Let go of the run at once, writing nothing."""
         self.stage = Stage.OVER
         self._cancel_attempts()
         self._wakeup.disarm()
@@ -414,10 +416,10 @@ class ActivityRun(HeldRun):
             self._take_details(attempt)
 
 
-async def recall(activity: ActivityRun, store: Store, system: System) -> None:
+async def read_earlier_attempts(held: ActivityRun, store: Store, system: System) -> None:
     """Read the last heartbeat and the interruptions of an activity and hand them over; repeat until the store answers."""
-    run_id, token = activity.run.id, activity.run.token
-    while activity.stage is Stage.REPLAYING:
+    run_id, token = held.run.id, held.run.token
+    while held.stage is Stage.REPLAYING:
         try:
             heartbeats = await store.outputs(run_id, OutputKind.HEARTBEAT, "", -1, 1)
             found = await interruptions_since_requeue(store, run_id) if token >= EARLIEST_TOKEN else ()
@@ -426,5 +428,5 @@ async def recall(activity: ActivityRun, store: Store, system: System) -> None:
             await system.sleep(0.2)
         else:
             details = heartbeats[0].payload if heartbeats else None
-            asyncio.get_running_loop().call_soon(activity.recalled, details, found)
+            asyncio.get_running_loop().call_soon(held.take_earlier_attempts, details, found)
             return

@@ -1,7 +1,8 @@
-"""Whose turn it is to commit for a run.
+"""The exclusive right to commit for a run, which a transaction step needs.
 
-A run has at most one commit in flight, whoever issues it. So a transaction of the workflow's gets the run's seal when everything
-before it is durable, and until it has ended nothing else happens to the run: what comes in is kept, in order, for afterwards.
+A run has at most one commit in flight. A transaction step commits by itself, so it gets the run's commit lock once
+everything before it is durable. Until it has ended, nothing else happens to the run: results and messages that come in
+are kept, in order, for afterwards.
 """
 
 from __future__ import annotations
@@ -21,67 +22,67 @@ if TYPE_CHECKING:
     from perdure.worker.services import Services
 
 
-#: How often a transaction that the database interrupted is begun again before that counts as a failed attempt, and the longest
-#: pause in between, in microseconds.
+#: Interruptions by the database after which the next one counts as a failed attempt, and the longest pause before the
+#: transaction begins again, in microseconds.
 _TRIES = 5
 _PAUSE = 50_000
 
 
 class CommitLock:
-    """The seal of one held run."""
+    """The commit lock of one run."""
 
     def __init__(self, held: WorkflowRun, services: Services) -> None:
         self._held = held
         self._services = services
-        self._wanting: list[TransactionAttempt] = []
+        self._requests: list[TransactionAttempt] = []
         self._holder: TransactionAttempt | None = None
-        self._kept: list[tuple[Attempt, Any, BaseException | None]] = []
-        self._released = False
-        #: How often the database has interrupted each, by location.
+        self._results: list[tuple[Attempt, Any, BaseException | None]] = []
+        self._release_later = False
+        #: By location, how often the database has interrupted the transaction.
         self._interruptions: dict[str, int] = {}
 
     def attempt(self, operation: StepOperation, now: int) -> TransactionAttempt:
-        """An attempt that will want it."""
+        """Make an attempt that will request the lock."""
         return TransactionAttempt(operation, self._held.run, now, self._services, self._held, self)
 
-    def want(self, attempt: TransactionAttempt) -> None:
-        """Give it to that attempt when it is its turn."""
-        self._wanting.append(attempt)
+    def request(self, attempt: TransactionAttempt) -> None:
+        """Grant the lock to an attempt when it is next in line."""
+        self._requests.append(attempt)
         if attempt.begun:
-            # From a callback of its own: this may be a task, in which no workflow code may run.
+            # A callback of its own: the caller may be a task, in which no workflow code may run.
             asyncio.get_running_loop().call_soon(self._settle)
 
     def may_begin_again(self, location: str) -> bool:
-        """Whether a transaction that the database interrupted is not yet one too many."""
+        """Count an interruption by the database; False if the attempt has to fail now."""
         count = self._interruptions[location] = self._interruptions.get(location, 0) + 1
         return count < _TRIES
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody waits for it."""
-        if self._wanting:
-            self._wanting = [attempt for attempt in self._wanting if attempt.wanted]
-        return bool(self._wanting)
+    def is_requested(self) -> bool:
+        """True if an attempt waits for the lock."""
+        if self._requests:
+            self._requests = [attempt for attempt in self._requests if attempt.wanted]
+        return bool(self._requests)
 
     def grant(self) -> bool:
-        """Give it away, if everything is durable and somebody wants it; whether that was done."""
-        if not self.wanted:
+        """Grant the lock to the first attempt in line if everything is durable; True if it was granted."""
+        if not self.is_requested:
             return False
-        grant = self._held.lock_commits(emitted=self._wanting[0].has_pending)
+        grant = self._held.lock_commits(emitted=self._requests[0].has_pending)
         if grant is None:
             return False
-        self._holder = self._wanting.pop(0)
+        self._holder = self._requests.pop(0)
         self._holder.granted(grant)
         return True
 
     def release_later(self) -> None:
         """Give the run back as soon as the transaction has ended."""
-        self._released = True
+        self._release_later = True
 
-    def took(self, attempt: Attempt, result: Any, error: BaseException | None, reading: ClockReading) -> bool:
-        """Deal with the end of an attempt; False if that is as the end of any step."""
+    def attempt_ended(self, attempt: Attempt, result: Any, error: BaseException | None, reading: ClockReading) -> bool:
+        """Handle the end of an attempt; False if the run is to handle it as that of an ordinary step."""
         if self._holder is not None and self._holder is not attempt:
-            self._kept.append((attempt, result, error))
+            self._results.append((attempt, result, error))
             return True
         held = self._held
         if self._holder is attempt:
@@ -110,14 +111,14 @@ class CommitLock:
             self._held.block(error)
 
     def _catch_up(self, reading: ClockReading) -> None:
-        """Let happen what has come in meanwhile, until somebody else has the seal."""
+        """Apply what came in while the lock was held, until another attempt gets it."""
         held = self._held
-        kept, self._kept = self._kept, []
+        kept, self._results = self._results, []
         for attempt, result, error in kept:
             held.step_ended(attempt, result, error, reading)
         if held.stage is Stage.ACTIVE:
             held.take_backlog()
-        if self._released and held.stage is Stage.ACTIVE:
-            self._released = False
+        if self._release_later and held.stage is Stage.ACTIVE:
+            self._release_later = False
             held.release()
         held.settle(reading)

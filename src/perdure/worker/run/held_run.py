@@ -1,4 +1,4 @@
-"""A run in a worker's hands, as the worker sees it: a workflow's (`WorkflowRun`) or an activity's (`ActivityRun`)."""
+"""A run that a worker holds: what a workflow's run (`WorkflowRun`) and an activity's run (`ActivityRun`) share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from perdure.worker.alarm import Wakeup
 from perdure.worker.callbacks import ClockReading
 from perdure.worker.commit.attempt_log import RUN
 from perdure.worker.run.orders import RunOrders
-from perdure.worker.run.policy import set_aside
+from perdure.worker.run.policy import block_for
 from perdure.worker.services import Services
 
 
 class Stage(Enum):
-    """Where a held run stands."""
+    """Stage of a held run."""
 
     REPLAYING = auto()
     ACTIVE = auto()
-    #: One of its transactions is about to commit, and nothing else happens to it meanwhile.
+    #: A transaction step is about to commit; nothing else happens to the run meanwhile.
     LOCKED = auto()
     PARKED = auto()
     OVER = auto()
@@ -36,9 +36,9 @@ logger = logging.getLogger("perdure.worker")
 
 
 class HeldRun(ABC):
-    """See the module."""
+    """Base class of runs that a worker holds a lease on."""
 
-    #: What its end is the end of.
+    #: Kind of thing whose end the log reports: a run or an activity.
     scope = RUN
 
     def __init__(self, claimed: ClaimedRun, services: Services) -> None:
@@ -59,12 +59,12 @@ class HeldRun(ABC):
 
     @property
     def inbox_known(self) -> int:
-        """Up to which entry it knows what is in its inbox, taken in or not."""
+        """Number of the last inbox entry that this run knows of, taken in or not."""
         kept_for_later = self._backlog[-1].seq if self._backlog else 0
         return max(self.seen, kept_for_later, 0 if self._orders is None else self._orders.inbox_known)
 
     def take_backlog(self) -> bool:
-        """Receive what came in before it could be, and read on if that may not be all; False if there was nothing."""
+        """Receive the entries that came in too early; False if there were none. Reads on after a full page."""
         backlog, self._backlog = self._backlog, []
         if not backlog:
             return False
@@ -76,11 +76,11 @@ class HeldRun(ABC):
     @property
     @abstractmethod
     def idle(self) -> bool:
-        """Whether nothing of it is under way."""
+        """True if no step and no commit is under way."""
 
     @abstractmethod
     def begin(self, reading: ClockReading, /) -> None:
-        """Take it up. From a plain callback of the loop."""
+        """Begin to execute the run. Called from a plain callback of the loop."""
 
     @abstractmethod
     def receive(self, messages: Iterable[Message], /) -> None:
@@ -88,26 +88,26 @@ class HeldRun(ABC):
 
     @abstractmethod
     def settle(self, reading: ClockReading) -> None:
-        """Look at where it stands, and write, begin something or wait."""
+        """Check what is to be done now: write a turn, begin a step, or wait."""
 
     @abstractmethod
     def make_turn(self, reading: ClockReading) -> Turn | None:
-        """See `TurnAuthor`."""
+        """Make the run's next turn; None if there is nothing to write."""
 
     @abstractmethod
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
-        """See `TurnAuthor`."""
+        """Handle the verdict on the turn that was made last."""
 
     @abstractmethod
     def emitted(self) -> None:
-        """See `EmittingRun`."""
+        """Note that emitted items are pending. Called from a plain callback of the loop."""
 
     def credentials(self) -> Mapping[str, Any]:
-        """See `ResultRecipient`."""
+        """Return what the caller of `Engine.execute` gave for this run. Called from any thread."""
         return self._services.credentials(self.run.id)
 
-    def _stopped(self, last: int, steps: tuple[str, ...]) -> NewOutput:
-        """Say that the worker stops before these have ended; `last` is the number of the run's last record."""
+    def _stop_notice(self, last: int, steps: tuple[str, ...]) -> NewOutput:
+        """Make the notice that the worker stopped before these steps had ended; `last`: number of the last record."""
         run = self.run
         interruption = Interruption(
             worker=self._services.actor(), reason=STOPPED, generation=run.generation, attempt=run.attempt, last=last,
@@ -119,19 +119,19 @@ class HeldRun(ABC):
         """Give the run back unfinished, as it is."""
         if self.stage in (Stage.ACTIVE, Stage.REPLAYING):
             self._cancel_attempts()
-            self._force(Release())
+            self._end_as(Release())
 
     @abstractmethod
     def drop(self) -> None:
-        """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
+        """Let go of the run at once, writing nothing: the lease is lost, or the memory is needed."""
 
     def block(self, error: Exception) -> None:
-        """Code, history and data do not fit together; nothing of this pass is written."""
+        """Block the run because code, history and data do not fit together. Nothing else of this pass is written."""
         known = isinstance(error, PerdureError)
         logger.error("run %s is blocked: %s", self.run.id, error, exc_info=None if known else error)
-        self._force(set_aside(error, self._services))
+        self._end_as(block_for(error, self._services))
 
-    def _force(self, state: NextState) -> None:
+    def _end_as(self, state: NextState) -> None:
         self._cancel_attempts()
         self._forced = state
         self.stage = Stage.ACTIVE
@@ -141,12 +141,12 @@ class HeldRun(ABC):
     def lose(self) -> None:
         """Let go of a run whose lease another worker has."""
         logger.warning("lease_lost: run %s was taken over by another worker", self.run.id)
-        self._finish_here()
+        self._let_go()
 
-    def _finish_here(self, after: NextState | None = None) -> None:
+    def _let_go(self, after: NextState | None = None) -> None:
         self.drop()
         self._services.owner.ended(self, after)
 
     @abstractmethod
     def _cancel_attempts(self) -> None:
-        """Nobody wants the results of what is under way."""
+        """Cancel what is under way; its results are not needed any more."""

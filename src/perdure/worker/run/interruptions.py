@@ -1,8 +1,8 @@
 """Attempts at steps that an earlier holder of a run did not finish.
 
-A step costs one row, when it ends; its beginning is not written. So at a takeover it is known which steps were open, and not which of
-them had begun: a step that was asked for when the worker was lost is taken to have been interrupted, unless it was waiting for its next
-attempt or for a limit. A worker that stops in order names the steps.
+A step costs one row, when it ends; its beginning is not written. So a takeover knows which steps were open, and not
+which of them had begun: a step that was open when the worker was lost counts as interrupted, unless it was waiting for
+its next attempt or for a limit. A worker that stops in order names the steps.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ logger = logging.getLogger("perdure.worker")
 EARLIEST_TOKEN = 3
 
 
-async def recall_interruptions(held: WorkflowRun, store: Store, system: System) -> None:
-    """Read the interruptions of a run and hand them over, as often as it takes."""
+async def read_interruptions(held: WorkflowRun, store: Store, system: System) -> None:
+    """Read the interruptions of a run and hand them over. Retries until the database answers."""
     while held.stage is Stage.REPLAYING:
         try:
             found = await interruptions(store, held.run.id)
@@ -41,7 +41,7 @@ async def recall_interruptions(held: WorkflowRun, store: Store, system: System) 
             logger.warning("cannot read the interruptions of run %s, trying again: %s", held.run.id, error)
             await system.sleep(0.2)
         else:
-            asyncio.get_running_loop().call_soon(held.recalled, found)
+            asyncio.get_running_loop().call_soon(held.take_interruptions, found)
             return
 
 
@@ -52,9 +52,10 @@ def count_interruptions(
     failures: Sequence[Record],
     run: Run,
 ) -> dict[str, int]:
-    """How many attempts at each open step were interrupted, where there are any.
+    """Count the interrupted attempts at each open step that has any.
 
-    `asked`: by location, the record that led to the step; those that are not there were asked for before the first.
+    `asked`: by location, the number of the record that led to the step. Steps that are missing there were asked for
+    before the first record.
     """
     relevant = [one for one in found if (one.generation, one.attempt) == (run.generation, run.attempt)]
     failed = {record.location: record for record in failures}

@@ -1,7 +1,7 @@
-"""What a run in a worker's hands was told by those who steer it: to pause, to go on, to leave.
+"""Orders to a held run: pause, resume, move to another worker.
 
-A pause lasts from its entry in the inbox to the next RESUME or CANCEL there. Until then that entry and all behind it stay unread: a
-worker that takes the run up anew finds them again. So the pause is as durable as the inbox is.
+A pause lasts from its entry in the inbox to the next RESUME or CANCEL there. Until then that entry and all behind it
+stay unread, so a worker that claims the run anew finds them again: the pause is as durable as the inbox.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from perdure.worker.run.held_run import HeldRun
     from perdure.worker.services import Services
 
-#: What only the worker is told; the history has no record of it.
+#: Orders to the worker alone; the history has no record of them.
 UNRECORDED = frozenset({RecordKind.PAUSE, RecordKind.RESUME, RecordKind.EVICT, RecordKind.CALL})
 
 
 class RunOrders:
-    """See the module. A run has none before it is told something."""
+    """Orders that one run has received. A run has none of these before its first order."""
 
     def __init__(self, held: HeldRun, services: Services) -> None:
         self._held = held
         self._services = services
-        #: Up to which entry the inbox was looked at, whether that was taken in or not.
+        #: Number of the last inbox entry that was examined, taken in or not.
         self.inbox_known = held.seen
         self.paused = False
-        #: It is to go to another worker, and whether it is known to which.
+        #: Whether the run is to move, and whether the worker that it goes to is known.
         self._moves = False
         self._leaves = False
         self._home: str | None = None
         self._withheld: list[Message] = []
 
     @property
-    def holds_back(self) -> bool:
-        """Whether nothing new is to begin."""
+    def blocks_steps(self) -> bool:
+        """True if no new step may begin."""
         return self.paused or self._moves
 
-    def sift(self, messages: Iterable[Message]) -> list[Message]:
-        """Those of the entries that may be taken in now, and that were not given before."""
+    def accept(self, messages: Iterable[Message]) -> list[Message]:
+        """Return the new entries that may be taken in now. A pause withholds those behind it."""
         free: list[Message] = []
         for message in messages:
             if message.seq <= self.inbox_known:
@@ -69,7 +69,10 @@ class RunOrders:
         return free
 
     def leave(self, home: str | None) -> None:
-        """Go when nothing is under way, which is not waited for without end; others leave the run to that worker for a reading."""
+        """Give the run to another worker once nothing is under way, or when the grace period ends.
+
+        For a short time, workers other than `home` do not claim it.
+        """
         self._leaves, self._home = True, home
         services = self._services
         services.system.call_later(services.options.grace, self._held.release)
@@ -79,7 +82,10 @@ class RunOrders:
             self._held.block(error)
 
     def next_state(self, *, ended: bool) -> NextState | None:
-        """What becomes of a run with nothing under way; `ended`: it has an outcome, with which it will go on later."""
+        """Next state of a run with nothing under way; None if no order decides it.
+
+        `ended`: the workflow has an outcome with which the run goes on later (continue as new).
+        """
         if self.paused:
             return Park(self._held.run.deadline, Reason.PAUSED, self.inbox_known)
         return Release(self._home) if self._leaves and not ended else None
@@ -88,7 +94,7 @@ class RunOrders:
 logger = logging.getLogger("perdure.worker")
 
 
-async def move(
+async def relocate(
     run: Run,
     leave: Callable[[str | None], None],
     worker_id: str,
@@ -96,7 +102,7 @@ async def move(
     system: System,
     stand_off: Callable[[], None],
 ) -> None:
-    """Say where the run goes, and see to it that this worker does not take it back at once."""
+    """Find another worker for a run and tell the run. This worker does not claim it back at once."""
     home = None
     try:
         home = await _other_worker(run, worker_id, store, system)
@@ -108,7 +114,7 @@ async def move(
 
 
 async def _other_worker(run: Run, worker_id: str, store: Store, system: System) -> str | None:
-    """A worker that lives and serves the run, other than this one; None if there is none."""
+    """Id of a random live worker, other than this one, that serves the run; None if there is none."""
     now = store.clock()
     others = [
         worker.id

@@ -1,4 +1,4 @@
-"""What follows: from a failure another attempt or the end, from open operations what to wait for."""
+"""Decides what happens next: retry or fail after an error; wake-up time and reason when parking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.workflow.runtime import Subscription
 
 
 class NextAttempt(Struct, frozen=True):
-    """Another attempt follows."""
+    """Time of the next attempt at a step."""
 
     #: Attempts used up so far.
     attempts: int
@@ -32,15 +32,13 @@ class NextAttempt(Struct, frozen=True):
 def after_failed_attempt(
     operation: StepOperation, number: int, error: BaseException, services: Services, deadline: int, now: int
 ) -> NextAttempt | None:
-    """When to try a step again; None if this was its last attempt, or the next would come after the run's deadline."""
+    """Time of the next attempt at a step; None if this was the last, or the next would miss the run's deadline."""
     requested = policy_of(operation, services).requested_delay(error, now)
     if requested is not None:
         again = NextAttempt(number - 1, now + int(requested * 1e6))
         return again if again.retry_at < deadline else None
     if isinstance(error, UsageError):
-        return (
-            None  # a result that cannot be stored, or a misuse of Perdure: trying again repeats the effect for nothing
-        )
+        return None  # a misuse of Perdure, such as a result that cannot be stored: a retry would only repeat the effect
     delay = policy_of(operation, services).next_delay(number, error, services.system.random())
     if delay is None:
         return None
@@ -49,7 +47,7 @@ def after_failed_attempt(
 
 
 def why_given_up(operation: StepOperation, number: int, error: BaseException, services: Services) -> str:
-    """Why no other attempt follows: the error makes it useless, or else time or attempts are used up."""
+    """Reason why no attempt follows: `fatal` if the error makes it useless, otherwise `exhausted`."""
     policy = policy_of(operation, services)
     if policy.attempts is not None and number >= policy.attempts:
         return "exhausted"
@@ -57,7 +55,7 @@ def why_given_up(operation: StepOperation, number: int, error: BaseException, se
 
 
 def policy_of(operation: StepOperation, services: Services) -> Retry:
-    """When a step is tried again: by its own policy, or the worker's."""
+    """Retry policy of a step: its own, or else the worker's."""
     policy = operation.request.options.retry
     return policy if isinstance(policy, Retry) else services.options.retry
 
@@ -65,7 +63,7 @@ def policy_of(operation: StepOperation, services: Services) -> Retry:
 def after_failed_run(
     run: Run, policy: Retry | None, outcome: RunOutcome, services: Services, now: int
 ) -> RetryLater | None:
-    """When to try the whole run again; None if it has failed for good."""
+    """Next attempt at the whole run; None if it has failed for good."""
     error = outcome.error
     delay = None if error is None else delay_of_run(run, policy, error, services.system.random())
     if delay is None:
@@ -76,14 +74,14 @@ def after_failed_run(
 
 
 def delay_of_run(run: Run, policy: Retry | None, error: BaseException, random: float) -> float | None:
-    """How many seconds after its failure a whole run is tried again; None if not at all."""
+    """Seconds until a failed run is tried again; None if it is not."""
     if policy is None or isinstance(error, Fatal):
         return None
     return policy.next_delay(run.attempt, error, random)
 
 
 def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: int) -> int:
-    """When a run has something to do by itself: its first timer, its next attempt at a step, its deadline."""
+    """Next time at which a run has to act by itself: its first timer, the next attempt at a step, its deadline."""
     wake = deadline
     timer = execution.next_timer() if execution.timers.heap else None
     if timer is not None and timer.due < wake:
@@ -94,7 +92,7 @@ def next_wake(execution: Execution, ready: Iterable[StepOperation], deadline: in
     return wake
 
 
-def end_with(
+def state_after_outcome(
     outcome: RunOutcome,
     execution: Execution,
     draft: TurnDraft,
@@ -104,18 +102,23 @@ def end_with(
     services: Services,
     now: int,
 ) -> NextState:
-    """What follows from a workflow's outcome: another attempt, or the end, for the children that nobody waits for too."""
+    """Next state of a run whose workflow has an outcome.
+
+    That is another attempt, the next generation, or the end. At the end, children that are bound to the run are
+    stopped.
+    """
     if outcome.final is False or (
         outcome.status is Status.FAILED and not execution.cancel_requested and not outcome.final
     ):
         again = after_failed_run(run, policy, outcome, services, now)
         if again is not None:
-            # It takes its children up again, and at once what has come too late for this attempt: a cancellation.
+            # The next attempt takes the children up again. A cancellation that came too late for this attempt ends it
+            # at once.
             return replace(again, wake_at=now) if execution.cancel_requested else again
     for orphan in execution.orphans:
         draft.stop_child(orphan, run)
     if outcome.renewed is not None and not execution.cancel_requested:
-        # Nobody else's key begins with a space.
+        # No other key begins with a space.
         carried = [(name, payload, f" kept:{run.generation}:{seq}") for name, seq, payload in execution.unreceived()]
         return ContinueAsNew(outcome.renewed.type, outcome.payload or "{}", seen, tuple(carried), draft.read)
     if outcome.renewed is not None:
@@ -126,7 +129,7 @@ def end_with(
 
 
 def reason_to_wait(execution: Execution) -> Reason:
-    """What a run with nothing under way waits for, named by what a person would ask about first."""
+    """Reason to park a run with nothing under way: the first of message, child, retry, timer."""
     if execution.awaited_messages():
         return Reason.MESSAGE
     kinds = {operation.kind for operation in execution.open_operations()}
@@ -135,13 +138,13 @@ def reason_to_wait(execution: Execution) -> Reason:
     return Reason.RETRY if RecordKind.STEP in kinds else Reason.TIMER
 
 
-def set_aside(error: Exception, services: Services) -> Block:
-    """Block a run whose code does not follow its history, or whose data cannot be worked with."""
+def block_for(error: Exception, services: Services) -> Block:
+    """Make the state of a run whose code does not follow its history, or whose data cannot be decoded."""
     reason = Reason.DIVERGED if isinstance(error, Diverged) else Reason.UNDECODABLE
     return Block(reason, Failure.of(error, services.codec).to_json())
 
 
-def expired(run: Run, services: Services) -> Finish:
-    """Fail a run that is past its deadline."""
+def fail_expired(run: Run, services: Services) -> Finish:
+    """Make the end of a run that is past its deadline."""
     error = Expired(f"run {run.id!r} ({run.type}) was not finished by its deadline")
     return Finish(Status.FAILED, Failure.of(error, services.codec).to_json(), "schedule_to_close")

@@ -1,4 +1,4 @@
-"""What a run's next turn will carry besides its records."""
+"""Contents of a run's next turn, besides its records."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from perdure.replay.operations import ChildOperation
 from perdure.workflow.child import cancel_key
 from perdure.workflow.runtime import Effect
 
-#: How many of the messages that a run has taken in, and of the lines of its trail, outlive a trimming of its history.
+#: Messages that a run has taken in, and events of its audit trail, that outlive a trimming of its history.
 REMEMBERED = 300
 
 
 class TurnDraft(Struct):
-    """Children to start and to stop, gathered until the turn is made."""
+    """Effects of a run, gathered until its next turn is made."""
 
     _codec: Codec
     children: dict[str, NewRun] = {}
     sends: list[NewMessage] = []
-    #: Singletons of which the turn that was made last has started runs, and of which the next one will.
+    #: Singletons of which the last turn started runs, and of which the next one will.
     singletons_started: tuple[str, ...] = ()
     _singletons_to_start: tuple[str, ...] = ()
-    #: Whether a record waits to be saved that is not an ephemeral step's.
+    #: Whether an unsaved record is not an ephemeral step's, so that it has to be written soon.
     urgent: bool = False
-    #: Whether there is something that has to leave soon.
+    #: Whether effects have to be written soon.
     filled: bool = False
     _outputs: list[NewOutput] = []
     _listening: dict[str, bool] = {}
     _trim: Trim | None = None
-    #: Up to which entry of the inbox records were made since the last turn. Some of them may be trimmed already.
+    #: Number of the last inbox entry that a record was made of since the last turn. The record may be trimmed already.
     read: int = 0
     _unrecorded: int = 0
     _carried: int = 0
 
     def add(self, effects: Iterable[Effect]) -> None:
-        """What the workflow did without waiting for it."""
+        """Add effects of the workflow: outputs, messages, new runs, subscriptions."""
         for effect in effects:
             self.filled = True
             if isinstance(effect, NewOutput):
@@ -55,26 +55,29 @@ class TurnDraft(Struct):
             else:
                 self._listening[effect.topic] = effect.on
 
-    def show(self, items: list[NewOutput]) -> None:
+    def add_items(self, items: list[NewOutput]) -> None:
         """Add items that steps have emitted."""
         if items:
             self._outputs += items
             self.filled = True
 
     def took_in(self, entry: int) -> None:
-        """An entry of the inbox was taken in and left no record."""
+        """Note that an inbox entry was taken in and left no record."""
         self._unrecorded = entry
 
     def carry(self, entry: int) -> None:
-        """The inbox up to an entry goes into the next generation, if the run begins anew, and else stays unread."""
+        """Note that the inbox up to an entry goes into the next generation; without one, it stays unread."""
         self._carried = entry
 
     def trim(self, records: tuple[tuple[int, int], ...], seen: int) -> None:
-        """What is not needed any more. It leaves with what comes next anyway."""
+        """Delete records that are not needed any more, with the next turn. This alone does not cause a turn."""
         self._trim = Trim(records=records, inbox=max(0, seen - REMEMBERED), events=REMEMBERED)
 
     def start_child(self, operation: ChildOperation, parent: Run, max_depth: int, now: int) -> None:
-        """Create a run; its id follows from the parent's location, so asking twice creates one. Raises `EncodeError`."""
+        """Start a child with the next turn. Raises `EncodeError`.
+
+        Its id follows from the parent's location, so that asking twice creates one run.
+        """
         options = operation.options
         placed = operation.call.place(now, options.queue, options.priority, min(options.deadline, parent.deadline))
         self.filled = True
@@ -103,9 +106,9 @@ class TurnDraft(Struct):
             self._singletons_to_start = (*self._singletons_to_start, single.name)
 
     def stop_child(self, operation: ChildOperation, parent: Run) -> None:
-        """Tell a child that its result is not wanted any more, or do not start it in the first place."""
-        # One that is waited for all the same has to be there to end. And an earlier holder of the lease may have started it, with
-        # no record that would say so.
+        """Cancel a child whose result is not needed, or do not start it in the first place."""
+        # A child that the run still waits for has to exist in order to end. And an earlier holder of the lease may have
+        # started the child without a record of it.
         spared = not operation.open and self.children.pop(operation.child_id, None) is not None
         if not spared or parent.token > 1:
             reason = self._codec.encode(f"its parent {parent.id!r} no longer waits for it", "reason")
@@ -117,18 +120,18 @@ class TurnDraft(Struct):
             )
         self.filled = bool(self.children or self.sends or self._outputs or self._listening)
 
-    def start_nobody(self) -> None:
-        """The run is over; children that were about to be started are not."""
+    def drop_children(self) -> None:
+        """Drop children that were about to be started: the run is over."""
         self.children = {id: new for id, new in self.children.items() if new.parent_id is None}
 
     def clear_all_but_emitted(self) -> None:
-        """Forget everything except the items of steps, which stay whatever becomes of the workflow."""
+        """Clear everything except the items of steps, which stay whatever becomes of the workflow."""
         emitted = [output for output in self._outputs if source_of(output.key)]
         self.clear()
-        self.show(emitted)
+        self.add_items(emitted)
 
     def clear(self) -> None:
-        """Forget what was gathered."""
+        """Forget everything that was gathered."""
         self.children.clear()
         self.sends.clear()
         self._outputs.clear()
@@ -138,7 +141,7 @@ class TurnDraft(Struct):
         self.read = 0
 
     def turn(self, lease: Lease, records: tuple[Record, ...], next: NextState | None) -> Turn:
-        """The turn; the draft is empty afterwards."""
+        """Make the turn and empty the draft."""
         self.urgent = False
         if not (self.filled or self.read or self._unrecorded or self._carried or self._trim):
             return Turn(lease=lease, records=records, next=next)

@@ -1,7 +1,8 @@
-"""A run in a worker's hands: its lease, its execution, and what it has under way.
+"""A workflow's run while a worker holds it: its lease, its execution, and the steps under way.
 
-The rule that keeps it correct: completions are applied at once, but nothing leaves the run (no step begins, no child is started, no result
-is seen outside) before the records that led to it are durable. At most one turn is in flight; what comes meanwhile is the next one.
+The invariant: completions are applied at once, but nothing leaves the run (no step begins, no child is started, no
+result is visible outside) before the records that led to it are durable. At most one turn is in flight; what happens
+meanwhile goes into the next one.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from perdure.worker.run.orders import UNRECORDED, RunOrders
 from perdure.worker.run.policy import (
     after_failed_attempt,
     delay_of_run,
-    end_with,
-    expired,
+    fail_expired,
     next_wake,
     reason_to_wait,
+    state_after_outcome,
     why_given_up,
 )
 from perdure.worker.run.turn_draft import TurnDraft
@@ -59,26 +60,26 @@ from perdure.workflow.step import NO_STEP_SETTINGS
 
 logger = logging.getLogger("perdure.worker")
 
-#: Replay gives the worker's loop a turn after this long, in seconds.
+#: Replay yields to the worker's loop after this long, in seconds.
 REPLAY_SLICE = 0.004
 
-#: How soon to look again whether the lease is safe enough to begin a step, in seconds.
+#: Time until the lease is checked again when it was not safe enough to begin a step, in seconds.
 LEASE_RECHECK = 0.1
 
-# A member of an enum is slow to find by its class; these are looked at for every step.
+# Looking up an enum member through its class is slow; these are needed for every step.
 _ACTIVE, _OVER, _LOST, _AWAKE = Stage.ACTIVE, Stage.OVER, TurnOutcome.LOST, TurnOutcome.AWAKE
 _MESSAGE = RecordKind.MESSAGE
 
 
 class WorkflowRun(HeldRun):
-    """See the module."""
+    """A workflow's run that this worker holds."""
 
-    # What most runs never set is theirs by the class.
-    #: Whether items of its steps are pending that have to leave soon.
+    # Class attributes: most runs never set them.
+    #: Whether emitted items are pending that have to be written soon.
     _has_emitted = False
-    #: By location, how many attempts at steps earlier holders did not finish; None: not asked for.
+    #: By location, interrupted attempts of earlier holders; None: not read.
     _interrupted: dict[str, int] | None = None
-    #: Of this attempt at the run, what failed and was to be tried again, until that is known.
+    #: Failed attempts at steps in this attempt at the run, until the interruptions are counted.
     _failures: tuple[Record, ...] = ()
 
     def __init__(
@@ -96,19 +97,19 @@ class WorkflowRun(HeldRun):
 
     @property
     def last(self) -> int:
-        """The number of the last record that it has made; -1: none."""
+        """Number of the last record; -1 if there is none."""
         return -1 if self._execution is None else self._execution.next_seq - 1
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it is under way."""
+        """True if no step and no commit is under way."""
         return not self._attempts and not self._committing and self.stage is not Stage.REPLAYING
 
-    # taking up
+    # beginning and resuming
 
     @guarded
     def begin(self, reading: ClockReading) -> None:
-        """Start the workflow function and replay its history. From a plain callback of the loop."""
+        """Call the workflow function and replay its history. Called from a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING:
             return
         if self.run.deadline <= reading.now:
@@ -139,12 +140,12 @@ class WorkflowRun(HeldRun):
         for warning in self._execution.warnings:
             logger.warning("run %s: %s", self.run.id, warning)
         if self._execution.replayed:
-            # A child start rides in the turn of the record that led to it, so with any record durable they all are.
+            # The start of a child is part of the turn of the record that led to it, so it is durable with the record.
             fresh, known = self._execution.fresh, self._execution.known
             fresh[:known] = [operation for operation in fresh[:known] if not isinstance(operation, ChildOperation)]
             del self._execution.effects[: self._execution.known_effects]
         elif self.run.attempt == self.run.generation == 1:
-            # One whose outcome has come was started; a start that is repeated is looked up.
+            # A child whose outcome has arrived was started; a repeated start would only be looked up.
             told = {message.name for message in self._backlog if message.kind is RecordKind.CHILD}
             self._execution.fresh = [
                 operation
@@ -155,11 +156,11 @@ class WorkflowRun(HeldRun):
 
     def _replayed(self, reading: ClockReading) -> None:
         if self.run.token >= EARLIEST_TOKEN and self._interrupted is None and self._open_steps():
-            # An earlier holder may have begun these, and not parked.
-            self._services.owner.recall_interruptions(self)
+            # An earlier holder may have begun these steps without parking the run.
+            self._services.owner.read_interruptions(self)
             return
         self.stage = Stage.ACTIVE
-        # What an earlier attempt got done comes before what has arrived since, so that a cancellation finds it done.
+        # Results of an earlier attempt come before what has arrived since, so that a cancellation finds them.
         self._collect(reading.now)
         if not self.take_backlog():
             self.settle(reading)
@@ -169,8 +170,8 @@ class WorkflowRun(HeldRun):
         return [one for one in self._execution.fresh if isinstance(one, StepOperation) and one.open]
 
     @guarded
-    def recalled(self, found: Sequence[Interruption]) -> None:
-        """Take the interruptions of the run. From a plain callback of the loop."""
+    def take_interruptions(self, found: Sequence[Interruption]) -> None:
+        """Take the interruptions that were read for the run. Called from a plain callback of the loop."""
         if self.stage is not Stage.REPLAYING or self._execution is None:
             return
         asked, failures = self._execution.asked or {}, self._failures
@@ -180,7 +181,7 @@ class WorkflowRun(HeldRun):
 
     @guarded
     def resume(self, claimed: ClaimedRun) -> None:
-        """Go on after having been parked, under a new lease. Nobody has written the history since."""
+        """Go on in memory after a park, under a new lease. The history has not changed since."""
         self.run = claimed.run
         self.lease = claimed.lease
         self.stage = Stage.ACTIVE
@@ -190,7 +191,7 @@ class WorkflowRun(HeldRun):
         else:
             self.settle(reading)
 
-    # what happens to it
+    # events
 
     @guarded
     def receive(self, messages: Iterable[Message]) -> None:
@@ -198,22 +199,22 @@ class WorkflowRun(HeldRun):
         if self.stage is Stage.REPLAYING or self.stage is Stage.LOCKED:
             self._backlog.extend(messages)
             return
-        # What comes after it was decided to give the run up is for whoever takes it next.
+        # Entries that come after the run was given up are for its next holder.
         if self.stage is not _ACTIVE or self._execution is None or self._forced is not None:
             return
         reading = self._services.read_clock()
         messages = list(messages)
         if self._orders is not None or not UNRECORDED.isdisjoint([message.kind for message in messages]):
             self._orders = self._orders or RunOrders(self, self._services)
-            messages = self._orders.sift(messages)
+            messages = self._orders.accept(messages)
             if self._step_limits is not None:
-                self._step_limits.called(messages)
+                self._step_limits.ask_again(messages)
         self.seen = take_in(self._execution, self._draft, messages, self.seen, reading.now)
         self.settle(reading)
 
     def step_ended(self, attempt: Attempt, result: Any, error: BaseException | None, reading: ClockReading) -> None:
-        """See `ResultRecipient`."""
-        if self._commit_lock is not None and self._commit_lock.took(attempt, result, error, reading):
+        """Record the end of an attempt at a step and let the workflow go on."""
+        if self._commit_lock is not None and self._commit_lock.attempt_ended(attempt, result, error, reading):
             return
         execution, operation = self._execution, attempt.operation
         ended = self._attempts.pop(operation.location, None)
@@ -233,7 +234,7 @@ class WorkflowRun(HeldRun):
     def _record_result(
         self, execution: Execution, attempt: Attempt, result: Any, reading: ClockReading
     ) -> PerdureError | None:
-        """Record what a step returned, as the workflow will see it; the error if it cannot be stored or is of another type."""
+        """Record the result of a step; return the error if it cannot be stored or has the wrong type."""
         operation, codec = attempt.operation, self._services.codec
         returns = operation.request.spec.returns
         stored = codec.store_quickly(result, returns)
@@ -250,7 +251,7 @@ class WorkflowRun(HeldRun):
     def _record_failure(
         self, execution: Execution, attempt: Attempt, error: BaseException, reading: ClockReading
     ) -> bool:
-        """Record that an attempt failed; whether another follows."""
+        """Record that an attempt failed; True if another one follows."""
         operation, services, now = attempt.operation, self._services, reading.now
         failure = Failure.of(error, services.codec)
         number = attempt.number - attempt.interrupted
@@ -269,12 +270,12 @@ class WorkflowRun(HeldRun):
         return True
 
     def emit(self, attempt: Attempt, stream: str, value: object) -> None:
-        """See `ResultRecipient`."""
+        """Buffer an item that a step emits. Called from any thread."""
         self._services.emit_buffer.emit(self, attempt, stream, value)
 
     @guarded
     def emitted(self) -> None:
-        """See `EmittingRun`."""
+        """Write items that were emitted. Called from a plain callback of the loop."""
         if self.stage is not _ACTIVE and self.stage is not Stage.LOCKED:
             self._services.emit_buffer.take(self)
         elif self in self._services.emit_buffer.pending:
@@ -283,7 +284,7 @@ class WorkflowRun(HeldRun):
 
     def _take_emitted(self) -> None:
         self._has_emitted = False
-        self._draft.show(self._services.emit_buffer.take(self))
+        self._draft.add_items(self._services.emit_buffer.take(self))
 
     @guarded
     def _on_timer(self) -> None:
@@ -299,10 +300,10 @@ class WorkflowRun(HeldRun):
             execution.record(RecordKind.TIMER, timer.location, None, reading.now, started_at=timer.asked_at)
         self.settle(reading)
 
-    # what follows from it
+    # dispatching
 
     def settle(self, reading: ClockReading) -> None:
-        """Look at what the workflow asked for, and write, dispatch or wait."""
+        """Collect what the workflow asked for, then write a turn, begin steps, or wait."""
         if self.stage is not _ACTIVE:
             return
         now = reading.now
@@ -313,17 +314,17 @@ class WorkflowRun(HeldRun):
                 self._collect(now)
             durable = not (self._committing or execution.unsaved)
             if self._ready and (durable or execution.hasty or self.run.deadline <= now):
-                if self._orders is None or not self._orders.holds_back:
+                if self._orders is None or not self._orders.blocks_steps:
                     self._dispatch(reading, durable=durable)
             elif not (durable or self._committing) and self._draft.urgent and self._commit_lock is None:
-                # The usual run, one of whose steps has ended; what is asked below would come to the same.
+                # Shortcut for the usual case, a step that has ended; the checks below come to the same.
                 self._services.journal.submit(self)
                 return
         if self._committing or (self._commit_lock is not None and self._commit_lock.grant()):
             return
         if self._must_write(now):
             self._services.journal.submit(self)
-        # Of the usual run, which waits for nothing but a step, it is known that there is nothing to set.
+        # The usual run waits for a step only and needs no timer.
         elif (
             self._ready
             or self.run.deadline < FAR
@@ -339,19 +340,22 @@ class WorkflowRun(HeldRun):
         if type(first) is StepOperation and first.open and not (
             others or execution.dropped or execution.effects or execution.remembers
         ):  # fmt: skip
-            # As `_collect_all` does, for the usual run, which has asked for one step.
+            # Shortcut for the usual case, one new step; `_collect_all` would do the same.
             self._ready.append(first)
             execution.fresh = []
         else:
             if execution.effects and self._services.emit_buffer.pending:
-                # What steps emitted before they ended comes before what their workflow does then.
+                # Items that a step emitted come before what the workflow does after the step.
                 self._take_emitted()
             self._collect_all(execution, now)
         if self._step_limits is not None:
-            self._step_limits.tidy()
+            self._step_limits.release_unneeded()
 
     def _collect_all(self, execution: Execution, now: int) -> None:
-        """Put steps among those that are ready, and what leaves the run into its draft; stop what is not wanted any more."""
+        """Collect all that the workflow asked for and gave up.
+
+        Steps become ready, other effects go into the draft, and abandoned operations are stopped.
+        """
         while execution.fresh or execution.dropped or execution.effects:
             if execution.effects:
                 effects, execution.effects = execution.effects, []
@@ -361,7 +365,7 @@ class WorkflowRun(HeldRun):
                 self._give_up(operation)
             fresh, execution.fresh = execution.fresh, []
             for operation in fresh:
-                # With an outcome there is nobody left to be told of what was done before.
+                # A workflow that has an outcome needs no results of earlier attempts.
                 if not operation.open or (execution.outcome is None and execution.recall(operation, now)):
                     continue
                 if isinstance(operation, StepOperation):
@@ -381,13 +385,13 @@ class WorkflowRun(HeldRun):
             self._draft.stop_child(operation, self.run)
 
     def _start_child(self, execution: Execution, operation: ChildOperation, now: int) -> None:
-        """Have a child started by the run's next turn, or record at once that it cannot be."""
+        """Start a child with the run's next turn, or record that it cannot be started."""
         run, draft, options = self.run, self._draft, self._services.options
         try:
             _check_siblings(operation, run, options.open_children)
             draft.start_child(operation, run, options.child_depth, now)
         except PerdureError as error:
-            # Nobody may ever wait for it, and then this is the only word of it.
+            # The workflow may never await the child, so this may be the only report.
             logger.warning("run %s cannot start a child: %s", run.id, error)
             if execution.outcome is None:
                 draft.urgent = True
@@ -395,7 +399,7 @@ class WorkflowRun(HeldRun):
                 execution.record(RecordKind.CHILD, operation.location, failure, now, failed=True)
 
     def _dispatch(self, reading: ClockReading, *, durable: bool) -> None:
-        """Begin the steps that are due: once everything before them is durable, or, if they are ephemeral, at once."""
+        """Begin the steps that are due: once everything before them is durable, or at once if they are ephemeral."""
         if self.run.deadline <= reading.now:
             self._expire()
             return
@@ -424,7 +428,7 @@ class WorkflowRun(HeldRun):
             attempt.start(services.threads, self.run.deadline)
         self._ready = waiting
 
-    # writing
+    # turns
 
     def _must_write(self, now: int) -> bool:
         execution = self._execution
@@ -435,7 +439,7 @@ class WorkflowRun(HeldRun):
             return True
         if execution.unsaved and (self._draft.urgent or any(not operation.ephemeral for operation in self._ready)):
             return True
-        if execution.unsaved and self._commit_lock is not None and self._commit_lock.wanted:
+        if execution.unsaved and self._commit_lock is not None and self._commit_lock.is_requested:
             return True
         return not self._attempts and (
             self._may_park(now)
@@ -444,7 +448,7 @@ class WorkflowRun(HeldRun):
         )
 
     def _may_park(self, now: int) -> bool:
-        if self._step_limits is not None and self._step_limits.asks:
+        if self._step_limits is not None and self._step_limits.is_asking:
             return False
         for operation in self._ready:
             if operation.retry_at <= now:
@@ -462,7 +466,7 @@ class WorkflowRun(HeldRun):
         return self._orders is not None and self._orders.paused
 
     def make_turn(self, reading: ClockReading) -> Turn | None:
-        """See `TurnAuthor`."""
+        """Make the run's next turn; None if the run is not active."""
         if self.stage is not _ACTIVE:
             return None
         records: tuple[Record, ...] = ()
@@ -493,7 +497,7 @@ class WorkflowRun(HeldRun):
                 return steered
         if outcome is not None and execution is not None:
             self._cancel_attempts()
-            return end_with(
+            return state_after_outcome(
                 outcome, execution, self._draft, self.run, self.seen, self._workflow.retry, self._services, now
             )
         if self._attempts or (self._ready and self._ready[0].retry_at <= now):
@@ -507,7 +511,7 @@ class WorkflowRun(HeldRun):
         return Release() if self._services.owner.stopping else None
 
     def landed(self, verdict: TurnOutcome, reading: ClockReading) -> None:
-        """See `TurnAuthor`."""
+        """Go on after a commit: begin steps, park, or let go of the run."""
         self._committing = False
         after, self._verdict_next = self._verdict_next, None
         if self._draft.singletons_started:
@@ -527,7 +531,7 @@ class WorkflowRun(HeldRun):
         else:
             if self._step_limits is not None and isinstance(after, Finish | RetryLater | ContinueAsNew):
                 self._step_limits.close(ended=True)
-            self._finish_here(after)
+            self._let_go(after)
 
     # steps behind limits
 
@@ -538,7 +542,7 @@ class WorkflowRun(HeldRun):
     def fail_uncalled(self, operation: StepOperation, error: Exception) -> None:
         """Record that a step failed although its function was not called."""
         if self.stage is Stage.LOCKED:
-            # A transaction has the run to itself; when that has ended, the step asks again.
+            # The step asks again when the transaction, which has the run to itself, has ended.
             self._ready.append(operation)
             return
         execution = self._execution
@@ -547,8 +551,8 @@ class WorkflowRun(HeldRun):
         reading = self._services.read_clock()
         self._draft.urgent = True
         execution.record(
-            RecordKind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now, failed=True,
-            started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
+            RecordKind.STEP, operation.location, Failure.of(error, self._services.codec).to_json(), reading.now,
+            failed=True, started_at=reading.now, digest=operation.digest, attempts=operation.attempts,
         )  # fmt: skip
         self.settle(reading)
 
@@ -565,7 +569,7 @@ class WorkflowRun(HeldRun):
         if execution.unsaved or self._draft.filled:
             return None
         if emitted:
-            # The record says that the function has ended: what it emitted before must not be lost after that.
+            # The record says that the function has ended, so items that it emitted before have to be durable first.
             self._has_emitted = True
             return None
         self.stage = Stage.LOCKED
@@ -592,13 +596,13 @@ class WorkflowRun(HeldRun):
             reading.drain_context,
         )  # fmt: skip
         turn = Turn(lease=self.lease, records=(record,))
-        self._services.journal.attempt_log.saw([(self, turn)], [TurnOutcome.APPLIED], reading.now)
-        # What follows the record are versions that the workflow asked for.
+        self._services.journal.attempt_log.log_batch([(self, turn)], [TurnOutcome.APPLIED], reading.now)
+        # Versions that the workflow asked for may follow the record.
         assert execution.unsaved[0] == record
         del execution.unsaved[0]
         if committed.items:
             self._services.emit_buffer.discard(self, committed.items)
-            self._has_emitted = False  # what is pending still is announced once more
+            self._has_emitted = False  # items that are still pending are announced again
 
     # waiting
 
@@ -608,7 +612,7 @@ class WorkflowRun(HeldRun):
             if self._wakeup.timer is not None:
                 self._wakeup.disarm()
             return
-        # A step that is due and was not begun waits for the lease to be safe again.
+        # A step that is due but has not begun waits until the lease is safe again.
         soonest = LEASE_RECHECK if any(operation.retry_at <= now for operation in self._ready) else 0.0
         self._wakeup.arm(max(soonest, (wake - now) / 1e6), self._on_timer)
 
@@ -620,11 +624,11 @@ class WorkflowRun(HeldRun):
             self._commit_lock.release_later()
             return
         if self._attempts and self._execution is not None:
-            self._draft.show([self._stopped(self._execution.next_seq - 1, tuple(self._attempts))])
+            self._draft.add_items([self._stop_notice(self._execution.next_seq - 1, tuple(self._attempts))])
         super().release()
 
     def drop(self) -> None:
-        """Let go at once: the lease is lost, or the memory is wanted. Writes nothing."""
+        """Let go of the run at once, writing nothing: the lease is lost, or the memory is needed."""
         self.stage = Stage.OVER
         self._cancel_attempts()
         if self._step_limits is not None:
@@ -640,14 +644,14 @@ class WorkflowRun(HeldRun):
             logger.warning("run %s has code that would not end; it stays in memory", self.run.id)
 
     def _expire(self) -> None:
-        self._draft.start_nobody()
-        self._force(expired(self.run, self._services))
+        self._draft.drop_children()
+        self._end_as(fail_expired(self.run, self._services))
 
-    def _force(self, state: NextState) -> None:
+    def _end_as(self, state: NextState) -> None:
         if isinstance(state, Block) and self._execution is not None:
             self._execution.unsaved.clear()
             self._draft.clear_all_but_emitted()
-        super()._force(state)
+        super()._end_as(state)
 
     def _cancel_attempts(self) -> None:
         attempts, self._attempts = self._attempts, {}
@@ -656,7 +660,7 @@ class WorkflowRun(HeldRun):
 
 
 def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message], seen: int, now: int) -> int:
-    """Record entries, in order, and let the workflow see them; up to which one was taken in."""
+    """Record inbox entries, in order, and let the workflow see them; return the number of the last one taken in."""
     together: list[Message] = []
     for message in messages:
         if message.kind is _MESSAGE and message.seq > seen and execution.outcome is None:
@@ -666,7 +670,7 @@ def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message],
         _record_messages(execution, draft, together, now)
         renewed = execution.outcome is not None and execution.outcome.renewed is not None
         if message.kind is not _MESSAGE and (message.kind in UNRECORDED or _says_nothing(message, execution)):
-            # A message that came after the end is left unread, for another attempt; and so is all that came after it.
+            # A message that came after the end stays unread for another attempt, and so does all that came after it.
             if not renewed and (execution.outcome is None or message.seq == seen + 1):
                 seen = max(seen, message.seq)
                 draft.took_in(seen)
@@ -675,7 +679,7 @@ def take_in(execution: Execution, draft: TurnDraft, messages: Iterable[Message],
             draft.urgent = True
             _record(execution, message, now)
         elif message.kind is RecordKind.CANCEL:
-            # Too late for this attempt, which has its outcome; but no other is to follow.
+            # The cancellation is too late for this attempt, which has its outcome; but no other may follow.
             execution.cancel_requested = True
         elif message.kind is RecordKind.MESSAGE and message.seq > seen:
             execution.carry(message)
@@ -696,7 +700,7 @@ def _record_messages(execution: Execution, draft: TurnDraft, together: list[Mess
 
 def _says_nothing(message: Message, execution: Execution) -> bool:
     if message.kind is RecordKind.WAKE:
-        # One that only changed when the run begins says nothing more.
+        # A wake-up before the run began only changed when it begins.
         return message.payload is None or execution.sleep() is None
     return execution.is_of_the_past(message)
 
@@ -715,16 +719,17 @@ def _record(execution: Execution, message: Message, now: int) -> None:
 def _check_siblings(operation: ChildOperation, run: Run, limit: int) -> None:
     if operation.siblings >= limit:
         raise ChildLimit(
-            f"run {run.id!r} ({run.type}) has {operation.siblings} children under way and starts another one; the limit is "
-            f"{limit}. Start them in portions, or raise the worker's open_children"
+            f"run {run.id!r} ({run.type}) has {operation.siblings} children under way and starts another one; "
+            f"the limit is {limit}: start them in portions, or raise the worker's open_children"
         )
 
 
 def _was_taken_up(run: Run) -> bool:
-    """Whether a claim before this one led to an orderly end in this attempt: the run was parked or given back.
+    """True if an earlier claim in this attempt ended in order: the run was parked or given back.
 
-    Both set the count of claims to 0, while a death leaves it: what a worker said that died is not known. The token tells
-    claims of the first attempt apart. A later attempt starts when its run is ready; when it is taken up again, that was later.
+    Both reset the count of claims, while the death of a worker leaves it: whether the dead worker wrote to the log is
+    unknown. In the first attempt, the token tells claims apart. A later attempt starts when its run is ready; `wake_at`
+    is later only after another park.
     """
     if run.claims != 1:
         return False
@@ -734,7 +739,7 @@ def _was_taken_up(run: Run) -> bool:
 def make_execution(
     run: Run, workflow: Workflow[Any, Any], records: tuple[Record, ...], services: Services
 ) -> Execution:
-    """The execution of a run, not yet begun. Raises `DecodeError` when its input does not fit the workflow."""
+    """Make the execution of a run, not yet begun. Raises `DecodeError` if the input does not fit the workflow."""
     return execution_of(run, workflow, records, services.codec, services.errors, services.logger)
 
 
@@ -746,7 +751,7 @@ def execution_of(
     errors: ErrorTypes,
     logger: logging.Logger,
 ) -> Execution:
-    """The same, for whoever is no worker."""
+    """Make the execution of a run without a worker, as the deploy check does."""
     signature = workflow.signature
     arguments = signature.decode(run.input, codec, f"input of run {run.id!r} ({run.type})")
     origin = RunOrigin(
@@ -760,7 +765,7 @@ def execution_of(
     )
 
     def gives_up(error: BaseException, now: int) -> bool:
-        # Without a random number: on replay the answer has to be the same.
+        # No random number: replay has to get the same answer.
         delay = delay_of_run(run, workflow.retry, error, 0.0)
         return delay is None or now + int(delay * 1e6) >= run.deadline
 

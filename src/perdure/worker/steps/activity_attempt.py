@@ -1,4 +1,4 @@
-"""One attempt at an activity: an attempt at a step that gives signs of life and can be asked to stop."""
+"""One attempt at an activity: an attempt at a step that sends heartbeats and can be asked to stop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from perdure.workflow.step_info import ActivityInfo, StepInfo
 
 
 class HeartbeatRecipient(ResultRecipient, Protocol):
-    """Whoever waits for the result of an activity."""
+    """A run that waits for the result of an activity."""
 
-    def beaten(self, attempt: Any, /) -> None:
-        """It has given details. From a plain callback of the loop."""
+    def heartbeat_received(self, attempt: Any, /) -> None:
+        """Handle the details of a heartbeat. Called from a plain callback of the loop."""
 
 
 class ActivityAttempt(Attempt):
-    """An activity's function being called."""
+    """A call of an activity's function."""
 
     __slots__ = (
         "_asked",
@@ -64,7 +64,7 @@ class ActivityAttempt(Attempt):
         timeout = UNSET if settings.start_to_close is None else settings.start_to_close
         options = StepSettings(timeout=timeout, process=activity.process or UNSET)
         request = StepRequest(activity.type, activity.spec, args, kwargs, options)
-        # Nobody waits for a future of it: its end is the end of the run.
+        # No future: the end of the attempt is the end of the run.
         operation = StepOperation(activity.type, cast("Any", None), request, "")
         operation.attempts = run.attempt - 1
         super().__init__(operation, run.id, now, system, results, recipient)
@@ -75,10 +75,10 @@ class ActivityAttempt(Attempt):
         # The number of an attempt counts those that were interrupted, and the policy does not: the last one is that of both numbers.
         self._info_fields = (None if max_attempts is None else max_attempts + interrupted, last_heartbeat)
         self._loop = asyncio.get_running_loop()
-        #: Whether the activity looks by itself whether it is to stop.
-        self._asked = False
+        #: Whether the activity checks by itself if it was cancelled.
+        self._checks_cancellation = False
         self._cancelled = False
-        #: Of the last heartbeat, as JSON. Set from any thread.
+        #: Details of the last heartbeat, as JSON. Set from any thread.
         self.details: str | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self.last_beat = system.monotonic()
@@ -92,21 +92,24 @@ class ActivityAttempt(Attempt):
         )  # fmt: skip
 
     def _time_out(self, timeout: float) -> None:
-        message = f"activity {self.operation.location!r} of run {self.run_id!r} took longer than {timeout:g} s from its start to its end"
+        message = (
+            f"activity {self.operation.location!r} of run {self.run_id!r} took longer than {timeout:g} s from its "
+            "start to its end"
+        )
         self.expire(ActivityTimeout(message, kind="start_to_close"))
 
-    def went_silent(self, limit: float) -> None:
-        """It has given no sign of life for too long."""
+    def time_out_heartbeat(self, limit: float) -> None:
+        """Time the attempt out because its last heartbeat is too old."""
         message = (
-            f"activity {self.operation.location!r} of run {self.run_id!r} gave no sign of life for {limit:g} s; call "
+            f"activity {self.operation.location!r} of run {self.run_id!r} sent no heartbeat for {limit:g} s; call "
             "activity_info().heartbeat() more often, or allow more time"
         )
         self.expire(ActivityTimeout(message, kind="heartbeat"))
 
-    # what the function asks
+    # called by the function
 
     def beat(self, details: object) -> None:
-        """See `Performing`. From any thread."""
+        """Note a heartbeat. Called from any thread."""
         payload = None
         if details is not None:
             payload = self._codec.encode(
@@ -115,37 +118,37 @@ class ActivityAttempt(Attempt):
         self.last_beat = self._system.monotonic()
         if payload is not None and not self._over and not self._loop.is_closed():
             self.details = payload
-            self._loop.call_soon_threadsafe(self.recipient.beaten, self)
+            self._loop.call_soon_threadsafe(self.recipient.heartbeat_received, self)
 
     def is_cancelled(self) -> bool:
-        """See `Performing`. From any thread."""
-        self._asked = True
+        """True if the activity should stop. Called from any thread."""
+        self._checks_cancellation = True
         return self._cancelled or self._over
 
     async def cancelled(self) -> None:
-        """See `Performing`."""
+        """Wait until the activity should stop."""
         if self.is_cancelled():
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
 
-    # what the worker does
+    # called by the worker
 
     def ask_to_stop(self) -> bool:
-        """Say that the result is no longer wanted; whether it is left to end by itself."""
+        """Ask the function to stop; True if it may end by itself."""
         self._cancelled = True
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._task is not None and not self._asked:
+        if self._task is not None and not self._checks_cancellation:
             self._task.cancel()
-            # One that has not begun will never say that it ended.
+            # A task that has not begun never reports its end.
             return self._begun
         return self._task is not None or (self._job is not None and self.operation.request.options.process is not True)
 
     def close(self) -> bool:
-        """See `EndingAttempt`."""
+        """Close the attempt; True if it was open."""
         self._cancelled = True
         for waiter in self._waiters:
             if not waiter.done():

@@ -19,14 +19,14 @@ from perdure.worker.steps.threads import Job, StepThreads
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step_info import StepInfo, current_step
 
-#: How long an async step may take to end after it was cancelled, before it is left behind.
+#: Seconds that a cancelled async step has to end before it is abandoned.
 CANCEL_PATIENCE = 5.0
 
 
 class Attempt:
-    """A step's function being called. Ends exactly once: by returning, raising, timing out; never after `cancel`."""
+    """A call of a step's function. Ends exactly once: it returns, raises or times out; never after `cancel`."""
 
-    # What most attempts never set is theirs by the class: this is made for every step.
+    # Class attributes: most attempts never set them, and one attempt is made for every step.
     _pending: Cancellable | None = None
     _threads: StepThreads | None = None
     _job: Job | None = None
@@ -35,7 +35,7 @@ class Attempt:
     _task: asyncio.Task[None] | None = None
     _begun = False
     _over = False
-    #: How many attempts before it were interrupted. They are part of its number, but the retry policy does not know of them.
+    #: Interrupted attempts before this one. They count in its number, but not for the retry policy.
     interrupted = 0
     _timed_out: StepTimeout | None = None
 
@@ -76,7 +76,7 @@ class Attempt:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     def _info(self, due: int) -> StepInfo:
-        """What the function can ask about itself."""
+        """Information that the function can ask for."""
         return StepInfo(self.run_id, self.operation.location, self.number, due, self)
 
     def _start_process(self, threads: StepThreads, info: StepInfo, timeout: float | UnsetType) -> None:
@@ -95,36 +95,36 @@ class Attempt:
             self._pending = self._system.call_later(timeout, lambda: self._time_out(timeout))
 
     def is_over(self) -> bool:
-        """See `Attempting`."""
+        """True if the result is not needed any more."""
         return self._over
 
     def emit(self, stream: str, value: object) -> None:
-        """See `Attempting`. From any thread."""
+        """Emit an item. Called from any thread."""
         self.recipient.emit(self, stream, value)
 
     def credentials(self) -> Mapping[str, Any]:
-        """See `Attempting`. From any thread."""
+        """Return the credentials of the run. Called from any thread."""
         return self.recipient.credentials()
 
     @property
     def emission(self) -> EmitUsage:
-        """See `EmittingAttempt`. Made by the first who asks, since few ever do."""
+        """Counters of emitted items, made on first use because few steps emit."""
         if self._emission is None:
             self._emission = EmitUsage()
         return self._emission
 
     @property
     def may_wait(self) -> bool:
-        """See `EmittingAttempt`."""
+        """True if emitting may block until a turn has taken earlier items."""
         return True
 
     def cancel(self) -> None:
-        """Nobody wants the result any more."""
+        """Stop the attempt; its result is not needed any more."""
         self.close()
         self._stop()
 
     def close(self) -> bool:
-        """See `EndingAttempt`."""
+        """Close the attempt; True if it was open."""
         was_open = not self._over
         self._over = True
         if self._pending is not None:
@@ -132,7 +132,7 @@ class Attempt:
         return was_open
 
     async def _run(self, info: StepInfo, awaitable: Any = None) -> None:
-        """Call the function, or await what it gave in a thread, and say how it ended."""
+        """Call the function, or await what it returned in a thread, and report the end."""
         self._begun = True
         current_step.set(info)
         try:
@@ -144,18 +144,18 @@ class Attempt:
             result = await awaitable
         except GeneratorExit as error:
             if not runs(self._task):
-                raise  # the coroutine is closed: its loop is gone
+                raise  # the coroutine is being closed: its loop is gone
             self._arrive(None, error)
         except asyncio.CancelledError:
             self._arrive(None, asyncio.CancelledError("the step was cancelled from inside"))
         except BaseException as error:
-            # Of all errors: a task hands SystemExit and KeyboardInterrupt to whoever runs the loop, which would end the worker.
+            # All errors: a task would pass SystemExit and KeyboardInterrupt on to its loop, which would end the worker.
             self._arrive(None, error)
         else:
             self._arrive(result, None)
 
     def _arrive(self, result: Any, error: BaseException | None) -> None:
-        self._task = None  # its context leads back here: without the cycle it is freed at once
+        self._task = None  # the task's context refers to this attempt; without the cycle it is freed at once
         if self._over:
             return
         if self._timed_out is not None:
@@ -173,7 +173,7 @@ class Attempt:
         self.expire(StepTimeout(f"step {self.operation.location!r} took longer than its timeout of {timeout:g} s"))
 
     def expire(self, error: StepTimeout) -> None:
-        """End it with that error, whatever it does."""
+        """End the attempt with an error, whatever its function does."""
         if self._over:
             return
         self._timed_out = error
@@ -181,7 +181,7 @@ class Attempt:
             self._task.cancel()
             self._pending = self._system.call_later(CANCEL_PATIENCE, lambda: self._arrive(None, None))
             return
-        # A thread goes on, and whatever it returns is not recorded; a task that has not begun will never say that it ended.
+        # A thread goes on, but its result is not recorded; a task that has not begun never reports its end.
         self._stop()
         self._arrive(None, None)
 

@@ -1,10 +1,11 @@
-"""Items that steps emit while they run, kept until the next turn of their run takes them.
+"""Buffer of items that steps emit, until the next turn of their run takes them.
 
-Called from any thread. Each attempt has room for so much: a step in a thread that emits faster than the database writes waits for
-room, one that occupies the worker's loop cannot wait there and gets `StreamFull`. What comes after an attempt is over is dropped.
+It is called from any thread. Each attempt has limited room: a step in a thread that emits faster than the database
+writes waits for room; a step on the worker's loop cannot wait there and gets `StreamFull`. Items of an attempt that is
+over are dropped.
 
-The announcement to the run only makes items leave early. The end of an attempt may overtake it, so every turn takes along the items
-that are pending when it is made.
+The announcement to the run only makes items leave early. The end of an attempt may overtake it, so every turn takes the
+items that are pending when it is made.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from perdure.errors import StreamFull
 if TYPE_CHECKING:
     from perdure.core.model.turn import Lease
 
-#: What one attempt may have emitted that no turn has taken yet: items, and bytes of JSON.
+#: Room of one attempt: items, and bytes of JSON, that no turn has taken yet.
 ROOM_ITEMS = 4096
 ROOM_BYTES = 1 << 20
 
-#: How often a thread that waits for room looks whether anybody still wants its result, in seconds.
+#: Seconds between two checks whether an attempt that waits for room is over.
 _LOOK = 0.1
 
 
 class EmitUsage:
-    """The side of an attempt that emits."""
+    """Counters of the items that one attempt has emitted."""
 
     __slots__ = ("bytes", "count", "items")
 
     def __init__(self) -> None:
-        #: Ever emitted.
+        #: All items.
         self.count = 0
-        #: Not yet taken.
+        #: Items, and their bytes, that no turn has taken.
         self.items = 0
         self.bytes = 0
 
 
 class EmittingAttempt(Protocol):
-    """An attempt at a step."""
+    """An attempt at a step, as the buffer sees it."""
 
     run_id: str
     number: int
@@ -54,42 +55,42 @@ class EmittingAttempt(Protocol):
 
     @property
     def emission(self) -> EmitUsage:
-        """What it has emitted; the same object each time."""
+        """Counters of the attempt; the same object each time."""
 
     @property
     def may_wait(self) -> bool:
-        """Whether what it emits can be taken before it ends."""
+        """True if emitting may block until a turn has taken earlier items."""
 
     def is_over(self) -> bool:
-        """Whether nobody wants its result any more."""
+        """True if the result is not needed any more."""
 
 
 class EmittingRun(Protocol):
-    """The run whose turns take it."""
+    """A run whose turns take the items."""
 
     lease: Lease
 
     def emitted(self) -> None:
-        """There may be something to take. From a plain callback of the loop."""
+        """Handle newly pending items. Called from a plain callback of the loop."""
 
 
 class EmitBuffer:
-    """See the module. One for each worker."""
+    """Pending items of one worker's runs."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
-        #: By run. Every turn looks whether there are any, without the lock.
+        #: Items by run. Every turn checks without the lock whether there are any.
         self.pending: dict[EmittingRun, list[tuple[EmitUsage, NewOutput]]] = {}
 
     def begin(self) -> None:
-        """The running loop is the worker's."""
+        """Use the running loop as the worker's."""
         self._loop = asyncio.get_running_loop()
 
     def emit(self, run: EmittingRun, attempt: EmittingAttempt, stream: str, value: object) -> None:
-        """Append to a stream of the run with its next turn. Raises `StreamFull`, `EncodeError` and the like."""
-        # Of this attempt as long as it is not over, which is looked at later.
+        """Append an item to a stream of the run, with its next turn. Raises `StreamFull` and `EncodeError`."""
+        # Read before the check below that the attempt is not over, so that it is the attempt's own token.
         token = run.lease.token
         name = check_name(stream, "name of a stream")
         location = attempt.operation.location
@@ -117,12 +118,12 @@ class EmitBuffer:
         return [output for _, output in taken]
 
     def peek(self, run: EmittingRun) -> list[NewOutput]:
-        """Return the pending items of a run and keep them, until `discard` says that they are durable."""
+        """Return the pending items of a run and keep them until `discard`."""
         with self._changed:
             return [output for _, output in self.pending.get(run, ())]
 
     def discard(self, run: EmittingRun, count: int) -> None:
-        """Remove the first pending items of a run."""
+        """Remove the first pending items of a run, which are durable."""
         with self._changed:
             pending = self.pending.get(run, [])
             self._make_free(pending[:count])
@@ -130,7 +131,7 @@ class EmitBuffer:
             if not pending:
                 self.pending.pop(run, None)
             elif self._loop is not None and not self._loop.is_closed():
-                # They were announced together with those that are gone.
+                # The rest was announced together with the removed items.
                 self._loop.call_soon_threadsafe(run.emitted)
 
     def _make_free(self, taken: list[tuple[EmitUsage, NewOutput]]) -> None:
@@ -146,8 +147,8 @@ class EmitBuffer:
             if not attempt.may_wait or self._is_here():
                 raise StreamFull(
                     f"step {attempt.operation.location!r} of run {attempt.run_id!r} has emitted {emission.items} items "
-                    f"({emission.bytes} bytes) that could not be written yet. Let an async step await something in between, "
-                    "such as asyncio.sleep(0.01), or emit fewer and larger items"
+                    f"({emission.bytes} bytes) that could not be written yet; let an async step await something in "
+                    "between, such as asyncio.sleep(0.01), or emit fewer and larger items"
                 )
             self._changed.wait(_LOOK)
 

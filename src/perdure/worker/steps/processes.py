@@ -1,8 +1,8 @@
-"""Processes for steps that would keep a thread of this one busy: `@step(process=True)`.
+"""Processes for steps that would keep a thread busy: `@step(process=True)`.
 
-Each is a fresh interpreter, started when it is first needed and used again. A call occupies a thread of the worker, which talks to the
-process; a process, unlike a thread, is killed when its step times out or is cancelled. All end with the worker: they are killed
-when it stops, and end by themselves when it dies.
+Each is a fresh interpreter, started when it is first needed and reused. A call occupies a thread of the worker, which
+talks to the process. Unlike a thread, a process is killed when its step times out or is cancelled. All processes end
+with the worker: it kills them when it stops, and they end by themselves when it dies.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from perdure.errors import ProcessDied, StepFailed, UsageError
 from perdure.workflow.runtime import StepRequest
 from perdure.workflow.step_info import ActivityInfo, StepInfo, current_step
 
-#: How long an interpreter may take to start.
+#: Seconds that an interpreter may take to start.
 START_SECONDS = 60.0
 
 _EMITTED, _RETURNED, _RAISED, _BEAT = range(4)
 
 
 class StepProcesses:
-    """As many processes as there are steps that want one, up to a limit; more have to wait."""
+    """A pool of processes, up to a limit; further steps wait."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._room = threading.Semaphore(limit or os.cpu_count() or 1)
@@ -41,11 +41,11 @@ class StepProcesses:
         self._closed = False
 
     def call(self, request: StepRequest, info: StepInfo, begun: Callable[[], object]) -> ProcessCall:
-        """A call, to be run in a thread; `begun` is called there when it has a process."""
+        """Make a call, to be run in a thread; `begun` is called there once it has a process."""
         return ProcessCall(self, request, info, begun)
 
     def take(self) -> _Process:
-        """A process, when there is one. In a thread."""
+        """Take a process, waiting for one if necessary. Call it in a thread."""
         self._room.acquire()
         try:
             with self._lock:
@@ -59,7 +59,7 @@ class StepProcesses:
             raise
 
     def give_back(self, process: _Process) -> None:
-        """It may be used again, unless it is dead."""
+        """Return a process to the pool, unless it is dead."""
         with self._lock:
             again = not process.is_dead and not self._closed
             if again:
@@ -71,7 +71,7 @@ class StepProcesses:
         self._room.release()
 
     def close(self) -> None:
-        """Kill them all, whatever they do."""
+        """Kill all processes."""
         with self._lock:
             self._closed = True
             processes, self._all, idle, self._idle = self._all, set(), self._idle, []
@@ -82,7 +82,7 @@ class StepProcesses:
 
 
 class ProcessCall:
-    """A step's function being called in a process."""
+    """A call of a step's function in a process."""
 
     def __init__(self, pool: StepProcesses, request: StepRequest, info: StepInfo, begun: Callable[[], object]) -> None:
         self._pool = pool
@@ -94,7 +94,7 @@ class ProcessCall:
         self._killed = False
 
     def run(self) -> Any:
-        """Call the function and wait for what it returns or raises. In a thread."""
+        """Call the function, and return or raise what it does. Call it in a thread."""
         data = _pickled(self._request, self._info)
         process = self._pool.take()
         try:
@@ -111,7 +111,7 @@ class ProcessCall:
             self._pool.give_back(process)
 
     def kill(self) -> None:
-        """Nobody wants the result any more. From any thread."""
+        """Kill the process; the result is not needed any more. Call it from any thread."""
         with self._lock:
             self._killed = True
             if self._process is not None:
@@ -131,7 +131,7 @@ class _Process:
         self.is_dead = False
 
     def get_ready(self, info: StepInfo) -> None:
-        """Wait for the interpreter to have started, which is no part of any step."""
+        """Wait until the interpreter has started, which does not count against a step's timeout."""
         if not self._ready:
             if not self._connection.poll(START_SECONDS):
                 self.kill()
@@ -156,12 +156,12 @@ class _Process:
                 info.emit(*content)
 
     def kill(self) -> None:
-        """End it at once; harmless when it has ended."""
+        """Kill the process; harmless when it has ended."""
         self.is_dead = True
         self._process.kill()
 
     def end(self) -> None:
-        """Kill it and leave nothing of it. Nobody uses it any more."""
+        """Kill the process and release its resources."""
         self.kill()
         self._process.join()
         self._connection.close()
@@ -178,12 +178,12 @@ class _Process:
         why = (
             ""
             if self._ready
-            else '. If that happens each time: a script that starts a worker needs `if __name__ == "__main__":` around that, '
-            "and what a step needs has to be importable"
+            else '; if that happens each time: a script needs `if __name__ == "__main__":` around the start of a '
+            "worker, and what a step needs has to be importable"
         )
         return ProcessDied(
-            f"the process of step {info.location!r} of run {info.run_id!r} ended with exit code {self._process.exitcode} "
-            f"before the step did{why}"
+            f"the process of step {info.location!r} of run {info.run_id!r} ended with exit code "
+            f"{self._process.exitcode} before the step did{why}"
         )
 
 
@@ -195,50 +195,51 @@ def _pickled(request: StepRequest, info: StepInfo) -> bytes:
         return pickle.dumps((request.spec.function, request.args, request.kwargs, *told))
     except Exception as error:
         raise UsageError(
-            f"step {info.location!r} of run {info.run_id!r} is to run in a process of its own, so its function and arguments have "
-            f"to be picklable: {error}. Define the function at the top of a module, and pass it plain data"
+            f"step {info.location!r} of run {info.run_id!r} is to run in a process of its own, so its function and "
+            f"arguments have to be picklable: {error}; define the function at the top of a module, "
+            "and pass it plain data"
         ) from error
 
 
 class _Caller:
-    """What `step_info` is about, in the process."""
+    """The process's side of `step_info`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._credentials: Mapping[str, Any] = {}
 
     def given(self, credentials: Mapping[str, Any]) -> None:
-        """What the next call may ask for."""
+        """Set the credentials for the next call."""
         self._credentials = credentials
 
     def credentials(self) -> Mapping[str, Any]:
-        """As they were when it was called."""
+        """Credentials at the time of the call."""
         return self._credentials
 
     def is_over(self) -> bool:
-        """Never: a process whose result is not wanted is killed."""
+        """Return False: a process whose result is not needed is killed."""
         return False
 
     def emit(self, stream: str, value: object) -> None:
-        """Leave it to the worker."""
+        """Send an item to the worker."""
         self._connection.send_bytes(pickle.dumps((_EMITTED, (stream, value))))
 
     def beat(self, details: object) -> None:
-        """Leave it to the worker."""
+        """Send a heartbeat to the worker."""
         self._connection.send_bytes(pickle.dumps((_BEAT, details)))
 
     def is_cancelled(self) -> bool:
-        """Never, as above."""
+        """Return False: a cancelled process is killed."""
         return False
 
     async def cancelled(self) -> None:
-        """Never, as above; a process that is not wanted any more does not wait."""
+        """Raise `UsageError`: a cancelled process is killed."""
         raise UsageError("an activity in a process of its own is killed when it is cancelled; it cannot wait for that")
 
 
 def _serve(connection: Connection) -> None:
-    """The life of a process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the worker to deal with, which is asked by the same key
+    """Main function of a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker gets the same signal and decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     connection.send_bytes(b"ready")
     while True:
@@ -258,7 +259,8 @@ def _end_with_parent() -> None:
 
 def _answer(data: bytes, caller: _Caller) -> bytes:
     try:
-        function, args, kwargs, given, run_id, location, number, due, *more = pickle.loads(data)  # noqa: S301 - the worker wrote it
+        call = pickle.loads(data)  # noqa: S301 - the worker wrote it
+        function, args, kwargs, given, run_id, location, number, due, *more = call
         caller.given(given)
         if more:
             type, max_attempts, parent_id, attempt_id, ready_at, last = more

@@ -1,7 +1,7 @@
 """Threads for sync steps.
 
-A thread cannot be stopped from outside. A step that timed out or was cancelled goes on in its thread, abandoned: its result is wanted by
-nobody, another thread takes its place, and the process does not wait for it at exit.
+A thread cannot be stopped from outside. A step that timed out or was cancelled goes on in its thread, abandoned: its
+result is ignored, another thread takes its place, and the process does not wait for it at exit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from perdure.worker.steps.processes import StepProcesses
 
 logger = logging.getLogger("perdure.worker")
 
-#: A thread without work for this long ends.
+#: Seconds without work after which a thread ends.
 IDLE_SECONDS = 30.0
 
 Done = Callable[[Any, BaseException | None], None]
 
 
 class Job:
-    """A function running, or about to run, in a thread."""
+    """A function that runs, or is about to run, in a thread."""
 
     __slots__ = ("abandoned", "context", "done", "finished", "function", "loop", "started")
 
@@ -40,26 +40,26 @@ class Job:
 
 
 class StepThreads:
-    """Daemon threads, as many as there are sync steps under way."""
+    """Daemon threads, one for each sync step under way."""
 
     def __init__(self, limit: int, processes: int | None = None) -> None:
-        """`limit`: so many abandoned ones are too many. `processes`: so many at a time; None: as there are processors."""
+        """`limit`: abandoned threads from which no more runs are claimed. `processes`: as in `WorkerSettings`."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        #: Threads without work that no job in the queue counts on.
+        #: Idle threads that no queued job counts on.
         self._idle = 0
         self._limit = limit
         self._abandoned = 0
-        #: For steps that want a process of their own.
+        #: For steps with `process=True`.
         self.processes = StepProcesses(processes)
 
     @property
     def clogged(self) -> bool:
-        """Whether too many threads still run something that nobody waits for."""
+        """True if too many threads are busy with abandoned steps."""
         return self._abandoned >= self._limit
 
     def submit(self, function: Callable[[], Any], done: Done) -> Job:
-        """Run it in a thread, in the caller's context; `done(result, error)` is called on the caller's loop."""
+        """Run a function in a thread, in the caller's context; `done(result, error)` is called on the caller's loop."""
         job = Job(function, done)
         with self._lock:
             spare = self._idle > 0
@@ -70,7 +70,7 @@ class StepThreads:
         return job
 
     def abandon(self, job: Job) -> None:
-        """Stop waiting for it."""
+        """Ignore the result of a job from now on."""
         with self._lock:
             if not job.finished and not job.abandoned:
                 job.abandoned = True
@@ -83,7 +83,7 @@ class StepThreads:
                 job.started = not job.abandoned
             if job.started:
                 self._run(job)
-            del job  # else the run stays in memory until this thread gets another
+            del job  # else the run stays in memory until this thread gets another job
             with self._lock:
                 self._idle += 1
 
@@ -111,7 +111,7 @@ class StepThreads:
                 return
         try:
             job.loop.call_soon_threadsafe(job.done, result, error)
-        except RuntimeError:  # the loop has been closed: nobody is left to tell
+        except RuntimeError:  # the loop was closed
             return
 
     def _count(self, change: int) -> None:
@@ -119,8 +119,9 @@ class StepThreads:
         self._abandoned += change
         if self.clogged and not before:
             logger.error(
-                "%d threads are busy with sync steps that were given up (a timeout, a cancellation). This worker claims no more "
-                "runs until some of them return; such a step should look at `step_info().is_cancelled()`, or bound its own waits.",
+                "%d threads are busy with sync steps that were abandoned (a timeout, a cancellation); this worker "
+                "claims no more runs until some of them return: such a step should check "
+                "`step_info().is_cancelled()`, or bound its own waits",
                 self._abandoned,
             )
         elif before and not self.clogged:

@@ -1,8 +1,8 @@
-"""One attempt at a function that runs in a transaction together with the record of its result.
+"""One attempt at a transaction step, which commits the record of its result together with its own writes.
 
-It is a step in everything but its end: the record is not left to the run's next turn but written by the transaction itself. For
-that it needs the run's seal (see `sealing`): before its function is called where a transaction shuts out every other one, or
-else when the function has returned. Where the commit was not answered, the database is asked what became of it.
+Unlike that of other steps, the record is not left to the run's next turn, so the attempt needs the run's commit lock
+(`commit_lock`). It gets the lock before its function is called if the database allows one writer at a time, otherwise
+when the function has returned. If the answer to the commit is lost, the database is asked what happened.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("perdure.worker")
 
-#: How long to wait before the database is asked again what became of a commit, in seconds.
+#: Seconds before the database is asked again what happened to a commit.
 _PAUSE = 0.2
 
 
@@ -44,17 +44,17 @@ class CommitGrant(Struct, frozen=True):
 
     lease: Lease
     seq: int
-    #: The workflow's time, before which no record may be.
+    #: Workflow time; no record may be older.
     time: int
     run_attempt: int
 
 
 class Committed(Struct, frozen=True):
-    """A record that is durable, and what the workflow gets."""
+    """A durable record and its value for the workflow."""
 
     record: Record
     value: Any
-    #: How many of the run's pending items were committed with it.
+    #: Number of pending items that were committed with it.
     items: int = 0
 
 
@@ -63,15 +63,15 @@ class LeaseLost(Exception):
 
 
 class _Unwanted(Exception):
-    """Nobody waits for it any more; it is rolled back."""
+    """The result is not needed any more; the transaction is rolled back."""
 
 
 class TransactionRun(ResultRecipient, EmittingRun, Protocol):
-    """A run of whose steps some are transactions."""
+    """A run that has transaction steps."""
 
 
 class TransactionAttempt(Attempt):
-    """See the module."""
+    """A call of a transaction step's function."""
 
     __slots__ = ("_actor", "_answer", "_crew", "_deadline", "_going", "_grant", "_loop", "_made", "_seal", "_turn")
 
@@ -93,49 +93,49 @@ class TransactionAttempt(Attempt):
         self._loop = asyncio.get_running_loop()
         self._grant: CommitGrant | None = None
         self._answer: Callable[[CommitGrant | None], object] | None = None
-        self._going = False
+        self._called = False
         self._turn: Turn | None = None
-        self._made: Committed | None = None
+        self._committed: Committed | None = None
 
     def start(self, threads: StepThreads, run_deadline: int) -> None:
-        """See `Attempt`."""
+        """Call the function, or request the commit lock first where writers exclude each other."""
         self._threads = threads
         self._deadline = run_deadline
         if self._services.store.exclusive:
-            self._commit_lock.want(self)
+            self._commit_lock.request(self)
         else:
-            self._go()
+            self._call()
 
     @property
     def begun(self) -> bool:
-        """Whether its function is being called, or was."""
-        return self._going
+        """True if the function was called."""
+        return self._called
 
     @property
     def may_wait(self) -> bool:
-        """See `EmittingAttempt`. The run writes nothing while it is sealed."""
+        """True if emitting may block. Not under the commit lock: the run writes nothing then."""
         return not self._services.store.exclusive
 
     @property
     def has_pending(self) -> bool:
-        """Whether it has emitted items that no turn has taken."""
+        """True if there are emitted items that no turn has taken."""
         return self._emission is not None and self._emission.items > 0
 
     @property
     def wanted(self) -> bool:
-        """Whether it still has a use for the seal."""
+        """True if the attempt still needs the commit lock."""
         return not self._over and self._timed_out is None
 
     def granted(self, grant: CommitGrant) -> None:
-        """It has the seal now, and ends with it."""
+        """Go on with the commit lock, which ends with this attempt."""
         self._grant = grant
-        if self._going:
+        if self._called:
             self._reply()
         else:
-            self._go()
+            self._call()
 
-    def _go(self) -> None:
-        self._going = True
+    def _call(self) -> None:
+        self._called = True
         request = self.operation.request
         timeout = request.options.timeout
         due = self._deadline
@@ -166,7 +166,7 @@ class TransactionAttempt(Attempt):
             return request.spec.function(connection, *given.args, **given.kwargs)
 
         async def seal(result: Any) -> Turn:
-            return await self._sealed(result, in_thread=in_thread)
+            return await self._make_turn(result, in_thread=in_thread)
 
         using = None if request.options.using is UNSET else request.options.using
         try:
@@ -179,11 +179,11 @@ class TransactionAttempt(Attempt):
             raise (Interrupted if self._turn is None else CommitUnknown) from error
         if verdict is TurnOutcome.LOST:
             raise LeaseLost
-        assert self._made is not None
-        return self._made
+        assert self._committed is not None
+        return self._committed
 
-    async def _sealed(self, result: Any, *, in_thread: bool) -> Turn:
-        """The turn to be written with the function's own writes, once everything before it is durable."""
+    async def _make_turn(self, result: Any, *, in_thread: bool) -> Turn:
+        """Make the turn to be committed with the function's own writes, once everything before it is durable."""
         operation, codec = self.operation, self._services.codec
         what = f"result of transaction {operation.location!r} of run {self.run_id!r}"
         payload, value = codec.store(result, operation.request.spec.returns, what)
@@ -195,9 +195,9 @@ class TransactionAttempt(Attempt):
             at=max(grant.time, self._services.read_clock().now), started_at=self.started_at, digest=operation.digest,
             attempts=self.number, run_attempt=grant.run_attempt,
         )  # fmt: skip
-        # On a server they are durable by now: the commit lock is only granted then.
+        # On a server, the commit lock is only granted once emitted items are durable.
         items = self._services.emit_buffer.peek(self.recipient) if self._services.store.exclusive else []
-        self._made = Committed(record, value, len(items))
+        self._committed = Committed(record, value, len(items))
         self._turn = Turn(lease=grant.lease, records=(record,), outputs=tuple(items))
         return self._turn
 
@@ -205,13 +205,13 @@ class TransactionAttempt(Attempt):
         answers: queue.SimpleQueue[CommitGrant | None] = queue.SimpleQueue()
         try:
             self._loop.call_soon_threadsafe(self._ask, answers.put)
-        except RuntimeError:  # the loop has been closed: nobody is left who could want it
+        except RuntimeError:  # the loop was closed
             return None
         return answers.get()
 
     async def _ask_here(self) -> CommitGrant | None:
         if self._grant is not None and self.wanted:
-            self._settle_for_good()
+            self._cancel_timeout()
             return self._grant
         answer: asyncio.Future[CommitGrant | None] = self._loop.create_future()
         self._ask(lambda grant: None if answer.done() else answer.set_result(grant))
@@ -225,16 +225,16 @@ class TransactionAttempt(Attempt):
         if self._grant is not None:
             self._reply()
         else:
-            self._commit_lock.want(self)
+            self._commit_lock.request(self)
 
     def _reply(self) -> None:
         answer, self._answer = self._answer, None
         if answer is not None:
-            self._settle_for_good()
+            self._cancel_timeout()
             answer(self._grant)
 
-    def _settle_for_good(self) -> None:
-        # From here on only the database decides; a timeout would leave it open what became of the transaction.
+    def _cancel_timeout(self) -> None:
+        # From here on only the database decides; after a timeout the outcome of the transaction would be unknown.
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
@@ -256,12 +256,12 @@ class TransactionAttempt(Attempt):
 
     async def _resolve(self, doubt: CommitUnknown) -> None:
         try:
-            verdict = await self._became()
+            verdict = await self._read_verdict()
         except Exception as error:
             asyncio.get_running_loop().call_soon(self.recipient.block, error)
             return
         if verdict is TurnOutcome.APPLIED:
-            super()._arrive(self._made, None)
+            super()._arrive(self._committed, None)
         elif verdict is TurnOutcome.LOST:
             super()._arrive(None, LeaseLost())
         else:
@@ -269,8 +269,8 @@ class TransactionAttempt(Attempt):
             interrupted.__cause__ = doubt.__cause__
             self._arrive(None, interrupted)
 
-    async def _became(self) -> TurnOutcome:
-        """Ask what became of the commit, until there is an answer."""
+    async def _read_verdict(self) -> TurnOutcome:
+        """Ask the database what happened to the commit, until it answers."""
         assert self._turn is not None
         while True:
             try:
