@@ -15,14 +15,14 @@ def entry(seq: int, kind: RecordKind = RecordKind.MESSAGE) -> Message:
 
 def test_what_was_given_before_is_not_given_again() -> None:
     orders = RunOrders(cast("Any", SimpleNamespace(seen=1)), cast("Any", None))
-    assert [message.seq for message in orders.sift([entry(1), entry(2)])] == [2]
-    assert [message.seq for message in orders.sift([entry(1), entry(2), entry(3)])] == [3]
+    assert [message.seq for message in orders.accept([entry(1), entry(2)])] == [2]
+    assert [message.seq for message in orders.accept([entry(1), entry(2), entry(3)])] == [3]
     assert orders.inbox_known == 3
 
 
 def test_a_paused_run_is_given_nothing_before_it_is_resumed() -> None:
     orders = RunOrders(cast("Any", SimpleNamespace(seen=0)), cast("Any", None))
-    assert orders.sift([entry(1, RecordKind.PAUSE), entry(2)]) == []
-    assert orders.holds_back
-    assert [message.seq for message in orders.sift([entry(2), entry(3, RecordKind.RESUME)])] == [1, 2, 3]
-    assert not orders.holds_back
+    assert orders.accept([entry(1, RecordKind.PAUSE), entry(2)]) == []
+    assert orders.blocks_steps
+    assert [message.seq for message in orders.accept([entry(2), entry(3, RecordKind.RESUME)])] == [1, 2, 3]
+    assert not orders.blocks_steps

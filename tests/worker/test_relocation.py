@@ -10,7 +10,7 @@ import pytest
 
 from perdure.core.model.worker_info import WorkerInfo, WorkerStatus
 from perdure.host import Host
-from perdure.worker.run.orders import move
+from perdure.worker.run.orders import relocate
 
 NOW = 1_000_000
 RUN = cast("Any", SimpleNamespace(id="r1", type="order.v1", queue="express"))
@@ -33,8 +33,7 @@ async def home_among(*workers: WorkerInfo) -> tuple[str | None, int]:
         return list(workers)
 
     store = cast("Any", SimpleNamespace(clock=lambda: NOW, workers=listed))
-    claimer = cast("Any", SimpleNamespace(stand_off=lambda: stood_off.append(1)))
-    await move(RUN, chosen.set_result, "w1", store, Host(), claimer)
+    await relocate(RUN, chosen.set_result, "w1", store, Host(), lambda: stood_off.append(1))
     return await chosen, len(stood_off)
 
 
