@@ -165,9 +165,9 @@ async def fork(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
-async def forget_events(store: Store, system: ManualSystem) -> Ask:
+async def delete_events(store: Store, system: ManualSystem) -> Ask:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    return lambda store: store.forget_events(1, START + 1, ACTOR)
+    return lambda store: store.delete_events(1, START + 1, ACTOR)
 
 
 # schedules
@@ -474,15 +474,15 @@ async def set_breaker(store: Store, system: ManualSystem) -> Ask:
 
 
 @operation
-async def stir_gates(store: Store, system: ManualSystem) -> Ask:
+async def recheck_gates(store: Store, system: ManualSystem) -> Ask:
     await ready(store, "r1", "r2")
     await store.admit(await asks(store))
-    return lambda store: store.stir_gates(ACTOR)
+    return lambda store: store.recheck_gates(ACTOR)
 
 
 @operation
-async def forget_gates(store: Store, system: ManualSystem) -> Ask:
-    return await PREPARE["forget_gates"](store)
+async def delete_idle_gates(store: Store, system: ManualSystem) -> Ask:
+    return await PREPARE["delete_idle_gates"](store)
 
 
 # turns

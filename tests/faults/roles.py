@@ -164,8 +164,8 @@ class Client:
         await self._engine.breakers.open("post")
         await self._engine.breakers.reset("post")
         # As whoever finds a dead worker does.
-        await (await self._engine._opened()).stir_gates("client")
-        await (await self._engine._opened()).forget_gates(10, "client")
+        await (await self._engine._opened()).recheck_gates("client")
+        await (await self._engine._opened()).delete_idle_gates(10, "client")
         # As the heartbeat of a worker does whose loops have met an error.
         await (await self._engine._opened()).report_health("client", 1, "claimer: ValueError: x")
 
@@ -255,7 +255,7 @@ class Client:
             await self._engine.undelete("litter")
             await until(self._is_tidy)
         # Of none: what happened to the runs is needed for judging.
-        await (await self._engine._opened()).forget_events(1, 0, "tidy")
+        await (await self._engine._opened()).delete_events(1, 0, "tidy")
 
     async def _is_tidy(self) -> bool:
         return (await self._engine.prune(0, types=app.hopeless.type)).runs > 0 or await self._is_new("litter")

@@ -86,7 +86,7 @@ class Stage:
         for store in (self.direct, self._disturbed):
             store._clock._last = 0
             # A worker of the operation before has the same name, and heartbeats that are gone with the tables.
-            store._identity._lives.clear()
+            store._tracker._registrations.clear()
         ask = await OPERATIONS[name](self.direct, self.system)
         return lambda: ask(Retrying(self._disturbed, self.system))
 

@@ -173,7 +173,7 @@ class FaultStore:
         self.known: ServerClock | None = None
         if database.clocks_differ:
             self.known = ServerClock(system, None)
-            self.known.answered(self.known.asking(), database.time())
+            self.known.finish_measurement(self.known.start_measurement(), database.time())
 
     async def open(self) -> None:
         """It is open."""
@@ -211,16 +211,16 @@ class FaultStore:
         """As the verb; none where nothing has to pass gates."""
         return set() if self._database.turnstile is None else cast("set[str]", await self._call("lined", types))
 
-    async def stir_gates(self, actor: str) -> None:
+    async def recheck_gates(self, actor: str) -> None:
         """As the verb, where there are any."""
         if self._database.turnstile is not None:
-            await self._call("stir_gates", actor)
+            await self._call("recheck_gates", actor)
 
-    async def forget_gates(self, limit: int, actor: str) -> int:
+    async def delete_idle_gates(self, limit: int, actor: str) -> int:
         """As the verb, where there are any."""
         if self._database.turnstile is None:
             return 0
-        return cast("int", await self._call("forget_gates", limit, actor))
+        return cast("int", await self._call("delete_idle_gates", limit, actor))
 
     def __getattr__(self, name: str) -> Any:
         if name not in _VERBS:
@@ -229,7 +229,7 @@ class FaultStore:
 
     async def _call(self, verb: str, *args: Any, **options: Any) -> Any:
         database, odds, rng = self._database, self._database.odds, self._database.rng
-        asked = 0 if self.known is None else self.known.asking()
+        asked = 0 if self.known is None else self.known.start_measurement()
         await self._delay()
         if rng.random() < odds.error_before:
             database.ledger.note(self.process.name, verb, "fails")
@@ -246,7 +246,7 @@ class FaultStore:
         self._observe(verb, args, answer)
         await self._delay()
         if self.known is not None and verb in _MEASURING:
-            self.known.answered(asked, time)
+            self.known.finish_measurement(asked, time)
         return answer
 
     async def _ask(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

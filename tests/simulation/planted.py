@@ -19,7 +19,7 @@ from perdure.store.sql import reads, store, workers
 from perdure.store.sql import turn as extras
 from perdure.store.sql.runs import inbox
 from perdure.store.sql.runs import inbox as topics
-from perdure.store.sql.turn import Standing
+from perdure.store.sql.turn import TurnState
 from perdure.store.sqlite import claim, commit
 from perdure.store.sqlite.connection import SqliteTransaction
 from perdure.store.sqlite.store import SqliteStore
@@ -63,11 +63,11 @@ def fence(patch: Patch, lease: str, record_lease: str, standing: Callable[[tuple
         reword(patch, commit, name, _LEASE, lease)
     reword_proofs(patch, record_lease)
 
-    async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
+    async def stand(tx: SqliteTransaction, turn: Turn) -> TurnState:
         rows = await tx.fetch(
             "SELECT status, token, nonce, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,)
         )
-        return Standing.LIVE if standing(rows[0], turn) else Standing.LOST
+        return TurnState.LIVE if standing(rows[0], turn) else TurnState.LOST
 
     patch.setattr(commit, "_stand", stand)
 
@@ -106,9 +106,9 @@ def fence_by_worker(patch: Patch) -> None:
     row = commit._row
     patch.setattr(commit, "_row", lambda turn, record: (*row(turn, record)[:-1], name()))
 
-    async def stand(tx: SqliteTransaction, turn: Turn) -> Standing:
+    async def stand(tx: SqliteTransaction, turn: Turn) -> TurnState:
         rows = await tx.fetch("SELECT status, worker FROM perdure_runs WHERE id = ?", (turn.lease.run_id,))
-        return Standing.LIVE if rows[0] == ("running", name()) else Standing.LOST
+        return TurnState.LIVE if rows[0] == ("running", name()) else TurnState.LOST
 
     patch.setattr(commit, "_stand", stand)
 
@@ -137,19 +137,19 @@ def split_check(patch: Patch) -> None:
     checked = commit._stand
     no_fence(patch)
 
-    async def check(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[Standing]:
+    async def check(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnState]:
         return [await checked(tx, turn) for turn in turns]
 
     async def in_two(self: SqliteStore, turns: Sequence[Turn], actor: str) -> list[TurnOutcome]:
         standings = await self._read("check", lambda tx: check(tx, turns))
         await asyncio.sleep(0.05)
-        live = [turn for turn, standing in zip(turns, standings, strict=True) if standing is Standing.LIVE]
+        live = [turn for turn, standing in zip(turns, standings, strict=True) if standing is TurnState.LIVE]
         written = iter(await self._write("commit", actor, lambda tx: commit.commit(tx, live)))
         return [
             next(written)
-            if standing is Standing.LIVE
+            if standing is TurnState.LIVE
             else TurnOutcome.LOST
-            if standing is Standing.LOST
+            if standing is TurnState.LOST
             else TurnOutcome.APPLIED
             for standing in standings
         ]

@@ -44,20 +44,20 @@ def shift(store: SqlStore, by: int) -> None:
 def measured(server: int) -> tuple[ManualSystem, ServerClock]:
     system = ManualSystem()
     clock = ServerClock(system, None)
-    clock.answered(clock.asking(), server)
+    clock.finish_measurement(clock.start_measurement(), server)
     return system, clock
 
 
 def test_a_server_that_was_set_back_is_followed() -> None:
     _, clock = measured(10 * MINUTE)
     assert clock.now() == 10 * MINUTE
-    clock.answered(clock.asking(), 9 * MINUTE)
+    clock.finish_measurement(clock.start_measurement(), 9 * MINUTE)
     assert clock.now() == 9 * MINUTE
 
 
 def test_a_server_that_is_a_little_behind_is_waited_for() -> None:
     system, clock = measured(10 * MINUTE)
-    clock.answered(clock.asking(), 10 * MINUTE - SET_BACK // 2)
+    clock.finish_measurement(clock.start_measurement(), 10 * MINUTE - SET_BACK // 2)
     assert clock.now() == 10 * MINUTE
     system.advance(1)
     assert clock.now() == 10 * MINUTE - SET_BACK // 2 + SECOND

@@ -13,7 +13,7 @@ from perdure.core.system import System
 from perdure.core.time.duration import Duration, instant, microseconds
 from perdure.errors import UsageError
 from perdure.store.contract import Store
-from perdure.worker import forget_events
+from perdure.worker import delete_events
 
 #: How many events are read, or deleted, in one transaction.
 CHUNK = 1000
@@ -100,7 +100,7 @@ class Auditing(ABC):
         """Delete events older than that, oldest first, in small transactions; how many there were. Runs are left as they are."""
         store = await self._opened()
         before = await store.now() - microseconds(older_than)
-        return await forget_events(store, before, self._actor)
+        return await delete_events(store, before, self._actor)
 
 
 def _filter(options: EventOptions) -> EventFilter:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from perdure.client.engine import Engine
 from perdure.core.audit import NEXT
 from perdure.push.message import QueueMessage
-from perdure.store.contract import Line
+from perdure.store.contract import NewEvent
 
 logger = logging.getLogger("perdure.push")
 
@@ -47,7 +47,7 @@ class Announcer:
         """Begin to listen. Twice is once."""
         if self._unsubscribe is None:
             self._loop = asyncio.get_running_loop()
-            self._unsubscribe = self._engine._store.overhear(self._heard)
+            self._unsubscribe = self._engine._store.observe_events(self._heard)
 
     async def stop(self) -> None:
         """Enqueue what was heard, and listen no longer."""
@@ -59,7 +59,7 @@ class Announcer:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _heard(self, lines: Sequence[Line]) -> None:
+    def _heard(self, lines: Sequence[NewEvent]) -> None:
         ready = [run_id for run_id, _, kind, _, _ in lines if kind in _READY]
         if ready and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._add, ready)

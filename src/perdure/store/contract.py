@@ -61,7 +61,7 @@ MUTATING_VERBS = (
     "reopen",
     "recover",
     "fork",
-    "forget_events",
+    "delete_events",
     "save_schedule",
     "delete_schedule",
     "trigger",
@@ -73,8 +73,8 @@ MUTATING_VERBS = (
     "set_watermark",
     "remove_watermark",
     "admit",
-    "stir_gates",
-    "forget_gates",
+    "recheck_gates",
+    "delete_idle_gates",
     "set_bounds",
     "set_breaker",
     "requeue",
@@ -114,10 +114,10 @@ class Change(IntFlag):
 Listener = Callable[[Change], object]
 
 #: Run, time, kind, actor and data of a line of the audit trail.
-Line = tuple[str, int, str, str, str]
+NewEvent = tuple[str, int, str, str, str]
 
 #: Called after a commit of this process with the lines that it had, from any thread.
-Eavesdropper = Callable[[Sequence[Line]], object]
+EventObserver = Callable[[Sequence[NewEvent]], object]
 
 
 class Store(Protocol):
@@ -150,7 +150,7 @@ class Store(Protocol):
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Be told of changes made through this object or found by `changed`; the answer ends it. A hint: polling is correct."""
 
-    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+    def observe_events(self, observer: EventObserver) -> Callable[[], None]:
         """Be told of the lines of every commit made through this object; the answer ends it.
 
         Of the whole lifecycle, also if less is written. Not of those on a connection of the caller's, about whose commit nothing is known here.
@@ -245,7 +245,7 @@ class Store(Protocol):
     async def recover(self, run_id: str, token: int, actor: str) -> bool:
         """Give a run, last seen with that token, its attempts anew; False if it has used up none, or is being worked on."""
 
-    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+    async def delete_events(self, upto: int, before: int, actor: str) -> None:
         """Delete the events up to a number that are older than a time."""
 
     async def fork(self, fork: Fork, actor: str) -> CreatedRun:
@@ -290,10 +290,10 @@ class Store(Protocol):
     async def lined(self, types: Sequence[str]) -> set[str]:
         """Those of the types of which somebody stands in a line."""
 
-    async def stir_gates(self, actor: str) -> None:
+    async def recheck_gates(self, actor: str) -> None:
         """Have every gate looked at that waits for room: somebody may have gone without a word."""
 
-    async def forget_gates(self, limit: int, actor: str) -> int:
+    async def delete_idle_gates(self, limit: int, actor: str) -> int:
         """Forget gates of keys that nobody uses any more, so many at the most; how many."""
 
     async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:

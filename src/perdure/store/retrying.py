@@ -39,7 +39,7 @@ from perdure.core.routing import TypeInfo
 from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import StoreUnavailable
-from perdure.store.contract import Eavesdropper, Listener, Store
+from perdure.store.contract import EventObserver, Listener, Store
 from perdure.store.sql.dialect import Transaction
 from perdure.store.user_connections.transaction_step import TransactionStep
 
@@ -85,9 +85,9 @@ class Retrying:
     def audit(self, level: Audit) -> None:
         self._store.audit = level
 
-    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+    def observe_events(self, observer: EventObserver) -> Callable[[], None]:
         """As the store."""
-        return self._store.overhear(eavesdropper)
+        return self._store.observe_events(observer)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """As the store."""
@@ -197,9 +197,9 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.recover(run_id, token, actor))
 
-    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+    async def delete_events(self, upto: int, before: int, actor: str) -> None:
         """As the store."""
-        await self._again(lambda: self._store.forget_events(upto, before, actor))
+        await self._again(lambda: self._store.delete_events(upto, before, actor))
 
     async def fork(self, fork: Fork, actor: str) -> CreatedRun:
         """As the store."""
@@ -247,13 +247,13 @@ class Retrying:
         """As the store."""
         return await self._again(lambda: self._store.lined(types))
 
-    async def stir_gates(self, actor: str) -> None:
+    async def recheck_gates(self, actor: str) -> None:
         """As the store."""
-        await self._again(lambda: self._store.stir_gates(actor))
+        await self._again(lambda: self._store.recheck_gates(actor))
 
-    async def forget_gates(self, limit: int, actor: str) -> int:
+    async def delete_idle_gates(self, limit: int, actor: str) -> int:
         """As the store."""
-        return await self._again(lambda: self._store.forget_gates(limit, actor))
+        return await self._again(lambda: self._store.delete_idle_gates(limit, actor))
 
     async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
         """As the store."""

@@ -5,7 +5,7 @@ from perdure.worker.claiming.push import UnknownRun, UnservedType
 from perdure.worker.commit.hooks import HookCaller
 from perdure.worker.deploy_check import ReplayCheck
 from perdure.worker.options import WorkerOptions, WorkerSettings
-from perdure.worker.sweeper import forget_events
+from perdure.worker.sweeper import delete_events
 from perdure.worker.worker import Worker
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "Worker",
     "WorkerOptions",
     "WorkerSettings",
-    "forget_events",
+    "delete_events",
     "in_workflow",
 ]

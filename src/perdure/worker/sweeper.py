@@ -106,7 +106,7 @@ class Sweeper:
         if self._sweeps % _FORGETS_EVERY:
             return
         try:
-            if await self._store.forget_gates(BATCH, "sweep") == BATCH:
+            if await self._store.delete_idle_gates(BATCH, "sweep") == BATCH:
                 self._sweeps -= 1
         except StoreError as error:
             logger.warning("unused gates are kept until the next sweep: %s", error)
@@ -114,7 +114,7 @@ class Sweeper:
     async def _admit_waiting(self) -> None:
         """Admit runs from the waitlist into the room that dead workers and expired runs have left."""
         try:
-            await self._store.stir_gates("sweep")
+            await self._store.recheck_gates("sweep")
         except StoreError as error:
             logger.warning("gates are looked at a little later: %s", error)
 
@@ -160,7 +160,7 @@ class RetentionPruner:
             logger.info("deleted %d runs that were over for long enough", runs)
         oldest = self._retention.oldest_event(now)
         if oldest is not None:
-            await forget_events(self._store, oldest, "retention")
+            await delete_events(self._store, oldest, "retention")
         return runs
 
     async def _prune(self, number: int, rule: PruneRequest) -> int:
@@ -174,7 +174,7 @@ class RetentionPruner:
             await self._system.sleep(PRUNE_PAUSE)
 
 
-async def forget_events(store: Store, before: int, actor: str) -> int:
+async def delete_events(store: Store, before: int, actor: str) -> int:
     """Delete events from before a time, oldest first, in small transactions; return their number."""
     deleted, last = 0, 0
     while page := await store.events_page(EventFilter(), DELETED_EVENTS, after=last):
@@ -184,7 +184,7 @@ async def forget_events(store: Store, before: int, actor: str) -> int:
         if not old:
             break
         last = page[-1].id
-        await store.forget_events(last, before, actor)
+        await store.delete_events(last, before, actor)
         deleted += len(old)
     return deleted
 

@@ -163,7 +163,7 @@ class Pretender(MysqlConnection):
     """A session with a server that says something else about itself."""
 
     def __init__(self, connection: MysqlConnection, version: str) -> None:
-        super().__init__(connection._driver, connection.patience)
+        super().__init__(connection._driver, connection.timeouts)
         self._version = version
 
     @property

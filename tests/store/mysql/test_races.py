@@ -10,7 +10,7 @@ from perdure.core.model.turn import Release, Turn, TurnOutcome
 from perdure.errors import StoreUnavailable
 from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlResult
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.timeouts import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit
 from tests.servers.claimers import create_many
 
@@ -59,7 +59,7 @@ async def test_a_commit_that_a_cluster_takes_back_is_a_lost_race(
 async def test_a_race_that_is_never_won_is_an_outage_once_the_patience_is_over(
     store: MysqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store._patience = Patience(statement=0.5)
+    store._timeouts = Timeouts(statement=0.5)
     refused = fail(monkeypatch, float("inf"), lambda text: "perdure_runs" in text, DriverError(1213, "deadlock"))
     with pytest.raises(StoreUnavailable):
         await store.create([a_run("r1")], ACTOR)

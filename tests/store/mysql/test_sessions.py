@@ -9,7 +9,7 @@ import pytest
 from perdure.store.mysql.driver import DriverError, MysqlConnection, MysqlConnector
 from perdure.store.mysql.session import prepare
 from perdure.store.mysql.store import MysqlStore
-from perdure.store.server.timeouts import USUAL
+from perdure.store.server.timeouts import DEFAULT_TIMEOUTS
 from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually
@@ -50,7 +50,7 @@ async def test_the_server_ends_the_session_of_a_client_that_stands_still(
     await store.create([a_run("r1")], ACTOR)
     where = parse(url)
     assert isinstance(where, MysqlUrl)
-    session = await MysqlConnector(where).connect(USUAL.within(LEASE))
+    session = await MysqlConnector(where).connect(DEFAULT_TIMEOUTS.within(LEASE))
     await prepare(session, url)
     await session.send(["BEGIN", "SELECT 1 FROM perdure_runs WHERE id = 'r1' FOR UPDATE"])
     await stand(session)

@@ -193,7 +193,7 @@ async def test_a_connection_that_is_opened_while_a_life_begins_is_no_more_patien
 ) -> None:
     async def connect_slowly(*args: Any, **options: Any) -> PostgresConnection:
         connection = await connect(*args, **options)
-        store._patience = store._patience.within(1.25)
+        store._timeouts = store._timeouts.within(1.25)
         return connection
 
     monkeypatch.setattr("perdure.store.postgres.store.connect", connect_slowly)
@@ -280,17 +280,17 @@ async def test_a_pooler_that_forgets_statements_is_noticed(store: PostgresStore)
 def test_the_clock_narrows_its_bounds_and_follows_a_clock_that_was_set() -> None:
     system = ManualSystem()
     clock = ServerClock(system, None)
-    asked = clock.asking()
+    asked = clock.start_measurement()
     system.advance(1)
-    first = clock.answered(asked, 1_000_000_000)
+    first = clock.finish_measurement(asked, 1_000_000_000)
     assert first == 1_000_000_000
-    asked = clock.asking()
+    asked = clock.start_measurement()
     system.advance(0.001)
     # The server was half a second on when it answered the first time: this answer knows better.
-    assert clock.answered(asked, 1_000_501_000) == 1_000_501_000
+    assert clock.finish_measurement(asked, 1_000_501_000) == 1_000_501_000
     system.advance(2)
     assert clock.now() == 1_002_501_000
-    asked = clock.asking()
-    assert clock.answered(asked, 5_000_000_000) == 5_000_000_000
-    asked = clock.asking()
-    assert clock.answered(asked, 1_000_000_000) == 1_000_000_000
+    asked = clock.start_measurement()
+    assert clock.finish_measurement(asked, 5_000_000_000) == 5_000_000_000
+    asked = clock.start_measurement()
+    assert clock.finish_measurement(asked, 1_000_000_000) == 1_000_000_000

@@ -1,4 +1,4 @@
-"""Who the server is: read with each connection, proved by each commit behind a pooler."""
+"""The identity of a server: read with each connection, proved by each commit behind a pooler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.store.postgres.driver import PostgresConnection
 from perdure.store.postgres.identity import ServerSession, fence, who_is
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.transaction import StatementCache
-from perdure.store.server.identity import Who
+from perdure.store.server.identity import ServerIdentity
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_message, a_record, a_run, a_worker
 
 TURNS = {
@@ -60,7 +60,7 @@ async def test_a_pooler_that_leads_to_another_timeline_ends_every_life(
 
     async def pooled(connection: PostgresConnection) -> ServerSession:
         said = await who_is(connection)
-        return ServerSession(Who("cluster/FFFFFFFF"), "FFFFFFFF", pooled=True) if not changes else said
+        return ServerSession(ServerIdentity("cluster/FFFFFFFF"), "FFFFFFFF", pooled=True) if not changes else said
 
     monkeypatch.setattr(module, "who_is", pooled)
     other = open_store(url, Host())

@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import StoreUnavailable
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.timeouts import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_message, a_run
 
 #: More than a few quick repetitions.
@@ -49,7 +49,7 @@ async def test_a_race_is_lost_many_times_and_the_caller_does_not_hear_of_it(
 async def test_a_race_that_is_never_won_is_an_outage_once_the_patience_is_over(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store._patience = Patience(statement=0.5)
+    store._timeouts = Timeouts(statement=0.5)
     refused = fail(monkeypatch, float("inf"), asyncpg.DeadlockDetectedError("deadlock"))
     with pytest.raises(StoreUnavailable):
         await store.create([a_run("r1")], ACTOR)

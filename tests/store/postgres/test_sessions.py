@@ -19,7 +19,7 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres.sessions import session_name
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.timeouts import Timeouts
 from perdure.testing.conformance.harness import ACTOR, TYPE, a_run, a_worker, claim_ids, commit, lease_of
 from tests.helpers import eventually
 from tests.servers.schemas import postgres_dsn
@@ -133,7 +133,7 @@ async def test_one_that_was_declared_dead_and_is_no_longer_at_a_stand_keeps_what
 ) -> None:
     await buried(store)
     # Whatever is younger than an hour may be at work.
-    store._patience = Patience(statement=3600.0)
+    store._timeouts = Timeouts(statement=3600.0)
     async with a_session(url) as session:
         await store.sweep(10)
         assert await session.fetchval("SELECT 1") == 1

@@ -15,7 +15,7 @@ from perdure.host import Host
 from perdure.store import open_store
 from perdure.store.postgres import driver
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.timeouts import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_ids
 from tests.servers.schemas import postgres_dsn
 
@@ -42,7 +42,7 @@ async def locking(url: str, *statements: str) -> AsyncIterator[Any]:
 
 
 async def test_a_sweep_leaves_out_what_another_one_has_in_its_hands(store: PostgresStore, url: str) -> None:
-    store._patience = Patience(statement=1.0, lock=0.1)
+    store._timeouts = Timeouts(statement=1.0, lock=0.1)
     await die(store, "w1", "r1", "r2")
     await die(store, "w2", "r3")
     async with locking(url, "SELECT 1 FROM perdure_workers WHERE id = 'w1' FOR UPDATE"):
@@ -53,7 +53,7 @@ async def test_a_sweep_leaves_out_what_another_one_has_in_its_hands(store: Postg
 
 
 async def test_a_sweep_buries_a_worker_one_of_whose_runs_is_locked(store: PostgresStore, url: str) -> None:
-    store._patience = Patience(statement=1.0, lock=0.1)
+    store._timeouts = Timeouts(statement=1.0, lock=0.1)
     await die(store, "w1", "r1", "r2")
     async with locking(url, "SELECT 1 FROM perdure_runs WHERE id = 'r1' FOR UPDATE"):
         swept = await store.sweep(10)

@@ -18,7 +18,7 @@ from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, Cl
 from perdure.core.model.run import Run, Status
 from perdure.core.time.duration import FAR
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, sql_list
-from perdure.store.server.claim_preview import Sight
+from perdure.store.server.claim_preview import ClaimPreview
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
@@ -43,7 +43,7 @@ SELECT :now,
 MANY = 16
 
 
-class MysqlPreview(Sight, frozen=True, kw_only=True):
+class MysqlPreview(ClaimPreview, frozen=True, kw_only=True):
     """What a look found; of those that are ready it counts no more than `MANY`."""
 
     paused: frozenset[tuple[str, str]]

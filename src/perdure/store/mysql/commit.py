@@ -15,10 +15,10 @@ from perdure.core.model.run import NewRun
 from perdure.core.model.turn import RetryLater, Turn, TurnOutcome
 from perdure.store.mysql.runs import NEW_RUNS, rows_of
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_list
-from perdure.store.server.batch_effects import COLUMNS, Draft, Ledger
-from perdure.store.server.commit_batch import Wave, Written
+from perdure.store.server.batch_effects import COLUMNS, BatchEffects, RunDraft
+from perdure.store.server.commit_batch import CommitBatch, Written
 from perdure.store.sql.dialect import Row
-from perdure.store.sql.turn import keys_of, waves
+from perdure.store.sql.turn import message_keys, split_by_run
 
 HISTORY = "run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt"
 
@@ -71,8 +71,8 @@ async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool)
     tx.optimistic = not doubtful
     verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
-    for wave in waves(turns):
-        await _MysqlBatch(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
+    for batch in split_by_run(turns):
+        await _MysqlBatch(tx, turns, batch, verdicts, busy, doubtful=doubtful).commit()
     return verdicts
 
 
@@ -81,7 +81,7 @@ async def deliver(tx: MysqlTransaction, messages: Sequence[NewMessage]) -> list[
     return await _MysqlBatch(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
-class _MysqlBatch(Wave[MysqlTransaction]):
+class _MysqlBatch(CommitBatch[MysqlTransaction]):
     """Turns of different runs. What the decision needs is asked for in the packet that locks."""
 
     _answers: dict[str, Sequence[Row]]
@@ -90,10 +90,10 @@ class _MysqlBatch(Wave[MysqlTransaction]):
         questions = {"runs": self._tx.text(_LOCK, ids=sql_list(touched))}
         if children:
             questions["parents"] = self._tx.text(_LOCK_PARENTS, ids=sql_list(children))
-        turns = self._wave.values()
+        turns = self._batch.values()
         if self._doubtful and any(turn.records for turn in turns):
             questions["written"] = self._tx.text(_WRITTEN, spans=_spans(turns))
-        if keys := [key for turn in turns for key in keys_of(turn)]:
+        if keys := [key for turn in turns for key in message_keys(turn)]:
             questions["known"] = self._tx.text(_KNOWN, keys=_keys(keys))
         if new := [child.id for turn in turns for child in turn.children]:
             questions["there"] = self._tx.text(_THERE, ids=sql_list(new))
@@ -134,25 +134,25 @@ class _MysqlBatch(Wave[MysqlTransaction]):
     async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
         return {row[0] for row in self._answers["stops"] if row[0] in read and row[1] > read[row[0]]}
 
-    def _prove(self, draft: Draft) -> None:
+    def _prove(self, draft: RunDraft) -> None:
         if self._tx.connection.clustered:
             draft.wake_at += 1
             draft.touched = True
 
-    async def _write(self, ledger: Ledger) -> None:
+    async def _write(self, effects: BatchEffects) -> None:
         self._tx.insert(RECORDS, self._rows)
-        self._tx.insert(_ENTRIES, ledger.messages)
-        for run_id, upto in ledger.consumed:
+        self._tx.insert(_ENTRIES, effects.messages)
+        for run_id, upto in effects.consumed:
             self._tx.later(self._tx.text(CONSUME, run_id=run_id, upto=upto))
-        drafts: dict[tuple[bool, bool, bool, bool], list[Draft]] = {}
-        for draft in ledger.drafts.values():
+        drafts: dict[tuple[bool, bool, bool, bool], list[RunDraft]] = {}
+        for draft in effects.drafts.values():
             if draft.touched:
                 kind = (draft.let_go, draft.moves, draft.sets_output, draft.sets_error)
                 drafts.setdefault(kind, []).append(draft)
         for alike in drafts.values():
             self._write_alike(alike)
 
-    def _write_alike(self, drafts: Sequence[Draft]) -> None:
+    def _write_alike(self, drafts: Sequence[RunDraft]) -> None:
         # Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
         first = drafts[0]
         columns = [*_ALWAYS, *(["home"] if first.moves else [])]

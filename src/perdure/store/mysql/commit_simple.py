@@ -15,7 +15,7 @@ from perdure.core.model.turn import Finish, Park, Turn
 from perdure.store.contract import Change
 from perdure.store.mysql.commit import CONSUME, HISTORY, RECORDS
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_list, sql_row, sql_texts
-from perdure.store.sql.audit import note_finish, of_park
+from perdure.store.sql.audit import note_finish, park_event
 from perdure.store.sql.turn import KINDS, has_extras, record_row
 
 #: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
@@ -113,14 +113,14 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
                 finished.append((run_id, turn.read, status.value, *outcome, tx.now))
                 if tx.notes:
                     note_finish(tx, run_id, turn.next)
-                tx.stir(Change.FINISHED)
+                tx.notify(Change.FINISHED)
             case Park(wake_at=wake_at, reason=reason, seen=seen):
                 besides = f" AND inbox_seq = {seen}"
                 parked.append((run_id, turn.read, wake_at, reason.value, tx.now))
                 if tx.repeats:
-                    tx.note(run_id, *of_park(turn.next))
+                    tx.note(run_id, *park_event(turn.next))
                 if wake_at <= tx.now:
-                    tx.stir(Change.READY)
+                    tx.notify(Change.READY)
             case _:
                 read.append((run_id, turn.read))
         groups.setdefault((lease.token, lease.nonce, besides), []).append(run_id)

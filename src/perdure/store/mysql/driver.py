@@ -15,7 +15,7 @@ import asyncmy
 import asyncmy.errors
 from msgspec import Struct
 
-from perdure.store.server.timeouts import USUAL, Patience
+from perdure.store.server.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from perdure.store.sql.dialect import Row
 from perdure.store.url import MysqlUrl
 
@@ -73,8 +73,8 @@ class MysqlResult(Struct, frozen=True):
 class MysqlConnection:
     """One session with the server, of one event loop."""
 
-    def __init__(self, driver: _Driver, patience: Patience) -> None:
-        self.patience = patience
+    def __init__(self, driver: _Driver, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
         self._driver = driver
         #: Set by whoever begins a transaction, for whoever has to end it.
         self.in_transaction = False
@@ -106,7 +106,7 @@ class MysqlConnection:
             for statement in statements:
                 self.trace(statement)
         answers: list[MysqlResult] = []
-        async with asyncio.timeout(self.patience.statement):
+        async with asyncio.timeout(self.timeouts.statement):
             for packet in self._packets(statements):
                 answers += await self._answers(packet)
         return answers
@@ -174,21 +174,21 @@ class MysqlConnector:
             self._context.check_hostname = False
             self._context.verify_mode = ssl.CERT_NONE
 
-    async def connect(self, patience: Patience = USUAL) -> MysqlConnection:
+    async def connect(self, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> MysqlConnection:
         """A new session."""
         if self._context is None or self._url.ssl != "preferred":
-            return await _connect(self._url, self._context, patience)
+            return await _connect(self._url, self._context, timeouts)
         try:
-            return await _connect(self._url, self._context, patience)
+            return await _connect(self._url, self._context, timeouts)
         except DriverError as error:
             if not isinstance(error.__cause__, ssl.SSLError) and error.args[0] not in _BAD_HANDSHAKE:
                 raise
-        connection = await _connect(self._url, None, patience)
+        connection = await _connect(self._url, None, timeouts)
         self._context = None
         return connection
 
 
-async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, patience: Patience) -> MysqlConnection:
+async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, timeouts: Timeouts) -> MysqlConnection:
     driver: Any = await asyncmy.connect(
         host=url.host,
         port=url.port,
@@ -197,10 +197,10 @@ async def _connect(url: MysqlUrl, context: ssl.SSLContext | None, patience: Pati
         password=url.password,
         database=url.database,
         charset="utf8mb4",
-        connect_timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
+        connect_timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
         client_flag=_FOUND_ROWS,
         autocommit=True,
         program_name="perdure",
         ssl=context,
     )
-    return MysqlConnection(cast("_Driver", driver), patience)
+    return MysqlConnection(cast("_Driver", driver), timeouts)

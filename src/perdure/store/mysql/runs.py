@@ -9,7 +9,7 @@ from perdure.core.model.record import Message, Record
 from perdure.core.model.run import CreatedRun, NewRun
 from perdure.store.contract import Change
 from perdure.store.mysql.transaction import MysqlTransaction, sql_list
-from perdure.store.sql.audit import of_created
+from perdure.store.sql.audit import created_event
 from perdure.store.sql.reads import check_whole
 from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
 from perdure.store.sql.runs.create import as_run, params_of
@@ -27,12 +27,12 @@ async def create_new_runs(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[
     if not runs:
         return []
     for new in runs:
-        tx.note(new.id, *of_created(new))
+        tx.note(new.id, *created_event(new))
     tx.begin()
     tx.insert(NEW_RUNS, rows_of(runs, tx.now))
     tx.write_notes()
     await tx.commit()
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return [CreatedRun(as_run(new, tx.now), True) for new in runs]
 
 

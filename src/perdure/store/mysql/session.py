@@ -7,8 +7,8 @@ import re
 from perdure.errors import StoreError
 from perdure.store.mysql.driver import MysqlConnection
 from perdure.store.mysql.transaction import Sql
-from perdure.store.server.identity import Who
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.identity import ServerIdentity
+from perdure.store.server.timeouts import Timeouts
 from perdure.store.sql.dialect import Row
 
 #: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
@@ -37,7 +37,7 @@ _RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = 
 
 _ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
 
-#: Who the server is and how far it has written its log of changes, if it keeps one. MariaDB has no name of its own that every version
+#: The identity of the server, and how far it has written its log of changes, if it keeps one. MariaDB has no name of its own that every version
 #: knows; servers that replicate have different numbers, and copies of one mostly another host or port.
 _NAME = {"MariaDB": "CONCAT(@@server_id, ' ', @@hostname, ':', @@port)", "MySQL": "@@server_uuid"}
 _WHO = {
@@ -62,10 +62,10 @@ def who_asks(connection: MysqlConnection) -> str:
     return _WHO[_kind_of(connection)]
 
 
-def who_is(row: Row) -> Who:
+def who_is(row: Row) -> ServerIdentity:
     """Its answer."""
     name, written = row
-    return Who(name, _position(written))
+    return ServerIdentity(name, _position(written))
 
 
 def _position(written: str) -> dict[str, int]:
@@ -84,7 +84,7 @@ def _kind_of(connection: MysqlConnection) -> str:
     return "MariaDB" if "mariadb" in connection.server_version.lower() else "MySQL"
 
 
-async def prepare(connection: MysqlConnection, where: str) -> Who:
+async def prepare(connection: MysqlConnection, where: str) -> ServerIdentity:
     """Set up a session; who the server is. Raises `StoreError` where the server does not fit."""
     text, kind = connection.server_version, _kind_of(connection)
     # MariaDB pretends to be 5.5.5 first, for old replicas.
@@ -93,7 +93,7 @@ async def prepare(connection: MysqlConnection, where: str) -> Who:
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
     answers = await connection.send(
-        [_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.patience), _CLUSTER, _ASKED, _WHO[kind]]
+        [_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.timeouts), _CLUSTER, _ASKED, _WHO[kind]]
     )
     [(packet, mode)], [who] = answers[-2].rows, answers[-1].rows
     connection.clustered = bool(answers[-3].rows)
@@ -109,7 +109,7 @@ async def prepare(connection: MysqlConnection, where: str) -> Who:
         )
     connection.packet = packet
     # Nothing that one of several has acknowledged is missing on the others, and a proxy may lead to any of them.
-    return Who(None) if connection.clustered else who_is(who)
+    return ServerIdentity(None) if connection.clustered else who_is(who)
 
 
 async def relax(connection: MysqlConnection) -> None:
@@ -118,17 +118,17 @@ async def relax(connection: MysqlConnection) -> None:
     await connection.send([_RELAXED.format(limit)])
 
 
-def _limits(kind: str, patience: Patience) -> list[str]:
+def _limits(kind: str, timeouts: Timeouts) -> list[str]:
     """Waits are short, so that whoever holds a lease hears of trouble in time; locks of somebody who is gone are gone soon."""
     # MySQL cannot end a transaction that nobody goes on with, only a session.
     if kind == "MySQL":
-        idle = max(_SHORTEST_IDLE, int(1.7 * patience.statement))
-        limits = f"max_execution_time = {int(1000 * patience.told)}, wait_timeout = {idle}"
+        idle = max(_SHORTEST_IDLE, int(1.7 * timeouts.statement))
+        limits = f"max_execution_time = {int(1000 * timeouts.server_statement)}, wait_timeout = {idle}"
     else:
-        idle = max(1, int(1.25 * patience.statement))
-        limits = f"max_statement_time = {patience.told}, idle_transaction_timeout = {idle}"
+        idle = max(1, int(1.25 * timeouts.statement))
+        limits = f"max_statement_time = {timeouts.server_statement}, idle_transaction_timeout = {idle}"
     # For how long the server waits for somebody who does not take what it sends.
-    writing = max(1, int(patience.statement))
+    writing = max(1, int(timeouts.statement))
     return [
-        f"SET SESSION innodb_lock_wait_timeout = {max(1, int(patience.lock))}, net_write_timeout = {writing}, {limits}"
+        f"SET SESSION innodb_lock_wait_timeout = {max(1, int(timeouts.lock))}, net_write_timeout = {writing}, {limits}"
     ]

@@ -30,8 +30,8 @@ from perdure.store.mysql.migrate import migrate
 from perdure.store.mysql.runs import create_new_runs, load_runs
 from perdure.store.mysql.session import name_of, prepare, relax, who_asks, who_is
 from perdure.store.mysql.transaction import MysqlTransaction, Sql, StatementTemplates, sql_list
-from perdure.store.server.identity import Outlived
-from perdure.store.server.pool import Pools, lend
+from perdure.store.server.identity import ServerReplaced
+from perdure.store.server.pool import LoopPools, lend
 from perdure.store.server.store import ServerStore
 from perdure.store.sql import workers
 from perdure.store.sql.dialect import Row, Transaction
@@ -91,7 +91,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         self._clustered = False
         #: What was paused when a claim last looked.
         self._paused: frozenset[tuple[str, str]] = frozenset()
-        self._lent = Pools(system, self._open_relaxed, MysqlConnection.close_gracefully, url.pool, self._is_current)
+        self._lent = LoopPools(system, self._open_relaxed, MysqlConnection.close_gracefully, url.pool, self._is_current)
 
     async def close(self) -> None:
         """Let go of every connection."""
@@ -110,7 +110,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     @asynccontextmanager
     async def _lend_to(self, worker: str) -> AsyncGenerator[object]:
-        check = partial(self._identity.check, worker)
+        check = partial(self._tracker.check, worker)
         async with lend(self._lent, MysqlConnection.is_busy, check) as connection:
             yield connection.driver
 
@@ -121,9 +121,9 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         """The server's time."""
 
         async def ask(tx: MysqlTransaction) -> int:
-            asked = self._clock.asking()
+            asked = self._clock.start_measurement()
             [answer] = await tx.send(f"SELECT {NOW}")
-            return self._clock.answered(asked, answer.rows[0][0])
+            return self._clock.finish_measurement(asked, answer.rows[0][0])
 
         return await self._read("now", ask)
 
@@ -146,7 +146,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int) -> int | None:
         """By the server's own clock; not on another server than the one that was met, to which a proxy may lead."""
         clustered = tx.connection.clustered
-        server = None if clustered else self._identity.server
+        server = None if clustered else self._tracker.server
         who = Sql("NULL") if server is None else name_of(tx.connection)
         beat = tx.text(_BEAT, id=worker_id, now=self._time(), last=0 if clustered else last, who=who, server=server)
         [answer] = await tx.send(beat)
@@ -154,9 +154,9 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
             # One of several may lag behind what another one has acknowledged.
             return 0 if clustered else answer.last_insert_id
         if not clustered:
-            known = self._identity.asking()
+            known = self._tracker.snapshot()
             [answer] = await tx.send(who_asks(tx.connection))
-            self._identity.meet(who_is(answer.rows[0]), known)
+            self._tracker.record(who_is(answer.rows[0]), known)
         return None
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
@@ -198,7 +198,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         """Make turns durable; in one round trip if they reach nobody else."""
         try:
             return await self._commit_turns(turns, actor)
-        except Outlived:
+        except ServerReplaced:
             return [TurnOutcome.LOST] * len(turns)
 
     async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
@@ -237,7 +237,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         opening = self._system.spawn(self._opened(), "perdure connecting")
         try:
             # Its own timeout ends when the server is reached, whether or not that ever says a word.
-            async with asyncio.timeout(self._patience.connect):
+            async with asyncio.timeout(self._timeouts.connect):
                 return await asyncio.shield(opening)
         except (asyncio.CancelledError, TimeoutError):
             opening.add_done_callback(_let_go)
@@ -245,11 +245,11 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
             raise
 
     async def _opened(self) -> MysqlConnection:
-        connection = await self._way.connect(self._patience)
+        connection = await self._way.connect(self._timeouts)
         connection.trace = self._trace
         try:
-            known = self._identity.asking()
-            connection.epoch = self._identity.meet(await prepare(connection, self.where), known)
+            known = self._tracker.snapshot()
+            connection.epoch = self._tracker.record(await prepare(connection, self.where), known)
             self._clustered |= connection.clustered
         except BaseException:
             connection.terminate()
@@ -266,7 +266,13 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     def _transaction(self, connection: MysqlConnection, actor: str, *, locking: bool) -> MysqlTransaction:
         return MysqlTransaction(
-            connection, self._templates, self._clock, actor, self.audit, locking=locking, listened=self._listened
+            connection,
+            self._templates,
+            self._clock,
+            actor,
+            self.audit,
+            locking=locking,
+            has_observers=self._has_observers,
         )
 
     async def _begin(self, tx: MysqlTransaction) -> None:
@@ -311,9 +317,9 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return Sql(NOW) if told is None else told
 
     async def _preview_once(self, tx: MysqlTransaction, request: ClaimRequest) -> MysqlPreview:
-        asked = self._clock.asking()
+        asked = self._clock.start_measurement()
         seen = await preview_claim(tx, request, self._time())
-        return seen.at(self._clock.answered(asked, seen.now))
+        return seen.at(self._clock.finish_measurement(asked, seen.now))
 
     async def _lock_in_order(self, tx: MysqlTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
         parents: builtins.list[str] = []
@@ -333,10 +339,10 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
 
     async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
         """Whether a sweep would find something."""
-        asked = self._clock.asking()
+        asked = self._clock.start_measurement()
         [answer] = await tx.send(tx.text(SWEEP_PREVIEW, now=self._time(), remembered=workers.REMEMBERED))
         [(now, anything)] = answer.rows
-        self._clock.answered(asked, now)
+        self._clock.finish_measurement(asked, now)
         return bool(anything)
 
 

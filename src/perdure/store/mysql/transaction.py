@@ -13,8 +13,8 @@ from perdure.core.audit import Audit
 from perdure.store.mysql.dialect import MYSQL
 from perdure.store.mysql.driver import AlreadyThere, MysqlConnection, MysqlResult
 from perdure.store.server.clock import ServerClock
-from perdure.store.server.commit_batch import Doubtful
-from perdure.store.sql.audit import NotingOnServer
+from perdure.store.server.commit_batch import RecordsExist
+from perdure.store.sql.audit import ServerTransactionLog
 from perdure.store.sql.dialect import Params, Row
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
@@ -105,7 +105,7 @@ VALUES :rows
 """
 
 
-class MysqlTransaction(NotingOnServer):
+class MysqlTransaction(ServerTransactionLog):
     """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
@@ -117,9 +117,9 @@ class MysqlTransaction(NotingOnServer):
         audit: Audit,
         *,
         locking: bool,
-        listened: bool = False,
+        has_observers: bool = False,
     ) -> None:
-        super().__init__(clock, actor, audit, listened=listened)
+        super().__init__(clock, actor, audit, has_observers=has_observers)
         self.connection = connection
         self.epoch = connection.epoch
         self._templates = templates
@@ -178,7 +178,7 @@ class MysqlTransaction(NotingOnServer):
             self.later(self.text(template, rows=Sql(", ".join(rows[at : at + _ROWS])), **values))
 
     async def send(self, *statements: str) -> list[MysqlResult]:
-        """Execute statements; their answers. An optimistic transaction raises `Doubtful`."""
+        """Execute statements; their answers. An optimistic transaction raises `RecordsExist`."""
         waiting, self._waiting = self._waiting, []
         if not waiting and not statements:
             return []
@@ -186,7 +186,7 @@ class MysqlTransaction(NotingOnServer):
             answers = await self.connection.send([*waiting, *statements])
         except AlreadyThere as error:
             if self.optimistic:
-                raise Doubtful from error
+                raise RecordsExist from error
             raise
         return answers[len(waiting) :]
 

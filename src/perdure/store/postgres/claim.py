@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimedRun, ClaimRequest, ClaimResult
 from perdure.core.time.duration import FAR
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.server.claim_preview import Sight
+from perdure.store.server.claim_preview import ClaimPreview
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.pauses import unpaused
@@ -152,7 +152,7 @@ SELECT
 """
 
 
-class PostgresPreview(Sight, frozen=True, kw_only=True):
+class PostgresPreview(ClaimPreview, frozen=True, kw_only=True):
     """What a look found."""
 
     doubtful: bool

@@ -20,7 +20,7 @@ from perdure.store.postgres.claim import MOMENT, OF_AGE, OF_RUN, TAKEN, Postgres
 from perdure.store.postgres.dialect import NOW
 from perdure.store.postgres.transaction import PostgresTransaction
 from perdure.store.server.clock import ServerClock
-from perdure.store.sql.audit import of_claim
+from perdure.store.sql.audit import claim_event
 from perdure.store.sql.dialect import Row
 
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
@@ -181,14 +181,14 @@ async def claim_ready(
     """
     pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
     seeds = entropy(16 * request.limit)
-    asked, known = clock.asking(), clock.known
+    asked, known = clock.start_measurement(), clock.known
     rows = await tx.run_made(
         _TAKES[tx.audit], len(pairs) // 2, clock.told, known, request.worker, request.nonce, request.affinity,
         request.limit - request.by_age, request.by_age, seeds, SUSPECT_AFTER, *pairs,
     )  # fmt: skip
     seen = _seen(rows[0][:_FACT_COUNT], request.worker)
     at = seen.now if known is None else min(seen.now, known)
-    seen = seen.at(clock.answered(asked, seen.now))
+    seen = seen.at(clock.finish_measurement(asked, seen.now))
     if not seen.usual or request.limit == 0:
         return seen, seen.empty_handed() if seen.nothing else None
     taken = rows if rows[0][_FACT_COUNT] is not None else []
@@ -198,9 +198,9 @@ async def claim_ready(
     elif not taken:
         next_wake = min(next_wake, seen.now + MOMENT)
     runs = to_runs([row[_FACT_COUNT + 1 :] for row in taken])
-    if tx.heard is not None:
+    if tx.observed is not None:
         for claimed in runs if tx.repeats else [one for one in runs if one.run.started_at == at]:
-            tx.hear(claimed.run.id, *of_claim(claimed.run, starts=claimed.run.started_at == at))
+            tx.observe(claimed.run.id, *claim_event(claimed.run, starts=claimed.run.started_at == at))
     answer = replace(seen.empty_handed(), runs=runs, next_wake=next_wake)
     return seen, answer
 

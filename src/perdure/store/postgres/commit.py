@@ -16,10 +16,10 @@ from perdure.store.postgres.columns import HISTORY, to_arrays, unnest_arrays
 from perdure.store.postgres.driver import AlreadyThere
 from perdure.store.postgres.runs import NEW_RUNS, arrays_of
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.server.batch_effects import COLUMNS, Ledger
-from perdure.store.server.commit_batch import Doubtful, Wave, Written
+from perdure.store.server.batch_effects import COLUMNS, BatchEffects
+from perdure.store.server.commit_batch import CommitBatch, RecordsExist, Written
 from perdure.store.sql.dialect import Row
-from perdure.store.sql.turn import waves
+from perdure.store.sql.turn import split_by_run
 
 _MESSAGES = {
     "run_id": "text", "seq": "bigint", "kind": "text", "name": "text", "payload": "text", "failed": "smallint",
@@ -106,16 +106,16 @@ WHERE r.id = given.id
 
 
 async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[TurnOutcome]:
-    """Write the turns; one verdict each. Raises `Doubtful`, unless told that the records may be there already."""
+    """Write the turns; one verdict each. Raises `RecordsExist`, unless told that the records may be there already."""
     verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
     try:
-        for wave in waves(turns):
-            await _PostgresBatch(tx, turns, wave, verdicts, busy, doubtful=doubtful).commit()
+        for batch in split_by_run(turns):
+            await _PostgresBatch(tx, turns, batch, verdicts, busy, doubtful=doubtful).commit()
     except AlreadyThere as error:
         if doubtful:
             raise
-        raise Doubtful from error
+        raise RecordsExist from error
     return verdicts
 
 
@@ -124,11 +124,11 @@ async def deliver(tx: PostgresTransaction, messages: Sequence[NewMessage]) -> li
     return await _PostgresBatch(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
-class _PostgresBatch(Wave[PostgresTransaction]):
+class _PostgresBatch(CommitBatch[PostgresTransaction]):
     """Turns of different runs."""
 
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
-        rows = await self._tx.run(LOCK if self._wave else _LOCK_ANYWHERE, touched, children)
+        rows = await self._tx.run(LOCK if self._batch else _LOCK_ANYWHERE, touched, children)
         self._tx.locked()
         return rows
 
@@ -151,16 +151,16 @@ class _PostgresBatch(Wave[PostgresTransaction]):
     async def _to_be_stopped(self, read: dict[str, int]) -> set[str]:
         return {row[0] for row in await self._tx.run(_TO_BE_STOPPED, *to_arrays(list(read.items()), 2))}
 
-    async def _write(self, ledger: Ledger) -> None:
+    async def _write(self, effects: BatchEffects) -> None:
         notes = self._tx.take_notes()
-        drafts = [draft for draft in ledger.drafts.values() if draft.touched]
-        if not (self._rows or ledger.messages or ledger.consumed or notes[0] or drafts):
+        drafts = [draft for draft in effects.drafts.values() if draft.touched]
+        if not (self._rows or effects.messages or effects.consumed or notes[0] or drafts):
             return
         await self._tx.run(
             WRITE,
             *to_arrays(self._rows, len(HISTORY)),
-            *to_arrays(ledger.messages, len(_MESSAGES)),
-            *to_arrays(ledger.consumed, len(_CONSUMED)),
+            *to_arrays(effects.messages, len(_MESSAGES)),
+            *to_arrays(effects.consumed, len(_CONSUMED)),
             *notes,
             *([getattr(draft, column) for draft in drafts] for column in _RUNS),
         )

@@ -19,7 +19,7 @@ from perdure.store.contract import Change
 from perdure.store.postgres.columns import HISTORY, Unjoinable, join_numbers, join_texts, unnest_texts
 from perdure.store.postgres.driver import PostgresConnection
 from perdure.store.postgres.transaction import PostgresTransaction, StatementCache, rows_of
-from perdure.store.sql.audit import of_finish, of_park
+from perdure.store.sql.audit import finish_event, park_event
 from perdure.store.sql.turn import record_row
 
 # A member of an enum is slow to find by its class; these are looked at for every step or run.
@@ -236,12 +236,12 @@ async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[s
     for turn in turns:
         if turn.next is None or turn.lease.run_id in left_out:
             continue
-        if tx.heard is not None and (tx.repeats or not isinstance(turn.next, Park)):
-            tx.hear(turn.lease.run_id, *_line(turn.next))
+        if tx.observed is not None and (tx.repeats or not isinstance(turn.next, Park)):
+            tx.observe(turn.lease.run_id, *_line(turn.next))
         if isinstance(turn.next, Finish):
-            tx.stir(Change.FINISHED)
+            tx.notify(Change.FINISHED)
         elif isinstance(turn.next, Park) and turn.next.wake_at <= tx.now:
-            tx.stir(Change.READY)
+            tx.notify(Change.READY)
     return left_out
 
 
@@ -263,9 +263,9 @@ def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None] | 
 
 def _line(after: NextState) -> tuple[str, str]:
     if isinstance(after, Park):
-        return of_park(after)
+        return park_event(after)
     assert isinstance(after, Finish)
-    return of_finish(after)
+    return finish_event(after)
 
 
 def _columns_of(

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.timeouts import Timeouts
 
 #: What the server says is wrong; what the driver itself says; the one thing that is asked for by its name.
 ServerError: type[Exception] = asyncpg.PostgresError
@@ -120,7 +120,7 @@ class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver come
 
 
 async def connect(
-    dsn: str, unique: str, patience: Patience, *, called: str, prepares: bool, lent: bool = False
+    dsn: str, unique: str, timeouts: Timeouts, *, called: str, prepares: bool, lent: bool = False
 ) -> PostgresConnection:
     """A new session, `called` so on the server. Statements that are not to be prepared are examined anew each time.
 
@@ -129,8 +129,8 @@ async def connect(
     session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # it is not typed
         dsn,
         connection_class=_NamedSession,
-        timeout=patience.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
-        command_timeout=None if lent else patience.statement,
+        timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
+        command_timeout=None if lent else timeouts.statement,
         statement_cache_size=_CACHED_STATEMENTS if prepares and not lent else 0,
         max_cached_statement_lifetime=0,
         max_cacheable_statement_size=0,

@@ -1,4 +1,4 @@
-"""Who a PostgreSQL server is: its cluster, its timeline, and how far it has written.
+"""Identity of a PostgreSQL server: its cluster, its timeline, and how far it has written.
 
 A standby that is promoted, and a backup that is restored to a point in time, go on with another timeline than the server before. A
 copy of its files that is put in its place has the same timeline and a shorter log. Both are read with each new connection. A
@@ -13,7 +13,7 @@ import logging
 from msgspec import Struct
 
 from perdure.store.postgres.driver import PostgresConnection, ServerError
-from perdure.store.server.identity import Known, Who
+from perdure.store.server.identity import IdentitySnapshot, ServerIdentity
 
 _log = logging.getLogger("perdure.store")
 
@@ -33,7 +33,7 @@ _UNTOLD = ("0A000", "42501", "42883", "42P01", "55000")
 class ServerSession(Struct, frozen=True):
     """What a session says of its server."""
 
-    who: Who
+    who: ServerIdentity
     #: Empty: not known.
     timeline: str = ""
     #: A pooler stands in between, and may lead to another server later.
@@ -48,11 +48,11 @@ async def who_is(connection: PostgresConnection) -> ServerSession:
         if getattr(error, "sqlstate", "") not in _UNTOLD:
             raise
         _log.debug("the server does not say who it is: %s", error)
-        return ServerSession(Who(None))
+        return ServerSession(ServerIdentity(None))
     pooled = pid != connection.get_server_pid()
     if not timeline:
-        return ServerSession(Who(None), pooled=pooled)
-    return ServerSession(Who(f"{cluster}/{timeline}", {"log": written}), timeline, pooled)
+        return ServerSession(ServerIdentity(None), pooled=pooled)
+    return ServerSession(ServerIdentity(f"{cluster}/{timeline}", {"log": written}), timeline, pooled)
 
 
 def timeline_of(name: str) -> str:
@@ -60,13 +60,13 @@ def timeline_of(name: str) -> str:
     return name.partition("/")[2]
 
 
-def on_timeline(name: str | None, timeline: str) -> Who:
+def on_timeline(name: str | None, timeline: str) -> ServerIdentity:
     """The same cluster on another timeline."""
-    return Who(f"{(name or '').partition('/')[0]}/{timeline}")
+    return ServerIdentity(f"{(name or '').partition('/')[0]}/{timeline}")
 
 
 #: Of what is known without asking for positions.
-NOTHING_KNOWN = Known(-1, {})
+NOTHING_KNOWN = IdentitySnapshot(-1, {})
 
 
 def fence(timeline: str) -> str:

@@ -19,7 +19,7 @@ from perdure.store.contract import Change, Listener
 from perdure.store.postgres import errors
 from perdure.store.postgres.driver import PostgresConnection, close_gracefully, connect
 from perdure.store.postgres.sessions import session_name
-from perdure.store.server.timeouts import Patience
+from perdure.store.server.timeouts import Timeouts
 from perdure.store.url import PostgresUrl
 
 _log = logging.getLogger("perdure.store")
@@ -113,7 +113,7 @@ class Notifier:
         dsn = self._dsn
         while dsn is not None:
             try:
-                connection = await connect(dsn, self._name, Patience(), called=self._called, prepares=False)
+                connection = await connect(dsn, self._name, Timeouts(), called=self._called, prepares=False)
                 self._connection = connection
                 try:
                     await self._talk(connection)
@@ -136,7 +136,7 @@ class Notifier:
         connection.add_termination_listener(lambda _: self._ring())
         await connection.add_listener(self._channel, self._on_notice)
         self._failures = 0
-        # Whatever was said while nobody listened here.
+        # Notifications sent while this process did not listen.
         self._hear(Change.ALL)
         while not connection.is_closed():
             unsaid, self._unsaid = self._unsaid, 0

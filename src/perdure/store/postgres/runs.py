@@ -12,7 +12,7 @@ from perdure.core.model.run import CreatedRun, NewRun, Run
 from perdure.store.contract import Change
 from perdure.store.postgres.columns import Unjoinable, join_numbers, join_texts, unnest_texts
 from perdure.store.postgres.transaction import PostgresTransaction
-from perdure.store.sql.audit import of_created
+from perdure.store.sql.audit import created_event
 from perdure.store.sql.reads import check_whole, inbox
 from perdure.store.sql.rows import MESSAGE, RECORD, RUN, to_message, to_record, to_run
 from perdure.store.sql.runs.create import as_run, params_of
@@ -92,20 +92,20 @@ async def create_new_runs(tx: PostgresTransaction, runs: Sequence[NewRun]) -> li
         columns = _joined(tx, ordered)
     except Unjoinable:
         for new in runs:
-            tx.note(new.id, *of_created(new))
+            tx.note(new.id, *created_event(new))
         await tx.run(_CREATE, *arrays_of(runs, tx.now), *tx.take_notes())
     else:
         await tx.run(CREATE_JOINED, *columns, tx.now, tx.actor)
-        if tx.heard is not None:
+        if tx.observed is not None:
             for new in runs:
-                tx.hear(new.id, *of_created(new))
-    tx.stir(Change.READY)
+                tx.observe(new.id, *created_event(new))
+    tx.notify(Change.READY)
     return [CreatedRun(as_run(new, tx.now), True) for new in runs]
 
 
 def _joined(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[str]:
     """The parameters of `CREATE_JOINED` but for the last two. Raises `Unjoinable`."""
-    said = [of_created(new)[1] if tx.audit.writes("created") else None for new in runs]
+    said = [created_event(new)[1] if tx.audit.writes("created") else None for new in runs]
     columns: list[str] = []
     for name, kind in _JOINED.items():
         items: list[Any] = list(said) if name == "said" else list(map(attrgetter(name), runs))

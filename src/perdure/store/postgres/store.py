@@ -42,8 +42,8 @@ from perdure.store.postgres.runs import create_new_runs, get_runs, load_runs
 from perdure.store.postgres.sessions import end_abandoned, session_name
 from perdure.store.postgres.sweep import SweepPreview, merge_swept, preview_sweep, reclaim_runs
 from perdure.store.postgres.transaction import PostgresTransaction, StatementCache, begin
-from perdure.store.server.identity import Known, Outlived
-from perdure.store.server.pool import Pools, lend
+from perdure.store.server.identity import IdentitySnapshot, ServerReplaced
+from perdure.store.server.pool import LoopPools, lend
 from perdure.store.server.store import ServerStore
 from perdure.store.sql import reads, workers
 from perdure.store.sql.dialect import Row, Transaction
@@ -95,7 +95,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         self.where = url.where
         self._url = url
         self._statements = StatementCache(url.tables)
-        self._lent = Pools(
+        self._lent = LoopPools(
             system, lambda: self._open_connection(lent=True), close_gracefully, url.pool, self._is_current
         )
         #: The timeline that every statement which proves a lease checks, as a pooler stands in between; empty: none does.
@@ -124,8 +124,8 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         """The server's time."""
 
         async def ask(connection: PostgresConnection) -> int:
-            asked = self._clock.asking()
-            return self._clock.answered(asked, await connection.fetchval(_TIME))
+            asked = self._clock.start_measurement()
+            return self._clock.finish_measurement(asked, await connection.fetchval(_TIME))
 
         return await self._with("now", ask)
 
@@ -146,12 +146,12 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int) -> int | None:
         """By the server's own clock."""
-        asked, fenced = self._clock.asking(), self._fenced
+        asked, fenced = self._clock.start_measurement(), self._fenced
         rows = await tx.run(_BEATS[bool(fenced)], worker_id, self._clock.told, last)
         if not rows:
             return None
         [(beat, timeline)] = rows
-        self._clock.answered(asked, beat)
+        self._clock.finish_measurement(asked, beat)
         if timeline != fenced:
             self._moved(timeline)
             return None
@@ -159,7 +159,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def _moved(self, timeline: str) -> None:
         """A pooler leads to another server than before."""
-        self._identity.meet(on_timeline(self._identity.server, timeline), NOTHING_KNOWN)
+        self._tracker.record(on_timeline(self._tracker.server, timeline), NOTHING_KNOWN)
 
     async def _held_up(self) -> None:
         """Where every row is busy, a pooler may lead to another server, on which no lease holds."""
@@ -221,7 +221,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         """Make turns durable; in one statement if they reach nobody else."""
         try:
             return await self._commit_turns(turns, actor)
-        except Outlived:
+        except ServerReplaced:
             return [TurnOutcome.LOST] * len(turns)
 
     async def _commit_turns(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
@@ -267,10 +267,10 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return lend(self._lent, is_busy)
 
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[PostgresConnection]:
-        return lend(self._lent, is_busy, lambda epoch: self._identity.check(worker, epoch))
+        return lend(self._lent, is_busy, lambda epoch: self._tracker.check(worker, epoch))
 
     def _fence(self, worker: str) -> Fence:
-        life = self._identity.life(worker)
+        life = self._tracker.registration(worker)
         return Fence(fence(timeline_of(life.server))) if life is not None and life.server is not None else NO_FENCE
 
     async def _migrate(self, tx: Transaction) -> None:
@@ -279,22 +279,22 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def _committed(self, verb: str, tx: PostgresTransaction) -> None:
         super()._committed(verb, tx)
-        if stirred := tx.stirred:
-            self._notices.say(stirred)
+        if changes := tx.changes:
+            self._notices.say(changes)
 
     async def _open_connection(self, *, lent: bool = False) -> PostgresConnection:
         unique, called = self._system.entropy(8).hex(), session_name(self._url.called)
         connection = await connect(
-            self._url.dsn, unique, self._patience, called=called, prepares=self._prepares, lent=lent
+            self._url.dsn, unique, self._timeouts, called=called, prepares=self._prepares, lent=lent
         )
         if not lent:
             # A life may have begun meanwhile.
-            connection.limit(self._patience.statement)
+            connection.limit(self._timeouts.statement)
         if connection.get_server_version().major < _OLDEST_SERVER:
             version = connection.get_server_version().major
             connection.terminate()
             raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer.")
-        known = self._identity.asking()
+        known = self._tracker.snapshot()
         try:
             self._met(connection, await who_is(connection), known)
         except BaseException:
@@ -305,9 +305,9 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             connection.add_query_logger(lambda logged: trace(logged.query))
         return connection
 
-    def _met(self, connection: PostgresConnection, session: ServerSession, known: Known) -> None:
+    def _met(self, connection: PostgresConnection, session: ServerSession, known: IdentitySnapshot) -> None:
         """Note who the server is, and check that with each commit where a pooler may lead elsewhere."""
-        connection.epoch = self._identity.meet(session.who, known)
+        connection.epoch = self._tracker.record(session.who, known)
         fenced = session.timeline if session.pooled else ""
         if fenced != self._fenced:
             self._fenced = fenced
@@ -316,17 +316,17 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     def _limit_connections(self) -> None:
         # Each transaction tells the server its limits, so that a connection need not be opened anew for other ones.
         for connection in self._pools.here().opened():
-            connection.limit(self._patience.statement)
+            connection.limit(self._timeouts.statement)
 
     async def _say_goodbye(self, connection: PostgresConnection) -> None:
         await close_gracefully(connection)
 
     async def _begin(self, tx: PostgresTransaction) -> None:
-        await tx.connection.execute(begin(self._patience))
+        await tx.connection.execute(begin(self._timeouts))
 
     def _limit(self) -> str:
         # A worker that has come to a stand is taken for dead, but its locks would stay for as long as its socket does.
-        return f"SET LOCAL idle_in_transaction_session_timeout = {int(1250 * self._patience.statement)}"
+        return f"SET LOCAL idle_in_transaction_session_timeout = {int(1250 * self._timeouts.statement)}"
 
     async def _end(self, tx: PostgresTransaction) -> None:
         await tx.write_notes()
@@ -354,7 +354,13 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
 
     def _transaction(self, connection: PostgresConnection, actor: str, *, locking: bool) -> PostgresTransaction:
         return PostgresTransaction(
-            connection, self._statements, self._clock, actor, self.audit, locking=locking, listened=self._listened
+            connection,
+            self._statements,
+            self._clock,
+            actor,
+            self.audit,
+            locking=locking,
+            has_observers=self._has_observers,
         )
 
     async def _lock_in_order(self, tx: PostgresTransaction, run_ids: Sequence[str], ends: Sequence[str]) -> None:
@@ -372,7 +378,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         """Look, and end sessions in which overdue workers have left something locked."""
         seen = await preview_sweep(tx, self._clock)
         if seen.orphans or seen.rest or seen.deaths:
-            await end_abandoned(tx, self._patience.statement)
+            await end_abandoned(tx, self._timeouts.statement)
         return seen
 
     async def _load(self, connection: PostgresConnection, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:

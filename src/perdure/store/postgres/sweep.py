@@ -158,23 +158,23 @@ class SweepPreview(Struct, frozen=True):
 
 async def preview_sweep(tx: PostgresTransaction, clock: ServerClock) -> SweepPreview:
     """Find out whether there is anything to sweep, and whether any worker died lately."""
-    asked = clock.asking()
+    asked = clock.start_measurement()
     [(now, orphans, rest, deaths)] = await tx.run(ANYTHING, clock.told, REMEMBERED)
-    clock.answered(asked, now)
+    clock.finish_measurement(asked, now)
     return SweepPreview(orphans, rest, deaths)
 
 
 async def reclaim_runs(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[SweepResult, bool]:
     """Bury the dead and give back what they held; what was done, and whether a run is to be set aside."""
-    asked = clock.asking()
+    asked = clock.start_measurement()
     [(now, names, lines, poison)] = await tx.run(RECLAIM[tx.audit], clock.told, limit)
-    clock.answered(asked, now)
+    clock.finish_measurement(asked, now)
     dead = msgspec.json.decode(names or "[]", type=tuple[str, ...])
     given: Sequence[tuple[str, str]] = msgspec.json.decode(lines or "[]", type=list[tuple[str, str]])
     for run_id, data in given:
-        tx.hear(run_id, "reclaimed", data)
+        tx.observe(run_id, "reclaimed", data)
     if given:
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     return SweepResult(dead_workers=dead, released=len(given), expired=0, more=len(given) >= limit), poison
 
 

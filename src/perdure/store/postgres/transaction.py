@@ -14,8 +14,8 @@ from perdure.core.audit import Audit
 from perdure.store.postgres.dialect import POSTGRES
 from perdure.store.postgres.driver import PostgresConnection
 from perdure.store.server.clock import ServerClock
-from perdure.store.server.timeouts import Patience
-from perdure.store.sql.audit import NotingOnServer
+from perdure.store.server.timeouts import Timeouts
+from perdure.store.sql.audit import ServerTransactionLog
 from perdure.store.sql.dialect import Params, Row
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
@@ -27,13 +27,13 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[
 """
 
 
-def begin(patience: Patience) -> str:
+def begin(timeouts: Timeouts) -> str:
     """The statement that begins a transaction which writes."""
     return (
         "BEGIN ISOLATION LEVEL READ COMMITTED; "
-        f"SET LOCAL lock_timeout = {int(1000 * patience.lock)}; "
-        f"SET LOCAL statement_timeout = {int(1000 * patience.told)}; "
-        f"SET LOCAL idle_in_transaction_session_timeout = {int(1000 * patience.statement)}"
+        f"SET LOCAL lock_timeout = {int(1000 * timeouts.lock)}; "
+        f"SET LOCAL statement_timeout = {int(1000 * timeouts.server_statement)}; "
+        f"SET LOCAL idle_in_transaction_session_timeout = {int(1000 * timeouts.statement)}"
     )
 
 
@@ -97,7 +97,7 @@ class StatementCache:
         return POSTGRES.render(sql.replace("{fence}", self._fence), self._tables)
 
 
-class PostgresTransaction(NotingOnServer):
+class PostgresTransaction(ServerTransactionLog):
     """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
 
     def __init__(
@@ -109,9 +109,9 @@ class PostgresTransaction(NotingOnServer):
         audit: Audit,
         *,
         locking: bool,
-        listened: bool = False,
+        has_observers: bool = False,
     ) -> None:
-        super().__init__(clock, actor, audit, listened=listened)
+        super().__init__(clock, actor, audit, has_observers=has_observers)
         self.connection = connection
         self._statements = statements
         self._locking = locking

@@ -16,13 +16,13 @@ from perdure.core.model.run import FINISHED, NewRun, Reason, Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater
 from perdure.errors import RunCancelled
 from perdure.store.contract import Change
-from perdure.store.sql.audit import note_again, note_finish, of_block, of_park
+from perdure.store.sql.audit import block_event, note_again, note_finish, park_event
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.rows import failure, to_json
-from perdure.store.sql.runs.finish import word_to_parent
-from perdure.store.sql.turn import carried
+from perdure.store.sql.runs.finish import message_to_parent
+from perdure.store.sql.turn import carried_messages
 
-#: What a draft needs to know of a row, in the order of `Draft`'s parameters.
+#: What a draft needs to know of a row, in the order of `RunDraft`'s parameters.
 COLUMNS = (
     "id, status, token, nonce, inbox_seq, inbox_read, marked, started_at, attempt, generation, wake_at, reason, deadline, "
     "finished_at, parent_id, parent_location"
@@ -31,7 +31,7 @@ COLUMNS = (
 _RUNNING = Status.RUNNING.value
 
 
-class Draft:
+class RunDraft:
     """A run's row as it will be."""
 
     def __init__(self, row: Row) -> None:
@@ -69,10 +69,10 @@ class Draft:
         self.sets_error, self.error = True, error
 
 
-class Ledger:
+class BatchEffects:
     """Every row that a batch touches."""
 
-    def __init__(self, tx: Transaction, rows: Iterator[Draft], known: set[tuple[str, str]]) -> None:
+    def __init__(self, tx: Transaction, rows: Iterator[RunDraft], known: set[tuple[str, str]]) -> None:
         self._tx = tx
         self.drafts = {draft.id: draft for draft in rows}
         #: Keys of messages that were accepted before.
@@ -86,7 +86,7 @@ class Ledger:
         """A run that was created just now."""
         status, reason, wake_at = child.initial_state(self._tx.now)
         row = (child.id, status, 0, "", 0, 0, 0, 0, 1, 1, wake_at, reason, child.deadline, 0)
-        self.drafts[child.id] = Draft((*row, child.parent_id, child.parent_location))
+        self.drafts[child.id] = RunDraft((*row, child.parent_id, child.parent_location))
 
     def read(self, run_id: str, upto: int) -> None:
         """The history has taken in the inbox up to this entry."""
@@ -139,17 +139,17 @@ class Ledger:
         stirs = message.kind is RecordKind.CANCEL or (draft.started_at != 0 and draft.reason != Reason.PAUSED)
         if draft.status == Status.WAITING and stirs:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
-            self._tx.stir(Change.READY)
+            self._tx.notify(Change.READY)
         elif running:
-            self._tx.stir(Change.MARKED)
+            self._tx.notify(Change.MARKED)
         draft.marked = int(running)
         return SendOutcome.ACCEPTED
 
-    def finish(self, draft: Draft, outcome: Finish) -> None:
+    def finish(self, draft: RunDraft, outcome: Finish) -> None:
         """End with an outcome, and tell the parent."""
         self._end(draft, outcome)
 
-    def again(self, draft: Draft, retry: RetryLater, *, to_be_stopped: bool) -> None:
+    def again(self, draft: RunDraft, retry: RetryLater, *, to_be_stopped: bool) -> None:
         """Wait for the next attempt at the whole run, unless it is to be stopped."""
         draft.become(Status.WAITING.value, Reason.RETRY.value)
         draft.attempt += 1
@@ -160,41 +160,41 @@ class Ledger:
         sent_just_now = any(entry[0] == draft.id and entry[2] == RecordKind.CANCEL.value for entry in self.messages)
         if draft.wake_at <= self._tx.now or to_be_stopped or sent_just_now:
             draft.status, draft.reason, draft.wake_at = Status.PENDING.value, None, self._tx.now
-            self._tx.stir(Change.READY)
+            self._tx.notify(Change.READY)
 
-    def release(self, draft: Draft, release: Release) -> None:
+    def release(self, draft: RunDraft, release: Release) -> None:
         """Hand back for any worker to take."""
         draft.become(Status.PENDING.value)
         draft.token += 1
         draft.wake_at = self._tx.now
         draft.moves, draft.home = True, release.home
         self._tx.note(draft.id, "released", to_json({"token": draft.token}))
-        self._tx.stir(Change.READY)
+        self._tx.notify(Change.READY)
 
-    def block(self, draft: Draft, block: Block) -> None:
+    def block(self, draft: RunDraft, block: Block) -> None:
         """Set aside."""
         draft.become(Status.BLOCKED.value, block.reason.value)
         draft.wake_at = self._tx.now
         draft.fail(block.error)
-        self._tx.note(draft.id, *of_block(block))
+        self._tx.note(draft.id, *block_event(block))
 
-    def park(self, draft: Draft, park: Park) -> bool:
+    def park(self, draft: RunDraft, park: Park) -> bool:
         """Wait, if the inbox has not grown past what was seen."""
         if draft.inbox_seq != park.seen:
             return False
         wake_at = min(park.wake_at, draft.deadline)
         if wake_at <= self._tx.now:
             draft.become(Status.PENDING.value)
-            self._tx.stir(Change.READY)
+            self._tx.notify(Change.READY)
         else:
             draft.become(Status.WAITING.value, park.reason.value)
         draft.wake_at = wake_at
         if self._tx.repeats:
-            self._tx.note(draft.id, *of_park(park))
+            self._tx.note(draft.id, *park_event(park))
         return True
 
-    def renew(self, draft: Draft, renew: ContinueAsNew, read: int) -> bool:
-        """Begin anew, if the inbox has not grown past what was seen; with what was carried over unread in it."""
+    def renew(self, draft: RunDraft, renew: ContinueAsNew, read: int) -> bool:
+        """Begin anew, if the inbox has not grown past what was seen; with what was carried_messages over unread in it."""
         if draft.inbox_seq != renew.seen:
             return False
         if read:
@@ -206,12 +206,12 @@ class Ledger:
         draft.wake_at = self._tx.now
         draft.fail(None)
         self._tx.note(draft.id, "continued", to_json({"generation": draft.generation + 1}))
-        self._tx.stir(Change.READY)
-        for message in carried(draft.id, renew):
+        self._tx.notify(Change.READY)
+        for message in carried_messages(draft.id, renew):
             self.put(message)
         return True
 
-    def _end(self, draft: Draft, outcome: Finish) -> None:
+    def _end(self, draft: RunDraft, outcome: Finish) -> None:
         completed = outcome.status is Status.COMPLETED
         draft.become(outcome.status.value)
         draft.finished_at = self._tx.now
@@ -219,8 +219,8 @@ class Ledger:
         draft.fail(None if completed else outcome.payload)
         if self._tx.notes:
             note_finish(self._tx, draft.id, outcome)
-        self._tx.stir(Change.FINISHED)
-        word = word_to_parent(
+        self._tx.notify(Change.FINISHED)
+        word = message_to_parent(
             draft.id, draft.parent_id, draft.parent_location, draft.generation, outcome.payload, failed=not completed
         )
         if word is not None:

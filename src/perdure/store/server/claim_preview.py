@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from perdure.core.model.claim import ClaimResult
 from perdure.store.sql.limits.gates import limited
 
-S = TypeVar("S", bound="Sight")
+S = TypeVar("S", bound="ClaimPreview")
 
 
-class Sight(Struct, frozen=True, kw_only=True):
+class ClaimPreview(Struct, frozen=True, kw_only=True):
     """See the module."""
 
     now: int

@@ -47,11 +47,11 @@ class ServerClock:
             self._last = now
         return self._last
 
-    def asking(self) -> int:
+    def start_measurement(self) -> int:
         """To be called before a question that will be answered with the server's time."""
         return self._monotonic()
 
-    def answered(self, asked: int, server: int) -> int:
+    def finish_measurement(self, asked: int, server: int) -> int:
         """Take in an answer; the time."""
         earliest, latest = server - self._monotonic(), server - asked
         if self._measured and earliest <= self._latest and latest >= self._earliest:

@@ -1,7 +1,7 @@
 """A batch of turns of different runs, on a server: lock what they touch, decide, write.
 
 Rows that somebody else holds are skipped and never waited for. A turn one of whose rows was skipped is BUSY and leaves no trace.
-How rows are locked, looked up and written is each database's own; what becomes of them is decided here and in `ledger`.
+How rows are locked, looked up and written is each database's own; what becomes of them is decided here and in `effects`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from perdure.core.model.record import NewMessage, RecordKind, SendOutcome
 from perdure.core.model.run import NewRun
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
-from perdure.store.server.batch_effects import Draft, Ledger
-from perdure.store.sql.audit import note_heartbeats, of_created
+from perdure.store.server.batch_effects import BatchEffects, RunDraft
+from perdure.store.sql.audit import created_event, note_heartbeats
 from perdure.store.sql.dialect import Row, Transaction
 from perdure.store.sql.runs.children import adopt, within_limits
 from perdure.store.sql.runs.inbox import stop_children
 from perdure.store.sql.singletons import line_up
 from perdure.store.sql.turn import (
-    Standing,
+    TurnState,
     has_extras,
-    keys_of,
-    overtaken,
-    read_at_once,
+    inbox_position,
+    message_keys,
     record_row,
+    release_instead,
     renew,
-    standing_of,
+    turn_state,
     write_extras,
 )
 
@@ -37,25 +37,25 @@ X = TypeVar("X", bound=Transaction)
 Written = dict[str, dict[int, Row]]
 
 
-class Doubtful(Exception):
+class RecordsExist(Exception):
     """Something is there already; nothing was written."""
 
 
-class Wave(ABC, Generic[X]):
+class CommitBatch(ABC, Generic[X]):
     """Turns of different runs. `doubtful`: their records may be there already."""
 
     def __init__(
         self,
         tx: X,
         turns: Sequence[Turn],
-        wave: list[int],
+        batch: list[int],
         verdicts: list[TurnOutcome],
         busy: set[str],
         *,
         doubtful: bool,
     ) -> None:
         self._tx = tx
-        self._wave = {index: turns[index] for index in wave}
+        self._batch = {index: turns[index] for index in batch}
         self._verdicts = verdicts
         self._busy = busy
         self._doubtful = doubtful
@@ -63,7 +63,7 @@ class Wave(ABC, Generic[X]):
 
     @abstractmethod
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
-        """Lock these runs and the parents of those children, as far as they are free; columns of `Draft`."""
+        """Lock these runs and the parents of those children, as far as they are free; columns of `RunDraft`."""
 
     @abstractmethod
     async def _there(self, run_ids: list[str]) -> set[str]:
@@ -86,111 +86,111 @@ class Wave(ABC, Generic[X]):
         """Which of these runs have a request to stop past what they have read."""
 
     @abstractmethod
-    async def _write(self, ledger: Ledger) -> None:
+    async def _write(self, effects: BatchEffects) -> None:
         """Write everything that was decided."""
 
     async def commit(self) -> None:
         """Lock, decide, write."""
         drafts = await self._lock()
         live = await self._stand(drafts)
-        keys = [key for turn in live.values() for key in keys_of(turn)]
-        ledger = Ledger(self._tx, iter(drafts.values()), await self._known(keys) if keys else set())
-        await self._start_children(ledger, live)
-        stopped = await self._stopped(ledger, live)
+        keys = [key for turn in live.values() for key in message_keys(turn)]
+        effects = BatchEffects(self._tx, iter(drafts.values()), await self._known(keys) if keys else set())
+        await self._start_children(effects, live)
+        stopped = await self._stopped(effects, live)
         for turn in live.values():
-            draft = ledger.drafts[turn.lease.run_id]
+            draft = effects.drafts[turn.lease.run_id]
             self._prove(draft)
-            if read := read_at_once(turn):
-                ledger.read(draft.id, read)
+            if read := inbox_position(turn):
+                effects.read(draft.id, read)
             for message in turn.sends:
-                ledger.send(message)
+                effects.send(message)
             if self._tx.repeats and turn.outputs:
                 note_heartbeats(self._tx, turn)
-            _leave(ledger, draft, turn, stopped)
+            _leave(effects, draft, turn, stopped)
         renewed: dict[str, ContinueAsNew] = {}
         # Last of all, so that a run whose children finish in the same batch finds its inbox grown.
         for index, turn in live.items():
-            draft = ledger.drafts[turn.lease.run_id]
-            if isinstance(turn.next, Park) and not ledger.park(draft, turn.next):
+            draft = effects.drafts[turn.lease.run_id]
+            if isinstance(turn.next, Park) and not effects.park(draft, turn.next):
                 self._verdicts[index] = TurnOutcome.AWAKE
             elif isinstance(turn.next, ContinueAsNew):
-                if ledger.renew(draft, turn.next, turn.read):
+                if effects.renew(draft, turn.next, turn.read):
                     renewed[draft.id] = turn.next
                 else:
                     self._verdicts[index] = TurnOutcome.AWAKE
-        await self._write(ledger)
+        await self._write(effects)
         await renew(self._tx, renewed)
         if beyond := [turn for turn in live.values() if has_extras(turn)]:
             await write_extras(self._tx, beyond)
-        for run_id in ledger.ended_without_code:
+        for run_id in effects.ended_without_code:
             await stop_children(self._tx, run_id)
 
-    def _prove(self, draft: Draft) -> None:
+    def _prove(self, draft: RunDraft) -> None:
         """See to it that a commit on another server, which changes the lease of a row that is locked here, excludes this one."""
 
     async def deliver(self, messages: Sequence[NewMessage]) -> list[SendOutcome]:
         """Put messages into inboxes of runs whose rows were locked before."""
         rows = await self._locked([message.run_id for message in messages], [])
         known = await self._known([(message.run_id, message.key) for message in messages])
-        ledger = Ledger(self._tx, iter([Draft(row) for row in rows]), known)
-        outcomes = [ledger.send(message) for message in messages]
-        await self._write(ledger)
+        effects = BatchEffects(self._tx, iter([RunDraft(row) for row in rows]), known)
+        outcomes = [effects.send(message) for message in messages]
+        await self._write(effects)
         return outcomes
 
-    async def _lock(self) -> dict[str, Draft]:
+    async def _lock(self) -> dict[str, RunDraft]:
         """The rows that the turns touch; turns one of whose rows somebody else holds are taken out."""
         touched: dict[str, None] = {}
         children: list[str] = []
-        for turn in self._wave.values():
+        for turn in self._batch.values():
             touched[turn.lease.run_id] = None
             touched.update(dict.fromkeys(message.run_id for message in turn.sends))
             if isinstance(turn.next, Finish):
                 children.append(turn.lease.run_id)
             children += [message.run_id for message in turn.sends if message.kind is RecordKind.CANCEL]
-        drafts = {row[0]: Draft(row) for row in await self._locked(list(touched), children)}
+        drafts = {row[0]: RunDraft(row) for row in await self._locked(list(touched), children)}
         parents = {drafts[child].parent_id for child in children if child in drafts} - {None}
         missing = [run_id for run_id in (*touched, *parents) if run_id not in drafts]
         held = await self._there(missing) if missing else set[str]()
-        for index, turn in list(self._wave.items()):
+        for index, turn in list(self._batch.items()):
             run_id = turn.lease.run_id
             if run_id in self._busy or not held.isdisjoint(_touches(turn, drafts)):
                 self._busy.add(run_id)
                 self._verdicts[index] = TurnOutcome.BUSY
-                del self._wave[index]
+                del self._batch[index]
         return drafts
 
-    async def _stand(self, drafts: dict[str, Draft]) -> dict[int, Turn]:
+    async def _stand(self, drafts: dict[str, RunDraft]) -> dict[int, Turn]:
         """The turns whose lease holds. What is there of their records already is not written again."""
         # Of a turn that holds its lease, only a repetition can be there; the unique key tells.
         asked = [
             turn
-            for turn in self._wave.values()
+            for turn in self._batch.values()
             if turn.records and (self._doubtful or not _holds(turn, drafts.get(turn.lease.run_id)))
         ]
         written = await self._written(asked) if asked else {}
         live: dict[int, Turn] = {}
-        for index, turn in self._wave.items():
+        for index, turn in self._batch.items():
             draft = drafts.get(turn.lease.run_id)
             state = None if draft is None else (draft.status, draft.token, draft.nonce, draft.started_at)
             there = written.get(turn.lease.run_id, {})
-            standing = standing_of(turn, state, there)
-            if standing is Standing.OVERTAKEN:
-                live[index] = overtaken(turn)
+            standing = turn_state(turn, state, there)
+            if standing is TurnState.OVERTAKEN:
+                live[index] = release_instead(turn)
                 self._verdicts[index] = TurnOutcome.LOST
-            elif standing is Standing.LIVE:
+            elif standing is TurnState.LIVE:
                 live[index] = turn
                 self._rows += [record_row(turn, record) for record in turn.records if record.seq not in there]
-            elif standing is Standing.LOST:
+            elif standing is TurnState.LOST:
                 self._verdicts[index] = TurnOutcome.LOST
         return live
 
-    async def _start_children(self, ledger: Ledger, live: dict[int, Turn]) -> None:
+    async def _start_children(self, effects: BatchEffects, live: dict[int, Turn]) -> None:
         wanted: dict[str, tuple[str, NewRun]] = {}
         again: list[tuple[str, NewRun]] = []
         for turn in live.values():
             children, refusals = await within_limits(self._tx, turn.lease.run_id, turn.children)
             for refusal in refusals:
-                await self._tell(ledger, refusal)
+                await self._tell(effects, refusal)
             for child in children:
                 if child.id in wanted:
                     again.append((turn.lease.run_id, child))
@@ -202,44 +202,44 @@ class Wave(ABC, Generic[X]):
         await line_up(self._tx, [child for _, child in wanted.values() if child.held_back and child.id in made])
         for parent, child in (*wanted.values(), *again):
             if child.id in made and wanted[child.id][1] is child:
-                ledger.add(child)
+                effects.add(child)
                 if self._tx.notes:
-                    self._tx.note(child.id, *of_created(child))
-                self._tx.stir(Change.READY)
+                    self._tx.note(child.id, *created_event(child))
+                self._tx.notify(Change.READY)
             else:
                 word = await adopt(self._tx, parent, child)
                 if word is not None:
-                    await self._tell(ledger, word)
+                    await self._tell(effects, word)
 
-    async def _tell(self, ledger: Ledger, word: NewMessage) -> None:
+    async def _tell(self, effects: BatchEffects, word: NewMessage) -> None:
         if not await self._known([(word.run_id, word.key)]):
-            ledger.put(word)
+            effects.put(word)
 
-    async def _stopped(self, ledger: Ledger, live: dict[int, Turn]) -> set[str]:
+    async def _stopped(self, effects: BatchEffects, live: dict[int, Turn]) -> set[str]:
         read = {turn.lease.run_id: turn.read for turn in live.values() if isinstance(turn.next, RetryLater)}
-        unread = {id: max(upto, ledger.drafts[id].inbox_read) for id, upto in read.items()}
-        behind = {id: upto for id, upto in unread.items() if ledger.drafts[id].inbox_seq > upto}
+        unread = {id: max(upto, effects.drafts[id].inbox_read) for id, upto in read.items()}
+        behind = {id: upto for id, upto in unread.items() if effects.drafts[id].inbox_seq > upto}
         return await self._to_be_stopped(behind) if behind else set()
 
 
-def _holds(turn: Turn, draft: Draft | None) -> bool:
+def _holds(turn: Turn, draft: RunDraft | None) -> bool:
     return draft is not None and draft.held_under(turn.lease)
 
 
-def _touches(turn: Turn, drafts: dict[str, Draft]) -> set[str | None]:
+def _touches(turn: Turn, drafts: dict[str, RunDraft]) -> set[str | None]:
     touched: set[str | None] = {turn.lease.run_id, *(message.run_id for message in turn.sends)}
     return touched | {drafts[run_id].parent_id for run_id in touched if run_id in drafts}
 
 
-def _leave(ledger: Ledger, draft: Draft, turn: Turn, stopped: set[str]) -> None:
+def _leave(effects: BatchEffects, draft: RunDraft, turn: Turn, stopped: set[str]) -> None:
     match turn.next:
         case Finish() as outcome:
-            ledger.finish(draft, outcome)
+            effects.finish(draft, outcome)
         case RetryLater() as retry:
-            ledger.again(draft, retry, to_be_stopped=draft.id in stopped)
+            effects.again(draft, retry, to_be_stopped=draft.id in stopped)
         case Release() as release:
-            ledger.release(draft, release)
+            effects.release(draft, release)
         case Block() as block:
-            ledger.block(draft, block)
+            effects.block(draft, block)
         case _:
             pass

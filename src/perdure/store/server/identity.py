@@ -20,11 +20,11 @@ from perdure.errors import StoreError
 _log = logging.getLogger("perdure.store")
 
 
-class Outlived(StoreError):
+class ServerReplaced(StoreError):
     """The worker began its life on a server that another one has replaced since."""
 
 
-class Who(Struct, frozen=True):
+class ServerIdentity(Struct, frozen=True):
     """A server, as one of its sessions describes it."""
 
     #: Its name for itself; None: it does not say.
@@ -33,14 +33,14 @@ class Who(Struct, frozen=True):
     position: Mapping[str, int] = {}
 
 
-class Known(Struct, frozen=True):
+class IdentitySnapshot(Struct, frozen=True):
     """What was known of the server when it was asked."""
 
     epoch: int
     position: Mapping[str, int]
 
 
-class Life(Struct):
+class WorkerRegistration(Struct):
     """A worker's life, as the store knows it."""
 
     epoch: int
@@ -50,7 +50,7 @@ class Life(Struct):
     beat: int = 0
 
 
-class Identity:
+class ServerTracker:
     """See the module. Its methods may be called from any thread."""
 
     def __init__(self, where: Callable[[], str], replaced: Callable[[], object]) -> None:
@@ -61,17 +61,17 @@ class Identity:
         self._where = where
         self._replaced = replaced
         self._position: Mapping[str, int] = {}
-        self._lives: dict[str, Life] = {}
-        self._meeting = threading.Lock()
+        self._registrations: dict[str, WorkerRegistration] = {}
+        self._lock = threading.Lock()
 
-    def asking(self) -> Known:
+    def snapshot(self) -> IdentitySnapshot:
         """To be called before the server is asked who it is."""
-        with self._meeting:
-            return Known(self.epoch, self._position)
+        with self._lock:
+            return IdentitySnapshot(self.epoch, self._position)
 
-    def meet(self, who: Who, known: Known) -> int:
+    def record(self, who: ServerIdentity, known: IdentitySnapshot) -> int:
         """Note who the server behind a connection is; its epoch. `known` is from before it was asked."""
-        with self._meeting:
+        with self._lock:
             if who.name is None:
                 return self.epoch
             former, self.server = self.server, who.name
@@ -87,28 +87,30 @@ class Identity:
             self._tell(f"is another server than before ({who.name}, was {former}) and may lack the last commits")
         return epoch
 
-    def went_back(self) -> None:
+    def record_loss(self) -> None:
         """The server lacks something that it had acknowledged."""
-        with self._meeting:
+        with self._lock:
             self.epoch += 1
         self._tell("has lost commits that it had acknowledged")
 
-    def begin(self, worker: str, epoch: int) -> None:
+    def register(self, worker: str, epoch: int) -> None:
         """A life begins on the server of that epoch."""
-        with self._meeting:
-            self._lives[worker] = Life(epoch, self.server if epoch == self.epoch else None)
+        with self._lock:
+            self._registrations[worker] = WorkerRegistration(epoch, self.server if epoch == self.epoch else None)
 
-    def life(self, worker: str) -> Life | None:
+    def registration(self, worker: str) -> WorkerRegistration | None:
         """A life that began here."""
-        return self._lives.get(worker)
+        return self._registrations.get(worker)
 
     def check(self, worker: str, epoch: int) -> None:
-        """Raise `Outlived` if the worker's life began on another server than that of the epoch."""
-        life = self._lives.get(worker)
+        """Raise `ServerReplaced` if the worker's life began on another server than that of the epoch."""
+        life = self._registrations.get(worker)
         if life is not None and life.epoch != epoch:
-            raise Outlived(f"worker {worker} began on a server that was replaced since; it has to begin a new life")
+            raise ServerReplaced(
+                f"worker {worker} began on a server that was replaced since; it has to begin a new life"
+            )
 
-    def _went_back(self, who: Who, known: Known) -> bool:
+    def _went_back(self, who: ServerIdentity, known: IdentitySnapshot) -> bool:
         if known.epoch != self.epoch:
             return False
         return any(who.position.get(stream, 0) < reached for stream, reached in known.position.items())

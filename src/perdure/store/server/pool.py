@@ -24,7 +24,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
 
-class Pooled(Protocol):
+class PooledConnection(Protocol):
     """What a pool needs to know of a connection."""
 
     #: Which of the servers that were met at this address it leads to (see `perdure.store.server.identity`).
@@ -40,7 +40,7 @@ class Pooled(Protocol):
         """End it at once."""
 
 
-C = TypeVar("C", bound=Pooled)
+C = TypeVar("C", bound=PooledConnection)
 
 
 class Pool(Generic[C]):
@@ -189,7 +189,7 @@ class Pool(Generic[C]):
             raise
 
 
-class Pools(Generic[C]):
+class LoopPools(Generic[C]):
     """A pool for each event loop that asks."""
 
     def __init__(
@@ -236,7 +236,7 @@ def _look_at(knocking: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def lend(
-    pools: Pools[C], is_busy: Callable[[C], bool], check: Callable[[int], object] | None = None
+    pools: LoopPools[C], is_busy: Callable[[C], bool], check: Callable[[int], object] | None = None
 ) -> AsyncGenerator[C]:
     """A connection; one that comes back in the middle of something is not used again. `check` is told its epoch first."""
     pool = pools.here()

@@ -25,12 +25,12 @@ from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult
 from perdure.store.contract import Change
 from perdure.store.server.clock import ServerClock
-from perdure.store.server.commit_batch import Doubtful
-from perdure.store.server.identity import Identity, Outlived
-from perdure.store.server.pool import Pool, Pooled, Pools
-from perdure.store.server.timeouts import USUAL
+from perdure.store.server.commit_batch import RecordsExist
+from perdure.store.server.identity import ServerReplaced, ServerTracker
+from perdure.store.server.pool import LoopPools, Pool, PooledConnection
+from perdure.store.server.timeouts import DEFAULT_TIMEOUTS
 from perdure.store.sql import schedules, workers
-from perdure.store.sql.dialect import Dialect, Gathered, Transaction
+from perdure.store.sql.dialect import Dialect, Transaction, TransactionNotices
 from perdure.store.sql.rows import known
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.store import SqlStore, Trace
@@ -49,10 +49,10 @@ LONGEST_PAUSE = 0.5
 PAUSE = 0.05
 
 
-C = TypeVar("C", bound=Pooled)
+C = TypeVar("C", bound=PooledConnection)
 
 
-class ServerTransaction(Transaction, Gathered, Protocol):
+class ServerTransaction(Transaction, TransactionNotices, Protocol):
     """A transaction that has things to tell when it is over."""
 
     @property
@@ -83,9 +83,9 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         self.lanes = 1
         self._system = system
         self._clock = ServerClock(system, time)
-        self._identity = Identity(lambda: self.where, lambda: self._tell(Change.REPLACED))
-        self._pools: Pools[C] = Pools(system, self._open_connection, self._say_goodbye, pool, self._is_current)
-        self._patience = USUAL
+        self._tracker = ServerTracker(lambda: self.where, lambda: self._tell(Change.REPLACED))
+        self._pools: LoopPools[C] = LoopPools(system, self._open_connection, self._say_goodbye, pool, self._is_current)
+        self._timeouts = DEFAULT_TIMEOUTS
         self._trace: Trace | None = None
 
     async def close(self) -> None:
@@ -154,15 +154,15 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
     async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
         """Begin a life, and from now on wait for the server no longer than its lease allows."""
-        patience = self._patience.within(worker.lease / 1e6)
-        if patience != self._patience:
-            self._patience = patience
+        patience = self._timeouts.within(worker.lease / 1e6)
+        if patience != self._timeouts:
+            self._timeouts = patience
             self._limit_connections()
 
         async def body(tx: X) -> None:
             await workers.enlist(tx, serves)
             await self._register(tx, worker)
-            self._identity.begin(worker.id, tx.epoch)
+            self._tracker.register(worker.id, tx.epoch)
 
         await self._transact("register", worker.id, body)
 
@@ -172,18 +172,18 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
     async def heartbeat(self, worker_id: str) -> bool:
         """Renew the worker's one row; False as well if it began on a server that another one has replaced."""
-        life = self._identity.life(worker_id)
+        life = self._tracker.registration(worker_id)
         try:
             beat = await self._at_once(
                 "heartbeat", worker_id, lambda tx: self._beat(tx, worker_id, 0 if life is None else life.beat)
             )
-        except Outlived:
+        except ServerReplaced:
             return False
         if life is None:
             return beat is not None
         if beat is None:
             if await self._read("heartbeat", lambda tx: workers.went_back(tx, worker_id, life.beat)):
-                self._identity.went_back()
+                self._tracker.record_loss()
             return False
         life.beat = beat
         return True
@@ -200,26 +200,26 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
             return await run_transaction_step(
                 step, self._home, lambda: self._lend_to(step.actor), self._system.crash_point, self._limit(), fence
             )
-        except Outlived:
+        except ServerReplaced:
             return TurnOutcome.LOST
 
     async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
         """What became of the one record of a turn."""
         try:
             return await super().recorded(turn, actor)
-        except Outlived:
+        except ServerReplaced:
             return TurnOutcome.LOST
 
     @abstractmethod
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[object]:
-        """A connection for a function of the user's in a run that the worker holds. Raises `Outlived`."""
+        """A connection for a function of the user's in a run that the worker holds. Raises `ServerReplaced`."""
 
     def _fence(self, worker: str) -> Fence:
         """What it takes to prove a lease of the worker's in a transaction of the user's."""
         return NO_FENCE
 
     def _is_current(self, connection: C) -> bool:
-        return connection.epoch == self._identity.epoch
+        return connection.epoch == self._tracker.epoch
 
     async def _register(self, tx: X, worker: WorkerInfo) -> None:
         await workers.register(tx, worker)
@@ -258,7 +258,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
 
     @abstractmethod
     async def _commit_in(self, tx: X, turns: Sequence[Turn], *, doubtful: bool) -> builtins.list[TurnOutcome]:
-        """Write the turns; raises `Doubtful`, unless told that records may be there already."""
+        """Write the turns; raises `RecordsExist`, unless told that records may be there already."""
 
     def _learn(self, error: Exception) -> None:
         """Take note of what an error says about the way to the server."""
@@ -345,7 +345,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
         """Make turns durable in a transaction of their own."""
         try:
             verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=False))
-        except Doubtful:
+        except RecordsExist:
             verdicts = await self._transact("commit", actor, lambda tx: self._commit_in(tx, turns, doubtful=True))
         if verdicts and all(verdict is TurnOutcome.BUSY for verdict in verdicts):
             # Whoever holds the rows needs a moment, and asking again at once would only cost the server.
@@ -367,7 +367,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
     async def _with(self, verb: str, work: Callable[[C], Awaitable[T]], *, entered: bool = False, life: str = "") -> T:
         """Do something on a connection, again and again while that may help.
 
-        What a worker does in its `life` is done on the server on which that began: raises `Outlived` otherwise.
+        What a worker does in its `life` is done on the server on which that began: raises `ServerReplaced` otherwise.
         """
         self._check_open()
         failures, until = 0, 0.0
@@ -377,7 +377,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
                 connection = await pool.take(verb)
                 try:
                     if life:
-                        self._identity.check(life, connection.epoch)
+                        self._tracker.check(life, connection.epoch)
                     answer = await work(connection)
                 except Exception as error:
                     await self._put_back(pool, connection, error)
@@ -392,7 +392,7 @@ class ServerStore(SqlStore, ForkAware, Generic[C, X]):
                 self._learn(error)
                 failures += 1
                 # A race may be lost for as long as a statement may take, counted from the first failure.
-                until = until or self._system.monotonic() + self._patience.statement
+                until = until or self._system.monotonic() + self._timeouts.statement
                 if not self._is_worth_repeating(error, failures, until, entered=entered):
                     translated = known(self._translated(error), verb, self.where)
                     if translated is error:

@@ -13,23 +13,23 @@ _SHARE = 0.8
 _SHORTEST = 1.0
 
 
-class Patience(Struct, frozen=True):
+class Timeouts(Struct, frozen=True):
     """In seconds."""
 
     statement: float = 12.0
     connect: float = 5.0
     lock: float = 2.0
 
-    def within(self, lease: float) -> Patience:
+    def within(self, lease: float) -> Timeouts:
         """For somebody who holds a lease of so many seconds."""
         statement = min(self.statement, max(_SHORTEST, _SHARE * lease))
-        return Patience(statement, min(self.connect, statement / 2), min(self.lock, statement / 4))
+        return Timeouts(statement, min(self.connect, statement / 2), min(self.lock, statement / 4))
 
     @property
-    def told(self) -> float:
+    def server_statement(self) -> float:
         """For how long the server may take for a statement: a little less, because its word is better than its silence."""
         return 0.85 * self.statement
 
 
 #: For somebody who holds no lease, or one of the usual length.
-USUAL = Patience()
+DEFAULT_TIMEOUTS = Timeouts()

@@ -12,7 +12,7 @@ from perdure.core.audit import NEXT, REPEATED, Audit, Event, EventFilter
 from perdure.core.model.outputs import OutputKind
 from perdure.core.model.run import NewRun, Run, Status
 from perdure.core.model.turn import Block, Finish, Park, RetryLater, Turn
-from perdure.store.contract import Change, Line
+from perdure.store.contract import Change, NewEvent
 from perdure.store.server.clock import ServerClock
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import EVENT, to_event, to_json, values
@@ -20,52 +20,52 @@ from perdure.store.sql.rows import EVENT, to_event, to_json, values
 #: How much of an error's message, or of a heartbeat's details, goes into the trail, in letters.
 _SHORT = 500
 
-Said = tuple[str, str]
+EventText = tuple[str, str]
 
 _COMPLETED = Status.COMPLETED
 
 
-def of_created(new: NewRun) -> Said:
+def created_event(new: NewRun) -> EventText:
     """Of a run that comes to be."""
     if new.parent_id is None:
         return "created", to_json({"type": new.type})
     return "created", to_json({"type": new.type, "parent": new.parent_id})
 
 
-def of_claim(run: Run, *, starts: bool) -> Said:
+def claim_event(run: Run, *, starts: bool) -> EventText:
     """Of a claim, by which an attempt starts, or only goes on."""
     kind = "started" if starts else "claimed"
     return kind, f'{{"token":{run.token},"attempt":{run.attempt}}}'
 
 
-def of_finish(outcome: Finish) -> Said:
+def finish_event(outcome: Finish) -> EventText:
     """Of an outcome."""
     if outcome.status is _COMPLETED:
         return "completed", "{}"
-    return outcome.status.value, to_json(error_of(outcome.payload))
+    return outcome.status.value, to_json(error_summary(outcome.payload))
 
 
-def of_park(park: Park) -> Said:
+def park_event(park: Park) -> EventText:
     """Of a run that waits."""
     return "parked", f'{{"for":"{park.reason.value}","until":{park.wake_at}}}'
 
 
-def of_again(retry: RetryLater, attempt: int, wake_at: int) -> Said:
+def retry_event(retry: RetryLater, attempt: int, wake_at: int) -> EventText:
     """Of a run that is to be tried again; the error is that of the attempt before."""
-    return "retried", to_json({"attempt": attempt, "at": wake_at, **error_of(retry.error)})
+    return "retried", to_json({"attempt": attempt, "at": wake_at, **error_summary(retry.error)})
 
 
-def of_block(block: Block) -> Said:
+def block_event(block: Block) -> EventText:
     """Of a run that is set aside."""
-    return "blocked", to_json({"reason": block.reason.value, **error_of(block.error)})
+    return "blocked", to_json({"reason": block.reason.value, **error_summary(block.error)})
 
 
-def of_heartbeat(details: str) -> Said:
+def heartbeat_event(details: str) -> EventText:
     """Of an activity that says how far it has got."""
     return "heartbeat", f'{{"details":{details}}}' if len(details) <= _SHORT else "{}"
 
 
-def error_of(failure: str | None) -> dict[str, str]:
+def error_summary(failure: str | None) -> dict[str, str]:
     """What the trail keeps of a failure: a run has one error, and its earlier ones are gone."""
     try:
         known = msgspec.json.decode(failure or "{}", type=dict[str, Any])
@@ -86,20 +86,20 @@ def note_finish(tx: Transaction, run_id: str, outcome: Finish) -> None:
     """Say how a run ended."""
     if outcome.timeout:
         note_timeout(tx, run_id, outcome.timeout)
-    tx.note(run_id, *of_finish(outcome))
+    tx.note(run_id, *finish_event(outcome))
 
 
 def note_again(tx: Transaction, run_id: str, retry: RetryLater, attempt: int, wake_at: int) -> None:
     """Say that a run is to be tried again, and why."""
     note_timeout(tx, run_id, retry.timeout)
-    tx.note(run_id, *of_again(retry, attempt, wake_at))
+    tx.note(run_id, *retry_event(retry, attempt, wake_at))
 
 
 def note_heartbeats(tx: Transaction, turn: Turn) -> None:
     """Say how far an activity has got."""
     for output in turn.outputs:
         if output.kind is OutputKind.HEARTBEAT:
-            tx.note(turn.lease.run_id, *of_heartbeat(output.payload or "null"))
+            tx.note(turn.lease.run_id, *heartbeat_event(output.payload or "null"))
 
 
 _FULL, _OFF = Audit.FULL, Audit.OFF
@@ -108,22 +108,22 @@ _SPOKEN = frozenset({NEXT})
 _UNWRITTEN = REPEATED | _SPOKEN
 
 
-class Noting(ABC):
+class TransactionLog(ABC):
     """The half of a `Transaction` that needs no database."""
 
-    def __init__(self, actor: str, audit: Audit, *, listened: bool) -> None:
+    def __init__(self, actor: str, audit: Audit, *, has_observers: bool) -> None:
         self.actor = actor
         self.audit = audit
         #: Whether anything is noted at all.
-        self.notes = audit is not _OFF or listened
+        self.notes = audit is not _OFF or has_observers
         #: Whether what only repeats is noted, too. To be asked before such a line is made: there may be many.
         self.repeats = audit is _FULL
         #: Lines for those who listen, also if they are not written; None: nobody does.
-        self.heard: list[Line] | None = [] if listened else None
+        self.observed: list[NewEvent] | None = [] if has_observers else None
         self._writes = audit is not _OFF
         self._unwritten = _SPOKEN if self.repeats else _UNWRITTEN
-        self._stirred = 0
-        self._lines: list[Line] = []
+        self._changes = 0
+        self._lines: list[NewEvent] = []
 
     @property
     @abstractmethod
@@ -131,22 +131,22 @@ class Noting(ABC):
         """The database's time when the transaction got its locks."""
 
     @property
-    def listened(self) -> bool:
+    def has_observers(self) -> bool:
         """Whether somebody listens to what is noted, when it is durable."""
-        return self.heard is not None
+        return self.observed is not None
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add a line to the audit trail, if it is of the level that is written."""
         # Looked up once a transaction, and not asked of the level for every line.
         if self._writes and kind not in self._unwritten:
             self._lines.append((run_id, self.now, kind, self.actor, data))
-        if self.heard is not None:
-            self.heard.append((run_id, self.now, kind, self.actor, data))
+        if self.observed is not None:
+            self.observed.append((run_id, self.now, kind, self.actor, data))
 
-    def hear(self, run_id: str, kind: str, data: str = "{}") -> None:
+    def observe(self, run_id: str, kind: str, data: str = "{}") -> None:
         """A line that a statement writes by itself, for those who listen."""
-        if self.heard is not None:
-            self.heard.append((run_id, self.now, kind, self.actor, data))
+        if self.observed is not None:
+            self.observed.append((run_id, self.now, kind, self.actor, data))
 
     def note_claims(self, runs: Iterable[Run], now: int, going_on: Collection[str] = ()) -> None:
         """Add lines about runs that were claimed at that time: whether an attempt has started with it, or only goes on.
@@ -157,29 +157,29 @@ class Noting(ABC):
             for run in runs:
                 starts = run.started_at == now and run.id not in going_on
                 if self.repeats or starts:
-                    self.note(run.id, *of_claim(run, starts=starts))
+                    self.note(run.id, *claim_event(run, starts=starts))
 
-    def stir(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """Say what this changes for somebody who waits."""
         # Plain integers: combining flags is a slow thing to do once a run.
-        self._stirred |= int(change)
+        self._changes |= int(change)
 
     @property
-    def stirred(self) -> Change:
+    def changes(self) -> Change:
         """Everything that was said so."""
-        return Change(self._stirred)
+        return Change(self._changes)
 
-    def _take_lines(self) -> list[Line]:
+    def _take_lines(self) -> list[NewEvent]:
         """The noted lines; whoever takes them writes them."""
         lines, self._lines = self._lines, []
         return lines
 
 
-class NotingOnServer(Noting):
+class ServerTransactionLog(TransactionLog):
     """One whose time is the server's, which has a clock of its own."""
 
-    def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, listened: bool) -> None:
-        super().__init__(actor, audit, listened=listened)
+    def __init__(self, clock: ServerClock, actor: str, audit: Audit, *, has_observers: bool) -> None:
+        super().__init__(actor, audit, has_observers=has_observers)
         self._clock = clock
         self._now = 0
 
@@ -222,7 +222,7 @@ async def events_page(
     return values(to_event, await tx.fetch(sql, {**params, "before": before, "after": after, "limit": limit}))
 
 
-async def forget_events(tx: Transaction, upto: int, before: int) -> None:
+async def delete_events(tx: Transaction, upto: int, before: int) -> None:
     """Delete the lines up to a number that are older than a time."""
     await tx.execute(_FORGET_EVENTS, {"upto": upto, "before": before})
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from perdure.errors import StoreError
-from perdure.store.contract import Change, Line
+from perdure.store.contract import Change, NewEvent
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -95,7 +95,7 @@ class Transaction(Protocol):
         """Whether anything is noted at all. To be asked before a line is made for each of many."""
 
     @property
-    def listened(self) -> bool:
+    def has_observers(self) -> bool:
         """Whether somebody listens to what is noted, when it is durable."""
 
     @property
@@ -114,19 +114,19 @@ class Transaction(Protocol):
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
         """Add a line to the audit trail, if it is of the level that is written."""
 
-    def stir(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """Say what this changes for somebody who waits."""
 
 
-class Gathered(Protocol):
+class TransactionNotices(Protocol):
     """What a transaction has to tell when it is over."""
 
     @property
-    def stirred(self) -> Change:
+    def changes(self) -> Change:
         """Everything that was said to change."""
 
     @property
-    def heard(self) -> Sequence[Line] | None:
+    def observed(self) -> Sequence[NewEvent] | None:
         """Lines of the audit trail for those who listen; None: nobody does."""
 
 

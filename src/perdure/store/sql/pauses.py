@@ -50,13 +50,13 @@ async def pause(tx: Transaction, pause: Pause) -> None:
     }
     if not await tx.fetch(_THERE, {"kind": pause.kind.value, "name": pause.name}):
         await tx.execute(_PAUSE, row)
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
 
 
 async def resume(tx: Transaction, kind: PauseKind, name: str) -> None:
     """Let its runs be taken again."""
     await tx.execute(_RESUME, {"kind": kind.value, "name": name})
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
 
 
 async def pauses(tx: Transaction) -> list[Pause]:

@@ -129,7 +129,7 @@ async def save(tx: Transaction, schedule: Schedule, version: int, write_id: str,
         # Who it was, perhaps this very request at an earlier try, is seen by looking again.
         raise StoreUnavailable(f"Somebody created the schedule {schedule.id!r} at the same moment; try again.")
     tx.note(schedule.trail, event, to_json({"reason": schedule.reason}) if schedule.paused else "{}")
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return SaveOutcome.DONE
 
 

@@ -281,7 +281,7 @@ async def _begin(tx: Transaction, name: str, one: _Waiting) -> None:
     await tx.execute(_LEAVE_LINE, {"run_id": one.run_id})
     await _set_head(tx, name, one.run_id)
     tx.note(one.run_id, "admitted", to_json({"singleton": name}))
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
 
 
 async def _set_head(tx: Transaction, name: str, run_id: str) -> None:
@@ -340,7 +340,7 @@ WHERE id = :run_id
 """
 
 
-async def put_off(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewRun | CreatedRun:
+async def debounce(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewRun | CreatedRun:
     """The run that is put off already, with the new input; or how to create one."""
     await head(tx, single.name)
     [(run_id, known, since)] = await tx.fetch(_PUT_OFF_HEAD, {"name": single.name})
@@ -366,8 +366,8 @@ async def put_off(tx: Transaction, new: NewRun, single: StoredSingleton) -> NewR
     await tx.execute(_PUT_OFF, change)
     remembered = ",".join([new.write_id, *requests][:_REMEMBERED])
     await tx.execute(_SET_PUT_OFF_HEAD, {"name": single.name, "run_id": run_id, "write_id": remembered, "since": since})
-    tx.note(there.id, "put_off", f'{{"until":{changed.wake_at}}}')
-    tx.stir(Change.READY)
+    tx.note(there.id, "debounce", f'{{"until":{changed.wake_at}}}')
+    tx.notify(Change.READY)
     return CreatedRun(changed, False, attached=True)
 
 

@@ -46,15 +46,15 @@ from perdure.core.system import System
 from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import EngineClosed, SchemaMismatch
 from perdure.store import migrations
-from perdure.store.contract import Change, Eavesdropper, Listener
+from perdure.store.contract import Change, EventObserver, Listener
 from perdure.store.migrations import MigrationStatus
 from perdure.store.sql import locks, pauses, reads, schedules, singletons, watermarks, workers
-from perdure.store.sql.audit import events_page, forget_events
-from perdure.store.sql.dialect import Body, Dialect, Gathered, Row, Transaction
+from perdure.store.sql.audit import delete_events, events_page
+from perdure.store.sql.dialect import Body, Dialect, Row, Transaction, TransactionNotices
 from perdure.store.sql.limits import breakers, gates, waitlist
 from perdure.store.sql.limits.admit_runs import admit
 from perdure.store.sql.runs import dead_letters
-from perdure.store.sql.runs.claim import due, pick
+from perdure.store.sql.runs.claim import claim_by_id, due
 from perdure.store.sql.runs.create import create, unblock
 from perdure.store.sql.runs.inbox import broadcast, cancel, send
 from perdure.store.sql.runs.orders import control
@@ -91,7 +91,7 @@ class SqlStore(ABC):
         self._may_migrate = migrate
         self.audit = audit
         self._listeners: list[Listener] = []
-        self._eavesdroppers: list[Eavesdropper] = []
+        self._observers: list[EventObserver] = []
         self._process = 0
 
     async def open(self) -> None:
@@ -163,12 +163,12 @@ class SqlStore(ABC):
 
         return unsubscribe
 
-    def overhear(self, eavesdropper: Eavesdropper) -> Callable[[], None]:
+    def observe_events(self, observer: EventObserver) -> Callable[[], None]:
         """Be told of the lines of commits made through this object."""
-        self._eavesdroppers = [*self._eavesdroppers, eavesdropper]
+        self._observers = [*self._observers, observer]
 
         def stop() -> None:
-            self._eavesdroppers = [one for one in self._eavesdroppers if one is not eavesdropper]
+            self._observers = [one for one in self._observers if one is not observer]
 
         return stop
 
@@ -268,9 +268,9 @@ class SqlStore(ABC):
         """Give a run its attempts anew."""
         return await self._write("recover", actor, lambda tx: recover(tx, run_id, token))
 
-    async def forget_events(self, upto: int, before: int, actor: str) -> None:
+    async def delete_events(self, upto: int, before: int, actor: str) -> None:
         """Delete old events."""
-        await self._write("forget_events", actor, lambda tx: forget_events(tx, upto, before))
+        await self._write("delete_events", actor, lambda tx: delete_events(tx, upto, before))
 
     async def fork(self, fork: Fork, actor: str) -> CreatedRun:
         """Create a run that has a past."""
@@ -332,13 +332,13 @@ class SqlStore(ABC):
         """Those of the types of which somebody stands in a line."""
         return await self._read("lined", lambda tx: gates.lined(tx, types))
 
-    async def stir_gates(self, actor: str) -> None:
+    async def recheck_gates(self, actor: str) -> None:
         """Have every gate looked at that waits for room."""
-        await self._write("stir_gates", actor, gates.stir_gates)
+        await self._write("recheck_gates", actor, gates.recheck_gates)
 
-    async def forget_gates(self, limit: int, actor: str) -> int:
+    async def delete_idle_gates(self, limit: int, actor: str) -> int:
         """Forget gates of keys that nobody uses any more; how many."""
-        return await self._write("forget_gates", actor, lambda tx: gates.forget_gates(tx, limit))
+        return await self._write("delete_idle_gates", actor, lambda tx: gates.delete_idle_gates(tx, limit))
 
     async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
         """Override what the code says about a gate, or no longer."""
@@ -416,7 +416,7 @@ class SqlStore(ABC):
 
     async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
         """Take one run."""
-        return await self._write("take", request.worker, lambda tx: pick(tx, request, self._system.entropy))
+        return await self._write("take", request.worker, lambda tx: claim_by_id(tx, request, self._system.entropy))
 
     async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
         """Runs that could be worked on now."""
@@ -509,15 +509,15 @@ class SqlStore(ABC):
         )
 
     @property
-    def _listened(self) -> bool:
-        return bool(self._eavesdroppers)
+    def _has_observers(self) -> bool:
+        return bool(self._observers)
 
-    def _done(self, tx: Gathered) -> None:
+    def _done(self, tx: TransactionNotices) -> None:
         """A transaction has become durable: pass on what it gathered."""
-        if stirred := tx.stirred:
-            self._tell(stirred)
-        if tx.heard:
-            self._call(self._eavesdroppers, tx.heard)
+        if changes := tx.changes:
+            self._tell(changes)
+        if tx.observed:
+            self._call(self._observers, tx.observed)
 
     def _tell(self, change: Change) -> None:
         self._call(self._listeners, change)

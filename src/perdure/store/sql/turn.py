@@ -28,7 +28,7 @@ _TOKEN = 2
 State = tuple[str, int, str, int]
 
 
-class Standing(Enum):
+class TurnState(Enum):
     """How a turn stands to its run's row."""
 
     #: It holds the lease.
@@ -40,7 +40,7 @@ class Standing(Enum):
     LOST = auto()
 
 
-def waves(turns: Sequence[Turn]) -> Iterator[list[int]]:
+def split_by_run(turns: Sequence[Turn]) -> Iterator[list[int]]:
     """Turns, by their places, in groups that have no run in common; of one run in their order."""
     left = list(range(len(turns)))
     while left:
@@ -55,7 +55,7 @@ def waves(turns: Sequence[Turn]) -> Iterator[list[int]]:
         left = later
 
 
-def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> Standing:
+def turn_state(turn: Turn, state: State | None, written: Mapping[int, Row]) -> TurnState:
     """How the turn stands, by the run's state and by what is there at the numbers of its records. Raises `StoreCorrupt`."""
     lease = turn.lease
     live = state is not None and state[:3] == (Status.RUNNING.value, lease.token, lease.nonce)
@@ -63,25 +63,25 @@ def standing_of(turn: Turn, state: State | None, written: Mapping[int, Row]) -> 
         there = [record for record in turn.records if record.seq in written]
         same = all(written[record.seq] == record_row(turn, record) for record in there)
         if live and any(written[record.seq][_TOKEN] < lease.token for record in there):
-            return Standing.OVERTAKEN
+            return TurnState.OVERTAKEN
         if live and not same:
             raise StoreCorrupt(
                 f"The history of run {lease.run_id!r} has another record than the one that its worker was about to write at "
                 f"number {turn.records[0].seq} or after. Nothing was written. Look at the run's history and release it."
             )
         if live:
-            return Standing.LIVE
+            return TurnState.LIVE
         if isinstance(turn.next, ContinueAsNew):
             # They went with the rest of the history.
-            return Standing.DONE if state is not None and _is_there(turn, state) else Standing.LOST
-        return Standing.DONE if same and len(there) == len(turn.records) else Standing.LOST
+            return TurnState.DONE if state is not None and _is_there(turn, state) else TurnState.LOST
+        return TurnState.DONE if same and len(there) == len(turn.records) else TurnState.LOST
     if live:
-        return Standing.LIVE
-    return Standing.DONE if state is not None and _is_there(turn, state) else Standing.LOST
+        return TurnState.LIVE
+    return TurnState.DONE if state is not None and _is_there(turn, state) else TurnState.LOST
 
 
-def overtaken(turn: Turn) -> Turn:
-    """What is written in place of a turn that was overtaken: the run is given back at once, to be loaded anew."""
+def release_instead(turn: Turn) -> Turn:
+    """What is written in place of a turn that was release_instead: the run is given back at once, to be loaded anew."""
     return Turn(lease=turn.lease, next=Release())
 
 
@@ -227,19 +227,19 @@ async def renew(tx: Transaction, renewed: Mapping[str, ContinueAsNew]) -> None:
         await tx.execute_many(_FORGET_HISTORY, [{"run_id": id} for id in renewed])
 
 
-def read_at_once(turn: Turn) -> int:
-    """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried."""
+def inbox_position(turn: Turn) -> int:
+    """Up to which entry the inbox is read whatever becomes of a renewal: what was taken in without a record is only carried_messages."""
     if not isinstance(turn.next, ContinueAsNew):
         return turn.read
     return max([turn.next.read, *(record.inbox_seq for record in turn.records)])
 
 
-def carried(run_id: str, renew: ContinueAsNew) -> list[NewMessage]:
+def carried_messages(run_id: str, renew: ContinueAsNew) -> list[NewMessage]:
     """What is put into the inbox of the new generation."""
     return [NewMessage(run_id=run_id, name=name, payload=payload, key=key) for name, payload, key in renew.carried]
 
 
-def keys_of(turn: Turn) -> list[tuple[str, str]]:
+def message_keys(turn: Turn) -> list[tuple[str, str]]:
     """By run, the keys of every message that the turn may put into an inbox, but for words to parents."""
     keys = [(message.run_id, message.key) for message in turn.sends]
     if isinstance(turn.next, ContinueAsNew):

@@ -347,7 +347,7 @@ async def _give_back(tx: Transaction, orphans: Sequence[_Orphan], event: str) ->
     for one in orphans:
         tx.note(one.lease.run_id, event, to_json({"token": one.lease.token + 1}))
     if orphans:
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
 
 
 _ALL = """

@@ -16,21 +16,21 @@ from perdure.core.model.record import Record
 from perdure.core.model.run import Status
 from perdure.core.model.turn import Block, ContinueAsNew, Finish, Lease, Park, Release, RetryLater, Turn, TurnOutcome
 from perdure.store.contract import Change
-from perdure.store.sql.audit import note_again, note_finish, note_heartbeats, of_block, of_park
+from perdure.store.sql.audit import block_event, note_again, note_finish, note_heartbeats, park_event
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.rows import to_json
 from perdure.store.sql.runs.children import start_children
-from perdure.store.sql.runs.finish import word_to_parent
+from perdure.store.sql.runs.finish import message_to_parent
 from perdure.store.sql.runs.inbox import deliver, send
 from perdure.store.sql.turn import (
-    Standing,
-    carried,
+    TurnState,
+    carried_messages,
     has_extras,
-    overtaken,
-    read_at_once,
+    inbox_position,
     record_row,
-    standing_of,
-    waves,
+    release_instead,
+    split_by_run,
+    turn_state,
     write_extras,
 )
 from perdure.store.sql.turn import renew as begin_anew
@@ -107,9 +107,9 @@ async def _park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
     if await tx.execute(PARK, change) != 1:
         return False
     if tx.repeats:
-        tx.note(lease.run_id, *of_park(park))
+        tx.note(lease.run_id, *park_event(park))
     if park.wake_at <= tx.now:
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     return True
 
 
@@ -122,7 +122,7 @@ async def _finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
         return False
     if tx.notes:
         note_finish(tx, lease.run_id, outcome)
-    tx.stir(Change.FINISHED)
+    tx.notify(Change.FINISHED)
     return True
 
 
@@ -131,7 +131,7 @@ async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -
     for run_id, parent_id, location, generation in await tx.fetch(PARENTS, (to_json(list(finished)),)):
         outcome = finished[run_id]
         failed = outcome.status is not Status.COMPLETED
-        await deliver(tx, word_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
+        await deliver(tx, message_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
 
 
 async def _again(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:
@@ -144,7 +144,7 @@ async def _again(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool
     unread = {"run_id": lease.run_id, "read": inbox_read}
     if wake_at <= tx.now or (inbox_seq > inbox_read and await tx.fetch(_TO_BE_STOPPED, unread)):
         await tx.execute(_AT_ONCE, {"run_id": lease.run_id, "now": tx.now})
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     return True
 
 
@@ -153,7 +153,7 @@ async def _release(tx: SqliteTransaction, lease: Lease, release: Release) -> boo
     if await tx.execute(_RELEASE, {"now": tx.now, "home": release.home, **_proof(lease)}) != 1:
         return False
     tx.note(lease.run_id, "released", to_json({"token": lease.token + 1}))
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return True
 
 
@@ -164,7 +164,7 @@ async def _renew(tx: SqliteTransaction, lease: Lease, renew: ContinueAsNew, read
         return False
     await begin_anew(tx, {lease.run_id: renew})
     tx.note(lease.run_id, "continued", to_json({"generation": rows[0][0] + 1}))
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return True
 
 
@@ -173,7 +173,7 @@ async def _block(tx: SqliteTransaction, lease: Lease, block: Block) -> bool:
     change = {"reason": block.reason.value, "error": block.error, "now": tx.now, **_proof(lease)}
     if await tx.execute(_BLOCK, change) != 1:
         return False
-    tx.note(lease.run_id, *of_block(block))
+    tx.note(lease.run_id, *block_event(block))
     return True
 
 
@@ -239,7 +239,7 @@ _RESTS = (Park, ContinueAsNew)
 async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnOutcome]:
     """Write the turns; one verdict each."""
     verdicts = [TurnOutcome.APPLIED] * len(turns)
-    for wave in waves(turns):
+    for wave in split_by_run(turns):
         await _commit_wave(tx, turns, wave, verdicts)
     return verdicts
 
@@ -260,11 +260,11 @@ async def _commit_wave(
         turn = turns[index]
         if (doubtful if turn.records else _reaches_out(turn)) and (
             standing := await _stand(tx, turn)
-        ) is not Standing.LIVE:
-            if standing is Standing.OVERTAKEN:
+        ) is not TurnState.LIVE:
+            if standing is TurnState.OVERTAKEN:
                 await tx.execute(_TAKE_BACK, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
-                await _leave(tx, overtaken(turn))
-            verdicts[index] = TurnOutcome.APPLIED if standing is Standing.DONE else TurnOutcome.LOST
+                await _leave(tx, release_instead(turn))
+            verdicts[index] = TurnOutcome.APPLIED if standing is TurnState.DONE else TurnOutcome.LOST
             continue
         if turn.read or turn.children or turn.sends:
             await _reach_out(tx, turn)
@@ -275,7 +275,7 @@ async def _commit_wave(
         elif isinstance(turn.next, _RESTS):
             rests.append((index, turn.next))
         elif not await _leave(tx, turn):
-            verdicts[index] = TurnOutcome.APPLIED if await _stand(tx, turn) is Standing.DONE else TurnOutcome.LOST
+            verdicts[index] = TurnOutcome.APPLIED if await _stand(tx, turn) is TurnState.DONE else TurnOutcome.LOST
             continue
         elif isinstance(turn.next, Finish):
             finished[turn.lease.run_id] = turn.next
@@ -295,7 +295,7 @@ def _reaches_out(turn: Turn) -> bool:
 
 async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
     run_id = turn.lease.run_id
-    if read := read_at_once(turn):
+    if read := inbox_position(turn):
         await tx.execute(_READ, (read, read, run_id))
         await tx.execute(_CONSUME, (run_id, read))
     if turn.children:
@@ -322,24 +322,24 @@ async def _rest(tx: SqliteTransaction, turn: Turn, rest: Park | ContinueAsNew) -
     if isinstance(rest, ContinueAsNew):
         if await _renew(tx, turn.lease, rest, turn.read):
             await tx.execute(_CONSUME, (turn.lease.run_id, turn.read))
-            for message in carried(turn.lease.run_id, rest):
+            for message in carried_messages(turn.lease.run_id, rest):
                 await deliver(tx, message)
             return TurnOutcome.APPLIED
     elif await _park(tx, turn.lease, rest):
         return TurnOutcome.APPLIED
     match await _stand(tx, turn):
-        case Standing.LIVE:
+        case TurnState.LIVE:
             return TurnOutcome.AWAKE
-        case Standing.DONE:
+        case TurnState.DONE:
             return TurnOutcome.APPLIED
-        case Standing.LOST | Standing.OVERTAKEN:
+        case TurnState.LOST | TurnState.OVERTAKEN:
             return TurnOutcome.LOST
 
 
-async def _stand(tx: SqliteTransaction, turn: Turn) -> Standing:
+async def _stand(tx: SqliteTransaction, turn: Turn) -> TurnState:
     rows = await tx.fetch(_STATE, (turn.lease.run_id,))
     state = (rows[0][0], rows[0][1], rows[0][2], rows[0][3]) if rows else None
-    return standing_of(turn, state, await _written(tx, turn) if turn.records else {})
+    return turn_state(turn, state, await _written(tx, turn) if turn.records else {})
 
 
 async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:

@@ -24,7 +24,7 @@ from msgspec import Struct
 from perdure.core.audit import Audit
 from perdure.core.system import System
 from perdure.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreUnavailable
-from perdure.store.sql.audit import Noting
+from perdure.store.sql.audit import TransactionLog
 from perdure.store.sql.dialect import Dialect, Row, drive
 from perdure.store.sql.rows import UNREADABLE, known
 from perdure.store.sqlite.errors import is_busy, is_not_text, translate
@@ -122,7 +122,7 @@ class SqliteClock:
         return self._last
 
 
-class SqliteTransaction(Noting):
+class SqliteTransaction(TransactionLog):
     """A transaction, as shared verbs see it. Its coroutines never suspend."""
 
     def __init__(
@@ -133,11 +133,11 @@ class SqliteTransaction(Noting):
         actor: str,
         audit: Audit,
         *,
-        listened: bool,
+        has_observers: bool,
         clock_stands: bool = False,
         lenient: bool = False,
     ) -> None:
-        super().__init__(actor, audit, listened=listened)
+        super().__init__(actor, audit, has_observers=has_observers)
         self._connection = connection
         self._render = render
         self._now = now
@@ -258,12 +258,12 @@ class SqliteConnection:
             self._lock = None
 
     def transact(
-        self, verb: str, actor: str, body: Body[T], audit: Audit = Audit.OFF, *, listened: bool = False
+        self, verb: str, actor: str, body: Body[T], audit: Audit = Audit.OFF, *, has_observers: bool = False
     ) -> tuple[T, SqliteTransaction]:
         """Run a verb in a transaction of its own; its answer, and the transaction, which is over and has things to tell."""
         self._system.crash_point(f"{verb}.enter")
         try:
-            return self._patiently(lambda: self._attempt(verb, actor, body, audit, listened=listened))
+            return self._patiently(lambda: self._attempt(verb, actor, body, audit, has_observers=has_observers))
         except StoreError:
             raise
         except UNREADABLE as error:
@@ -323,7 +323,7 @@ class SqliteConnection:
             self._lock = CheckpointLock(self._url.path)
 
     def _attempt(
-        self, verb: str, actor: str, body: Body[T], audit: Audit, *, listened: bool
+        self, verb: str, actor: str, body: Body[T], audit: Audit, *, has_observers: bool
     ) -> tuple[T, SqliteTransaction]:
         raw = self._open()
         if self.file is not None:
@@ -339,7 +339,7 @@ class SqliteConnection:
                 now,
                 actor,
                 audit,
-                listened=listened,
+                has_observers=has_observers,
                 clock_stands=clock.state,
                 lenient=self._lenient,
             )

@@ -187,7 +187,7 @@ class SqliteStore(SqlStore, ForkAware):
         return await lane.run(lambda: self._run(reader, verb, "", body))
 
     def _run(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
-        answer, tx = connection.transact(verb, actor, body, self.audit, listened=self._listened)
+        answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=self._has_observers)
         self._done(tx)
         return answer
 

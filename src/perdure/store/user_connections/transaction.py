@@ -100,7 +100,7 @@ class UserTransaction:
         self.notes = home.audit is not Audit.OFF
         self.repeats = home.audit is Audit.FULL
         #: When it is durable is not known here.
-        self.listened = False
+        self.has_observers = False
         self._locking = locking
         self.now = 0
         self._adapter = adapter
@@ -135,7 +135,7 @@ class UserTransaction:
         if self._home.audit.writes(kind):
             self._notes.append({"run_id": run_id, "at": self.now, "kind": kind, "actor": self.actor, "data": data})
 
-    def stir(self, change: Change) -> None:
+    def notify(self, change: Change) -> None:
         """Nothing: whoever waits finds out by itself once the caller has committed, and may never need to."""
 
     async def write_notes(self) -> None:

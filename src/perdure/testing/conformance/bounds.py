@@ -44,7 +44,7 @@ class Forgetting:
         for id in ("r1", "r3", "r4"):
             await commit(store, runs[id], next=DONE)
         await store.set_bounds("tenant/set", ONE, ACTOR)
-        assert await store.forget_gates(10, ACTOR) == 1
+        assert await store.delete_idle_gates(10, ACTOR) == 1
         assert [gate.name for gate in await store.gates("", 10)] == [
             "shared",
             "tenant/held",
@@ -52,9 +52,9 @@ class Forgetting:
             "tenant/set",
         ]
         harness.system.advance(1)
-        assert await store.forget_gates(10, ACTOR) == 1
+        assert await store.delete_idle_gates(10, ACTOR) == 1
         await commit(store, runs["r2"], next=DONE)
-        assert await store.forget_gates(10, ACTOR) == 0, "somebody stands in line"
+        assert await store.delete_idle_gates(10, ACTOR) == 0, "somebody stands in line"
         assert await admit_ids(store, nonce="then", released=(("r2", 1),)) == ["r5"]
 
     async def test_a_gate_that_somebody_waited_at_who_is_gone_is_forgotten(
@@ -68,7 +68,7 @@ class Forgetting:
         assert await store.delete("r2", "", ACTOR) is DeleteOutcome.DONE
         harness.system.advance(10)
         await store.prune(PruneRequest(before=START + 5 * SECOND, deleted=True), 10, None, ACTOR)
-        assert await store.forget_gates(10, ACTOR) == 1
+        assert await store.delete_idle_gates(10, ACTOR) == 1
 
     async def test_one_that_is_forgotten_while_others_want_it_is_made_again(
         self, store: Store, harness: Harness
@@ -81,7 +81,7 @@ class Forgetting:
         for number in range(8):
             await ready(store, f"r{number}")
             request = await asks(store, key, nonce=f"n{number}")
-            admitted, _ = await asyncio.gather(admit_patiently(store, request), other.forget_gates(10, ACTOR))
+            admitted, _ = await asyncio.gather(admit_patiently(store, request), other.delete_idle_gates(10, ACTOR))
             [one] = admitted.runs
             assert one.run.id == f"r{number}"
             assert await commit(store, one.lease, next=DONE) is TurnOutcome.APPLIED

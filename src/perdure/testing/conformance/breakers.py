@@ -133,7 +133,7 @@ class Breaking:
         [first] = (await admit_all(store, "b")).runs
         harness.system.advance(60)
         await store.sweep(100)
-        await store.stir_gates("w2")
+        await store.recheck_gates("w2")
         await store.register(a_worker("w2"))
         others = await admit_all(store, "c", worker="w2")
         assert len(others.runs) == 1

@@ -206,7 +206,7 @@ class Passing:
         [first] = (await admit(store)).runs
         await commit(store, first.lease, next=a_park())
         assert await admit_ids(store, worker="w2") == [], "nobody has been told to look"
-        await store.stir_gates(ACTOR)
+        await store.recheck_gates(ACTOR)
         assert await admit_ids(store, worker="w2") == ["r2"]
         assert len(await harness.query("SELECT * FROM perdure_permits")) == 1
 
@@ -216,7 +216,7 @@ class Passing:
         harness.system.advance(60)
         await store.register(a_worker("w2"))
         await store.sweep(10)
-        await store.stir_gates(ACTOR)
+        await store.recheck_gates(ACTOR)
         assert await admit_ids(store, worker="w2") == ["r2"]
         assert await admit_ids(store, worker="w3") == []
 
@@ -225,7 +225,7 @@ class Passing:
         await ready(store, "r1", "r2")
         [first] = (await admit(store, whole)).runs
         await commit(store, first.lease, next=a_park())
-        await store.stir_gates(ACTOR)
+        await store.recheck_gates(ACTOR)
         assert await admit_ids(store, whole, nonce="next") == []
         await store.send([a_message("r1")], ACTOR)
         [again] = (await admit(store, whole, nonce="again")).runs
@@ -263,7 +263,7 @@ class Passing:
         [first] = (await admit(store, whole)).runs
         await commit(store, first.lease, next=Finish(Status.FAILED, "{}"))
         await store.reopen("r1", first.run.token, None, ACTOR)
-        await store.stir_gates(ACTOR)
+        await store.recheck_gates(ACTOR)
         assert await admit_ids(store, whole, nonce="next") == ["r2"], (
             "it was there first, and r1 has no permit any more"
         )

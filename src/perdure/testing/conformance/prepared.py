@@ -105,7 +105,7 @@ async def _prepare_fork(store: Store) -> Verb:
 
 async def _prepare_forget_events(store: Store) -> Verb:
     await store.create([a_run("r1"), a_run("r2")], ACTOR)
-    return lambda store: store.forget_events(sys.maxsize, FAR, ACTOR)
+    return lambda store: store.delete_events(sys.maxsize, FAR, ACTOR)
 
 
 async def _prepare_save_schedule(store: Store) -> Verb:
@@ -139,13 +139,13 @@ async def _prepare_forget_gates(store: Store) -> Verb:
     await ready(store, "r1")
     [one] = (await store.admit(await asks(store, a_gating(gate="tenant/a")))).runs
     await commit(store, one.lease, next=Finish(Status.COMPLETED, "1"))
-    return lambda store: store.forget_gates(10, ACTOR)
+    return lambda store: store.delete_idle_gates(10, ACTOR)
 
 
 async def _prepare_stir_gates(store: Store) -> Verb:
     await ready(store, "r1", "r2")
     await store.admit(await asks(store))
-    return lambda store: store.stir_gates(ACTOR)
+    return lambda store: store.recheck_gates(ACTOR)
 
 
 async def _prepare_set_bounds(store: Store) -> Verb:
@@ -246,14 +246,14 @@ PREPARE: dict[str, Callable[[Store], Awaitable[Verb]]] = {
     "reopen": _prepare_reopen,
     "recover": _prepare_recover,
     "fork": _prepare_fork,
-    "forget_events": _prepare_forget_events,
+    "delete_events": _prepare_forget_events,
     "save_schedule": _prepare_save_schedule,
     "delete_schedule": _prepare_delete_schedule,
     "trigger": _prepare_trigger,
     "fire": _prepare_fire,
     "admit": _prepare_admit,
-    "stir_gates": _prepare_stir_gates,
-    "forget_gates": _prepare_forget_gates,
+    "recheck_gates": _prepare_stir_gates,
+    "delete_idle_gates": _prepare_forget_gates,
     "set_bounds": _prepare_set_bounds,
     **BREAKERS,
     "requeue": _prepare_requeue,

@@ -10,7 +10,7 @@ from perdure.core.audit import Audit, Event, EventFilter
 from perdure.core.model.run import Reason, Status
 from perdure.core.model.turn import Block, Finish, Release, RetryLater, Turn
 from perdure.store import Store
-from perdure.store.contract import Line
+from perdure.store.contract import NewEvent
 from perdure.testing.conformance.harness import (
     ACTOR,
     OTHER_TYPE,
@@ -93,8 +93,8 @@ class Levels:
         self, store: Store, harness: Harness, level: Audit
     ) -> None:
         store.audit = level
-        heard: list[Line] = []
-        stop = store.overhear(heard.extend)
+        heard: list[NewEvent] = []
+        stop = store.observe_events(heard.extend)
         await _lead_a_life(store, harness, "r1")
         assert [kind for _, _, kind, _, _ in heard] == _KINDS[Audit.FULL if level is Audit.FULL else Audit.LIFECYCLE]
         if level is not Audit.OFF:
@@ -106,13 +106,13 @@ class Levels:
         assert heard == before
 
     async def test_one_who_fails_while_listening_spoils_nothing(self, store: Store) -> None:
-        heard: list[Line] = []
+        heard: list[NewEvent] = []
 
         def fail(lines: object) -> None:
             raise RuntimeError("a fault of the test")
 
-        store.overhear(fail)
-        store.overhear(heard.extend)
+        store.observe_events(fail)
+        store.observe_events(heard.extend)
         await store.create([a_run("r1")], ACTOR)
         assert [line[2] for line in heard] == ["created"]
 
@@ -159,8 +159,8 @@ class Trail:
         harness.system.advance(10)
         await store.create([a_run("r3")], ACTOR)
         first, _, third = (await store.events_page(EventFilter(), 100))[::-1]
-        await store.forget_events(first.id, START + SECOND, ACTOR)
+        await store.delete_events(first.id, START + SECOND, ACTOR)
         assert [event.run_id for event in await store.events_page(EventFilter(), 9, after=0)] == ["r2", "r3"]
-        await store.forget_events(third.id, START + SECOND, ACTOR)
+        await store.delete_events(third.id, START + SECOND, ACTOR)
         assert [event.run_id for event in await store.events_page(EventFilter(), 9, after=0)] == ["r3"]
         assert await store.get("r1") is not None

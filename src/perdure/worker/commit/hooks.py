@@ -18,7 +18,7 @@ from perdure.core.audit import Event
 from perdure.core.background_loops import LoopGuard, LoopHealth
 from perdure.core.hooks import DeadLetterNotice, ErrorNotice, Hook, Hooks
 from perdure.core.system import System
-from perdure.store.contract import Line, Store
+from perdure.store.contract import NewEvent, Store
 from perdure.worker.callbacks import is_end_of
 from perdure.worker.commit.attempt_log import AttemptEnd
 
@@ -60,7 +60,7 @@ class HookCaller:
         self._system = system
         self._users: set[object] = set()
         #: Names of hooks with what they are called with; an empty name ends the queue.
-        self._waiting: deque[tuple[str, AttemptEnd | Line | None]] = deque()
+        self._waiting: deque[tuple[str, AttemptEnd | NewEvent | None]] = deque()
         self._queued = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -78,13 +78,13 @@ class HookCaller:
             return
         loop = asyncio.get_running_loop()
 
-        def on_events(lines: Sequence[Line]) -> None:
+        def on_events(lines: Sequence[NewEvent]) -> None:
             try:
                 loop.call_soon_threadsafe(self._queue_events, lines)
             except RuntimeError:
                 logger.debug("the event loop was closed before %d events could be told", len(lines))
 
-        self._unsubscribe = self._store.overhear(on_events)
+        self._unsubscribe = self._store.observe_events(on_events)
         self._task = self._system.spawn(self._guard.keep_going(self._work), "perdure hooks")
 
     async def stop(self, user: object) -> None:
@@ -114,7 +114,7 @@ class HookCaller:
             for one in found:
                 self._add("on_error", one)
 
-    def _queue_events(self, lines: Sequence[Line]) -> None:
+    def _queue_events(self, lines: Sequence[NewEvent]) -> None:
         hooks, level = self._hooks, self._store.audit
         for line in lines:
             kind = line[2]
@@ -126,7 +126,7 @@ class HookCaller:
             if hooks.on_dead_letter is not None and kind in ("failed", "expired", "blocked"):
                 self._add("on_dead_letter", line)
 
-    def _add(self, name: str, news: AttemptEnd | Line) -> None:
+    def _add(self, name: str, news: AttemptEnd | NewEvent) -> None:
         if len(self._waiting) >= ROOM:
             self.dropped += 1
             self._losses.error("hooks are slower than what they are told of: calls are left out")
@@ -144,7 +144,7 @@ class HookCaller:
             self._queued.clear()
             await self._queued.wait()
 
-    async def _call(self, name: str, news: AttemptEnd | Line) -> None:
+    async def _call(self, name: str, news: AttemptEnd | NewEvent) -> None:
         hook: Hook = getattr(self._hooks, name)
         task = asyncio.current_task()
         try:
@@ -162,7 +162,7 @@ class HookCaller:
                 raise
             self._errors.error("%s failed", name, error=error)
 
-    async def _value(self, name: str, news: AttemptEnd | Line) -> object | None:
+    async def _value(self, name: str, news: AttemptEnd | NewEvent) -> object | None:
         """Argument of a hook's call; None if the event does not concern the hook."""
         if isinstance(news, AttemptEnd):
             return _error(news)

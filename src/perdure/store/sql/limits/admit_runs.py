@@ -1,6 +1,6 @@
 """Letting runs pass gates: one transaction for all that a worker has room for.
 
-Gates are locked first (see `grip`), then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
+Gates are locked first (see `locked`), then runs, skipping those that somebody else has locked; so nobody waits in a circle. What
 has arrived joins the line of the gate that keeps it, or passes. Then those in lines that are due pass, one gate after the other in turns, until the
 worker is full or nobody may pass. What passes gets its permits and is claimed in the same transaction.
 """
@@ -17,20 +17,30 @@ from perdure.core.model.claim import ClaimedRun, ClaimRequest
 from perdure.core.model.record import RecordKind
 from perdure.core.model.run import Reason, Run, Status
 from perdure.store.sql.dialect import Transaction
-from perdure.store.sql.limits.admit_steps import STEPS, Passage, steps_before
+from perdure.store.sql.limits.admit_steps import STEPS, StepAdmitter, steps_before
 from perdure.store.sql.limits.breakers import barred
 from perdure.store.sql.limits.gates import (
     count_held,
     due_gates,
     grant,
     in_chunks,
+    lift_limit_pause,
     next_due,
-    open_up,
     save_gates,
     waited_at,
 )
-from perdure.store.sql.limits.locked_gates import Grip
-from perdure.store.sql.limits.waitlist import AGE_SHARE, InLine, Line, Turns, heads, join, leave, places, tell_next
+from perdure.store.sql.limits.locked_gates import LockedGates
+from perdure.store.sql.limits.waitlist import (
+    AGE_SHARE,
+    FairQueue,
+    Waitlist,
+    WaitlistEntry,
+    announce_next,
+    heads,
+    join,
+    leave,
+    places,
+)
 from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
 from perdure.store.sql.runs.claim import LAST, Suspect, group, is_poison, is_suspect, set_aside, take
@@ -65,11 +75,11 @@ async def admit(
     tx: Transaction, request: AdmissionRequest, entropy: Callable[[int], bytes]
 ) -> tuple[AdmissionResult, dict[str, LimitBounds]]:
     """Let runs pass, and claim them. What comes with the answer are gates that have to be made first."""
-    grip = Grip(tx, request)
+    locked = LockedGates(tx, request)
     # A step passes without a slot.
     slotless = tuple(type for type in request.types if type == STEPS)
     due = await due_gates(tx, request.types if request.limit and not request.only else slotless, GATES)
-    taken = await grip.take(due)
+    taken = await locked.take(due)
     before = await tx.fetch(_HELD_BEFORE, {"worker": request.worker, "nonce": request.nonce})
     if not taken and not before:
         return AdmissionResult(busy=True, undelivered=request.released, undelivered_steps=request.left, now=tx.now), {}
@@ -84,29 +94,31 @@ async def admit(
             now=tx.now,
         )
         return admitted, {}
-    await grip.tell()
-    return await _Admission(tx, request, grip, entropy).run(), grip.missing
+    await locked.apply()
+    return await _RunAdmitter(tx, request, locked, entropy).run(), locked.missing
 
 
-class _Admission:
+class _RunAdmitter:
     """One transaction."""
 
-    def __init__(self, tx: Transaction, request: AdmissionRequest, grip: Grip, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, tx: Transaction, request: AdmissionRequest, locked: LockedGates, entropy: Callable[[int], bytes]
+    ) -> None:
         self._tx = tx
         self._request = request
         self._entropy = entropy
-        self._grip = grip
-        self._gates = grip.gates
+        self._locked = locked
+        self._gates = locked.gates
         #: Locked runs, and the number of the last record of each.
         self._runs: dict[str, tuple[int, Run]] = {}
         self._last: dict[str, int] = {}
         #: Who stood in which line before.
         self._placed: dict[str, tuple[str, int]] = {}
         #: Who is to stand in a line that it does not stand in yet, or not as a waiting run.
-        self._joining: dict[str, InLine] = {}
-        self._passing: list[tuple[InLine, tuple[RequiredGate, ...]]] = []
+        self._joining: dict[str, WaitlistEntry] = {}
+        self._passing: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]] = []
         #: Those that are to be set aside.
-        self._poison: list[InLine] = []
+        self._poison: list[WaitlistEntry] = []
         self._gone: list[str] = []
         self._counted: frozenset[str] = frozenset()
         #: Runs that were let in before until their end, and where; and those that are to end.
@@ -123,40 +135,40 @@ class _Admission:
 
     async def run(self) -> AdmissionResult:
         """Look, let pass, write."""
-        tx, request, grip = self._tx, self._request, self._grip
+        tx, request, locked = self._tx, self._request, self._locked
         lines = await self._heads()
-        arrived = [InLine(one.run_id, one.gating) for one in grip.arrivals]
+        arrived = [WaitlistEntry(one.run_id, one.gating) for one in locked.arrivals]
         await self._lock_runs([*(one.run_id for line in lines.values() for one in line), *(a.run_id for a in arrived)])
-        passage = Passage(tx, self._gates)
-        await passage.look(
+        steps = StepAdmitter(tx, self._gates)
+        await steps.look(
             [name for name, gate in self._gates.items() if gate.due_at <= tx.now and STEPS in request.types]
         )
-        await grip.take_more([*(one for line in lines.values() for one in line), *passage.standing])
+        await locked.take_more([*(one for line in lines.values() for one in line), *steps.standing])
         await count_held(tx, self._gates.values())
-        self._turns = Turns(tx, self._gates)
-        await passage.run(request.steps, self._turns, lines)
+        self._queue = FairQueue(tx, self._gates)
+        await steps.run(request.steps, self._queue, lines)
         direct = await self._line_up(arrived, lines)
         await self._let_pass(lines, direct)
-        await passage.rest(self._turns)
-        self._passed_by_steps = passage.touched
+        await steps.rest(self._queue)
+        self._passed_by_steps = steps.touched
         runs = await self._write(lines)
-        await tell_next(tx, self._gates, grip.freed, request)
+        await announce_next(tx, self._gates, locked.freed, request)
         due_at = await next_due(tx, request.types)
         return AdmissionResult(
             runs=runs,
             counted=self._counted,
             barred=tuple(self._barred.items()),
-            steps=tuple(passage.verdicts),
-            called=passage.called,
+            steps=tuple(steps.verdicts),
+            called=steps.called,
             next_due=due_at,
             suspects=self._suspects,
-            busy=grip.busy,
-            undelivered=tuple(grip.undelivered),
-            undelivered_steps=tuple(grip.undelivered_steps),
+            busy=locked.busy,
+            undelivered=tuple(locked.undelivered),
+            undelivered_steps=tuple(locked.undelivered_steps),
             now=tx.now,
         )
 
-    async def _heads(self) -> dict[str, list[InLine]]:
+    async def _heads(self) -> dict[str, list[WaitlistEntry]]:
         """Those who may be next, at gates that are due."""
         request, now = self._request, self._tx.now
         due = [gate.name for gate in sorted(self._gates.values(), key=lambda gate: gate.due_at) if gate.due_at <= now]
@@ -185,15 +197,15 @@ class _Admission:
         self._last = dict(await in_chunks(self._tx, LAST, [id for id, (_, run) in self._runs.items() if run.claims]))
         begun = [id for id, (_, run) in self._runs.items() if run.token]
         self._kept = {(row[0], row[1]) for row in await in_chunks(self._tx, _KEPT, begun)}
-        self._placed = await places(self._tx, [one.run_id for one in self._grip.arrivals])
+        self._placed = await places(self._tx, [one.run_id for one in self._locked.arrivals])
 
     async def _line_up(
-        self, arrived: list[InLine], lines: dict[str, list[InLine]]
-    ) -> list[tuple[InLine, tuple[RequiredGate, ...]]]:
+        self, arrived: list[WaitlistEntry], lines: dict[str, list[WaitlistEntry]]
+    ) -> list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]]:
         """Those of the arrived whom no line keeps from passing; the others join one."""
         tx, now = self._tx, self._tx.now
-        tokens = {one.run_id: one.token for one in self._grip.arrivals}
-        present: list[InLine] = []
+        tokens = {one.run_id: one.token for one in self._locked.arrivals}
+        present: list[WaitlistEntry] = []
         for one in arrived:
             run = self._runs[one.run_id][1] if one.run_id in self._runs else None
             if run is None or run.status is not Status.PENDING or run.token != tokens[one.run_id]:
@@ -206,8 +218,8 @@ class _Admission:
         runs = [self._runs[one.run_id][1] for one in present]
         told = [run.id for run in runs if run.inbox_seq > run.inbox_read]
         self._cancelled = {row[0] for row in await in_chunks(tx, _CANCELLED, told)}
-        direct: list[tuple[InLine, tuple[RequiredGate, ...]]] = []
-        behind: dict[str, list[InLine]] = {}
+        direct: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]] = []
+        behind: dict[str, list[WaitlistEntry]] = {}
         for one in present:
             passes = self._passes(one)
             place = self._placed.get(one.run_id)
@@ -227,20 +239,20 @@ class _Admission:
                 lines[gate] += those
         return direct
 
-    def _passes(self, one: InLine) -> tuple[RequiredGate, ...]:
+    def _passes(self, one: WaitlistEntry) -> tuple[RequiredGate, ...]:
         """What it has yet to pass: nothing where it was let in for good, and nothing at all if it is to end."""
         passes = () if one.run_id in self._cancelled else one.gating.passes
         return tuple(wanted for wanted in passes if (one.run_id, wanted.gate) not in self._kept)
 
-    async def _stand(self, gate: str, those: list[InLine]) -> None:
-        await self._turns.give(gate, those)
+    async def _stand(self, gate: str, those: list[WaitlistEntry]) -> None:
+        await self._queue.assign(gate, those)
         self._joining |= {one.run_id: one for one in those}
 
     async def _let_pass(
-        self, lines: dict[str, list[InLine]], direct: list[tuple[InLine, tuple[RequiredGate, ...]]]
+        self, lines: dict[str, list[WaitlistEntry]], direct: list[tuple[WaitlistEntry, tuple[RequiredGate, ...]]]
     ) -> None:
         """In turns: one of each line, and one of those who have only just come."""
-        taking = deque([Line(gate, line) for gate, line in lines.items()])
+        taking = deque([Waitlist(gate, line) for gate, line in lines.items()])
         coming = deque(direct)
         while self._has_room and (taking or coming):
             if coming:
@@ -257,7 +269,7 @@ class _Admission:
         for one, _ in coming:
             await self._keep_waiting(one)
 
-    async def _keep_waiting(self, one: InLine) -> None:
+    async def _keep_waiting(self, one: WaitlistEntry) -> None:
         """It might pass, but not to this worker, or not now; one that has no gate to pass stays as ready as it is."""
         if passes := self._passes(one):
             await self._stand(passes[0].gate, [one])
@@ -266,7 +278,7 @@ class _Admission:
     def _has_room(self) -> bool:
         return len(self._passing) < (len(self._group) or self._request.limit)
 
-    async def _let_one_pass(self, line: Line) -> bool:
+    async def _let_one_pass(self, line: Waitlist) -> bool:
         """Whether it is worth asking this line again."""
         one = line.first()
         if one is None:
@@ -294,7 +306,7 @@ class _Admission:
             await self._stand(refused, [one])
         return True
 
-    def _stands(self, run: Run, one: InLine) -> bool:
+    def _stands(self, run: Run, one: WaitlistEntry) -> bool:
         return one.run_id in self._joining or (run.status is Status.WAITING and run.reason in _STANDING)
 
     def _refused_by(self, passes: Sequence[RequiredGate]) -> str | None:
@@ -305,7 +317,7 @@ class _Admission:
                 return wanted.gate
         return None
 
-    def _bars(self, one: InLine, passes: Sequence[RequiredGate]) -> bool:
+    def _bars(self, one: WaitlistEntry, passes: Sequence[RequiredGate]) -> bool:
         """Whether it is to fail because a breaker does not let it pass."""
         for wanted in passes:
             breaker = self._gates[wanted.gate].breaker if wanted.gate in self._gates else None
@@ -316,7 +328,7 @@ class _Admission:
                     return True
         return False
 
-    def _judge(self, one: InLine, passes: tuple[RequiredGate, ...]) -> bool:
+    def _judge(self, one: WaitlistEntry, passes: tuple[RequiredGate, ...]) -> bool:
         """Let it pass, unless it may have killed its workers: that one passes with those of its group alone, or is set aside."""
         if self._is_suspect(one.run_id):
             if is_poison(self._runs[one.run_id][1].claims, self._request.poison_after):
@@ -334,7 +346,7 @@ class _Admission:
         self._passing.append((one, passes))
         return True
 
-    async def _write(self, lines: dict[str, list[InLine]]) -> tuple[ClaimedRun, ...]:
+    async def _write(self, lines: dict[str, list[WaitlistEntry]]) -> tuple[ClaimedRun, ...]:
         tx = self._tx
         for one in self._poison:
             await set_aside(tx, one.run_id, self._runs[one.run_id][1].claims)
@@ -354,12 +366,12 @@ class _Admission:
         for name in touched:
             self._gates[name].settle(tx.now, waited_at=name in waited)
             if name not in waited:
-                await open_up(tx, self._gates[name])
+                await lift_limit_pause(tx, self._gates[name])
         await save_gates(tx, self._gates.values())
-        await self._turns.save()
+        await self._queue.save()
         return tuple(claimed)
 
-    def _reasons(self, joining: Sequence[InLine]) -> dict[str, str]:
+    def _reasons(self, joining: Sequence[WaitlistEntry]) -> dict[str, str]:
         kinds = {True: Reason.BREAKER.value, False: Reason.LIMIT.value}
         return {one.gate: kinds[self._gates[one.gate].breaker is not None] for one in joining}
 
@@ -373,7 +385,9 @@ class _Admission:
         suspects = [Suspect(id, self._runs[id][1].claims, self._homes[id]) for id in (run_id, *others)]
         return frozenset(group(suspects, self._request.limit))
 
-    async def _permit(self, passing: Sequence[tuple[InLine, tuple[RequiredGate, ...]]], tokens: dict[str, int]) -> None:
+    async def _permit(
+        self, passing: Sequence[tuple[WaitlistEntry, tuple[RequiredGate, ...]]], tokens: dict[str, int]
+    ) -> None:
         rows = [
             {
                 "gate": wanted.gate,

@@ -20,7 +20,7 @@ from perdure.core.time.duration import FAR
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.gate_state import GateState
 from perdure.store.sql.limits.gates import RESERVED, in_chunks
-from perdure.store.sql.limits.waitlist import InLine, Turns, read_gating
+from perdure.store.sql.limits.waitlist import FairQueue, WaitlistEntry, read_gating
 from perdure.store.sql.runs.inbox import deliver
 
 #: What lines of steps have for a type, and for a queue: whoever looks may let them pass.
@@ -67,19 +67,19 @@ _FORGET = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :pl
 _RELEASE = "DELETE FROM perdure_permits WHERE run_id = :run_id AND location = :place AND token <= :token"
 
 
-class StepInLine(InLine):
+class WaitingStep(WaitlistEntry):
     """A step that stands in a line, or is about to."""
 
     location: str = ""
 
 
-class Passage:
+class StepAdmitter:
     """The steps of one transaction."""
 
     def __init__(self, tx: Transaction, gates: dict[str, GateState]) -> None:
         self._tx = tx
         self._gates = gates
-        self.standing: list[StepInLine] = []
+        self.standing: list[WaitingStep] = []
         self.verdicts: list[StepAdmission] = []
         #: Runs of those that stand in lines, which are locked: status and token.
         self._runs: dict[str, tuple[str, int]] = {}
@@ -100,7 +100,7 @@ class Passage:
                 if gating is None:
                     broken.append((run_id, place))
                     continue
-                one = StepInLine(run_id, gating, priority, turn, gate)
+                one = WaitingStep(run_id, gating, priority, turn, gate)
                 one.location = place
                 self.standing.append(one)
         ids = sorted({one.run_id for one in self.standing}.union(run_id for run_id, _ in broken))
@@ -117,25 +117,27 @@ class Passage:
             key = f" call:{tx.now}:{place}"
             await deliver(tx, NewMessage(run_id=run_id, kind=RecordKind.CALL, name=place, key=key))
 
-    async def run(self, arrivals: Sequence[StepArrival], turns: Turns, runs: Mapping[str, Sequence[InLine]]) -> None:
+    async def run(
+        self, arrivals: Sequence[StepArrival], queue: FairQueue, runs: Mapping[str, Sequence[WaitlistEntry]]
+    ) -> None:
         """Let pass who may: those in lines whose turn is before that of the first run there, and those who have only just come."""
         first = {gate: min(one.place for one in line) for gate, line in runs.items() if line}
         before = [one for one in self.standing if one.gate not in first or one.place < first[one.gate]]
         self.standing = [one for one in self.standing if one not in before]
-        await self._call_all(before, turns)
-        await self._arrive(arrivals, turns)
+        await self._call_all(before, queue)
+        await self._arrive(arrivals, queue)
 
-    async def rest(self, turns: Turns) -> None:
+    async def rest(self, queue: FairQueue) -> None:
         """Let pass who may of the others, when the runs have had their turn."""
-        await self._call_all(self.standing, turns)
+        await self._call_all(self.standing, queue)
 
-    async def _call_all(self, those: Sequence[StepInLine], turns: Turns) -> None:
+    async def _call_all(self, those: Sequence[WaitingStep], queue: FairQueue) -> None:
         full: set[str] = set()
         for one in those:
-            if one.gate not in full and not await self._call(one, turns):
+            if one.gate not in full and not await self._call(one, queue):
                 full.add(one.gate)
 
-    async def _call(self, one: StepInLine, turns: Turns) -> bool:
+    async def _call(self, one: WaitingStep, queue: FairQueue) -> bool:
         """Let one that stands in a line pass; whether it is worth asking that line again."""
         tx = self._tx
         if one.run_id not in self._runs:
@@ -151,7 +153,7 @@ class Passage:
             return False
         if refused is not None:
             if refused in self._gates:
-                await turns.give(refused, [one])
+                await queue.assign(refused, [one])
                 await tx.execute(_MOVE, {**place, "gate": refused, "turn": one.turn, "gating": one.gating.to_json()})
                 self.touched.add(refused)
             return True
@@ -167,7 +169,7 @@ class Passage:
             tx.note(one.run_id, NEXT)
         return True
 
-    async def _arrive(self, arrivals: Sequence[StepArrival], turns: Turns) -> None:
+    async def _arrive(self, arrivals: Sequence[StepArrival], queue: FairQueue) -> None:
         tx = self._tx
         ids = sorted({one.run_id for one in arrivals})
         tokens = {one.run_id: one.token for one in arrivals}
@@ -188,9 +190,9 @@ class Passage:
                 self.verdicts.append(StepAdmission(one.run_id, one.place, gate=one.gating.passes[0].gate))
                 continue
             stands_at = places.get((one.run_id, one.place))
-            await self._arrived(one, permits.get((one.run_id, one.place), set()), stands_at, turns)
+            await self._arrived(one, permits.get((one.run_id, one.place), set()), stands_at, queue)
 
-    async def _arrived(self, one: StepArrival, has: set[str], stands_at: str | None, turns: Turns) -> None:
+    async def _arrived(self, one: StepArrival, has: set[str], stands_at: str | None, queue: FairQueue) -> None:
         tx, passes = self._tx, one.gating.passes
         place = {"run_id": one.run_id, "place": one.place}
         counting = [wanted for wanted in passes if self._gates[wanted.gate].remembers]
@@ -211,8 +213,8 @@ class Passage:
             self._let_begin(one, permit=bool(counting))
             return
         if stands_at is None:
-            new = StepInLine(one.run_id, one.gating, one.priority)
-            await turns.give(refused, [new])
+            new = WaitingStep(one.run_id, one.gating, one.priority)
+            await queue.assign(refused, [new])
             row = {"gate": refused, "turn": new.turn, "gating": one.gating.to_json(), "priority": one.priority}
             await tx.execute(_JOIN, {**place, **row, "now": tx.now})
             self.touched.add(refused)

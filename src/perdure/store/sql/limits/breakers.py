@@ -23,7 +23,7 @@ _STATES = "SELECT name, breaker FROM perdure_gates WHERE name IN ({names}) AND b
 _PERMITTED = "SELECT run_id, gate FROM perdure_permits WHERE run_id IN ({names}) AND location = ''"
 
 
-def attend(
+def update_breakers(
     tx: Transaction,
     gates: Mapping[str, GateState],
     arrivals: Iterable[RunArrival | StepArrival],
@@ -60,7 +60,7 @@ def _tell(tx: Transaction, gate: GateState, before: Circuit) -> None:
     gate.changed = True
     if gate.waited_at:
         gate.due_at, gate.waits_for = tx.now, ""
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     note(tx, gate.name, state)
 
 
@@ -83,7 +83,7 @@ async def set_breaker(tx: Transaction, name: str, circuit: Circuit | None) -> No
     gate.changed = True
     if gate.waited_at:
         gate.due_at, gate.waits_for = tx.now, ""
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     if changed:
         note(tx, name, state)
     await save_gates(tx, [gate])

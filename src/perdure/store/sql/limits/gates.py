@@ -179,7 +179,7 @@ async def save_gates(tx: Transaction, gates: Iterable[GateState]) -> None:
     await tx.execute_many(_SAVE, [gate.row() for gate in gates if gate.changed])
 
 
-async def stir_gates(tx: Transaction) -> None:
+async def recheck_gates(tx: Transaction) -> None:
     """Have every gate looked at that waits for room: somebody may have gone without a word."""
     # In nobody's way: who has one locked looks at it anyway.
     full = [row[0] for row in await tx.fetch(_FULL, {"limit": _STIRRED})]
@@ -187,10 +187,10 @@ async def stir_gates(tx: Transaction) -> None:
         chosen, params = placeholders("name", full[start : start + CHUNK])
         await tx.execute(_STIR.replace("{names}", chosen), {**params, "now": tx.now})
     if full:
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
 
 
-async def forget_gates(tx: Transaction, limit: int) -> int:
+async def delete_idle_gates(tx: Transaction, limit: int) -> int:
     """Forget gates of keys that nobody uses any more; how many."""
     await mend_gates(tx, limit)
     params: dict[str, object] = {"now": tx.now, "limit": limit, "reserved": tx.now - RESERVED}
@@ -224,7 +224,7 @@ async def mend_gates(tx: Transaction, limit: int) -> None:
         if idle:
             chosen, params = placeholders("name", idle)
             await tx.execute(_DUE_NOW.replace("{names}", chosen), {**params, "now": tx.now})
-            tx.stir(Change.READY)
+            tx.notify(Change.READY)
 
 
 async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None) -> None:
@@ -239,10 +239,10 @@ async def set_bounds(tx: Transaction, name: str, bounds: LimitBounds | None) -> 
         await tx.execute(_PAUSE, {**row, "actor": tx.actor, "now": tx.now})
     if row is not None and bounds is None and not await waited_at(tx, [name]):
         await tx.execute(_FORGET_PAUSE, row)
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
 
 
-async def open_up(tx: Transaction, gate: GateState) -> None:
+async def lift_limit_pause(tx: Transaction, gate: GateState) -> None:
     """Let claims take the runs of a type or queue again whose limit was cleared, once nobody stands in line there."""
     row = _limited_row(gate.name)
     if row is not None and gate.override is None:

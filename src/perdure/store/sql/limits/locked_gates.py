@@ -16,13 +16,13 @@ from perdure.core.limits.limit import LimitBounds
 from perdure.store.contract import Change
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.limits.admit_steps import gates_of_steps, release_steps
-from perdure.store.sql.limits.breakers import attend, half_open
+from perdure.store.sql.limits.breakers import half_open, update_breakers
 from perdure.store.sql.limits.gate_state import GateState
 from perdure.store.sql.limits.gates import lock_gates, missing_gates, permits_of, release
-from perdure.store.sql.limits.waitlist import InLine
+from perdure.store.sql.limits.waitlist import WaitlistEntry
 
 
-class Grip:
+class LockedGates:
     """See the module."""
 
     def __init__(self, tx: Transaction, request: AdmissionRequest) -> None:
@@ -66,7 +66,7 @@ class Grip:
     def _told(self) -> set[str]:
         return {gate for _, gate, _ in self._freed}.union(*self._left.values())
 
-    async def tell(self) -> None:
+    async def apply(self) -> None:
         """Give back what is given back, and see to the breakers."""
         tx, request = self._tx, self._request
         await self._give_back()
@@ -75,10 +75,10 @@ class Grip:
             # Whoever waits for room there may have it now, here or elsewhere.
             if gate.waits_for == "room":
                 gate.due_at, gate.waits_for, gate.changed = tx.now, "", True
-                tx.stir(Change.READY)
-        attend(tx, self.gates, (*self.arrivals, *request.steps), request.reports, request.worker)
+                tx.notify(Change.READY)
+        update_breakers(tx, self.gates, (*self.arrivals, *request.steps), request.reports, request.worker)
 
-    async def take_more(self, those: Iterable[InLine]) -> None:
+    async def take_more(self, those: Iterable[WaitlistEntry]) -> None:
         """Other gates that those in lines have to pass; whatever is busy is tried another time."""
         those = list(those)
         for one in (one for standing in those for one in standing.gating.passes if one.gate in self.gates):

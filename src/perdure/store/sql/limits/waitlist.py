@@ -1,6 +1,6 @@
 """Lines at gates: runs that are ready and may not pass yet, in the order of their turns.
 
-A run stands in one line at a time, at the gate that keeps it from passing. Turns are those of start-time fair queueing: the next turn of a key is
+A run stands in one line at a time, at the gate that keeps it from passing. FairQueue are those of start-time fair queueing: the next turn of a key is
 a stride after its last one, but not before the turn that passed last, so that a key that was away gains nothing by that, and one that
 has a thousand runs waiting gets one turn when others have theirs.
 """
@@ -132,7 +132,7 @@ WHERE id = :run_id AND deadline > :start_by
 """
 
 
-class InLine(Struct):
+class WaitlistEntry(Struct):
     """One that wants to pass."""
 
     run_id: str
@@ -167,9 +167,9 @@ async def look(tx: Transaction, pairs: Sequence[tuple[str, str]], limit: int, *,
 
 async def heads(
     tx: Transaction, gates: Sequence[str], types: Sequence[str], queues: Sequence[str], limit: int, by_age: int
-) -> dict[str, list[InLine]]:
+) -> dict[str, list[WaitlistEntry]]:
     """The first in some lines, those of each by their turns within priorities, and by turns alone."""
-    found: dict[str, dict[str, InLine]] = {gate: {} for gate in gates}
+    found: dict[str, dict[str, WaitlistEntry]] = {gate: {} for gate in gates}
     broken: list[str] = []
     named, among = placeholders("queue", list(queues))
     asked = [
@@ -188,7 +188,7 @@ async def heads(
             if gating is None:
                 broken.append(run_id)
             else:
-                found[gate][run_id] = InLine(run_id, gating, priority, turn, gate)
+                found[gate][run_id] = WaitlistEntry(run_id, gating, priority, turn, gate)
     await _arrive_anew(tx, broken)
     return {gate: list(those.values()) for gate, those in found.items()}
 
@@ -207,14 +207,14 @@ async def _arrive_anew(tx: Transaction, run_ids: Sequence[str]) -> None:
     for row in await in_chunks(tx, _FREE, sorted(set(run_ids))):
         await tx.execute(_LEAVE.replace("{names}", ":run_id"), {"run_id": row[0]})
         await tx.execute(_READY_AGAIN, {"run_id": row[0], "now": tx.now})
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
 
 
-async def tell_next(
+async def announce_next(
     tx: Transaction, gates: Mapping[str, GateState], freed: Mapping[str, int], request: AdmissionRequest
 ) -> None:
     """Say who is next, as many as there is new room for, where whoever made it takes nobody from a line."""
-    if not tx.listened or (request.limit and not request.only):
+    if not tx.has_observers or (request.limit and not request.only):
         return
     for name in [name for name in freed if gates[name].waited_at and gates[name].has_room(tx.now)]:
         found: list[Row] = []
@@ -228,7 +228,7 @@ async def tell_next(
             tx.note(row[3], NEXT)
 
 
-class Turns:
+class FairQueue:
     """Gives out turns at gates that are locked."""
 
     def __init__(self, tx: Transaction, gates: Mapping[str, GateState]) -> None:
@@ -238,7 +238,7 @@ class Turns:
         self._there: set[tuple[str, str]] = set()
         self._before = {name: gate.turn for name, gate in gates.items()}
 
-    async def give(self, gate: str, those: Sequence[InLine]) -> None:
+    async def assign(self, gate: str, those: Sequence[WaitlistEntry]) -> None:
         """The next turns at a gate, in this order."""
         state = self._gates[gate]
         self._before.setdefault(gate, state.turn)
@@ -285,7 +285,11 @@ async def places(tx: Transaction, run_ids: Sequence[str]) -> dict[str, tuple[str
 
 
 async def join(
-    tx: Transaction, given: Sequence[InLine], runs: Mapping[str, Run], there: Container[str], reason: Mapping[str, str]
+    tx: Transaction,
+    given: Sequence[WaitlistEntry],
+    runs: Mapping[str, Run],
+    there: Container[str],
+    reason: Mapping[str, str],
 ) -> None:
     """Have runs stand in the lines that they were given turns in; `there` are those that have stood in one before."""
     rows = [
@@ -338,15 +342,15 @@ async def leave(tx: Transaction, run_ids: Sequence[str]) -> None:
         await tx.execute(_LEAVE.replace("{names}", chosen), params)
 
 
-class Line:
+class Waitlist:
     """The first of a line, in the order in which they are let pass: by priority, and now and then by turn alone."""
 
-    def __init__(self, gate: str, those: list[InLine]) -> None:
+    def __init__(self, gate: str, those: list[WaitlistEntry]) -> None:
         self.gate = gate
         self._those = those
         self._asked = 0
 
-    def first(self) -> InLine | None:
+    def first(self) -> WaitlistEntry | None:
         """Who is next."""
         if not self._those:
             return None

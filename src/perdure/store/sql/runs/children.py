@@ -13,7 +13,7 @@ from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import FINISHED, NewRun, Status
 from perdure.errors import ChildLimit, RunExists
 from perdure.store.contract import Change
-from perdure.store.sql.audit import of_created
+from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import failure
 from perdure.store.sql.runs.create import INSERT, params_of
@@ -61,8 +61,8 @@ async def start_children(tx: Transaction, parent: str, children: Sequence[NewRun
         if await tx.execute(INSERT, params_of(child, tx.now)) == 1:
             if child.held_back:
                 await line_up(tx, [child])
-            tx.note(child.id, *of_created(child))
-            tx.stir(Change.READY)
+            tx.note(child.id, *created_event(child))
+            tx.notify(Change.READY)
         else:
             await deliver(tx, await adopt(tx, parent, child))
 

@@ -11,7 +11,7 @@ from perdure.core.limits.call_limits import has_call_limits
 from perdure.core.model.claim import SUSPECT_AFTER, ClaimByIdRequest, ClaimByIdResult, ClaimedRun, ClaimRefusal
 from perdure.core.model.run import FINISHED, Reason, Run, Status
 from perdure.errors import WorkflowError
-from perdure.store.sql.audit import of_claim
+from perdure.store.sql.audit import claim_event
 from perdure.store.sql.dialect import Transaction, placeholders
 from perdure.store.sql.limits.gates import in_chunks, limited
 from perdure.store.sql.pauses import LIMITED_QUEUE, LIMITED_TYPE
@@ -53,7 +53,7 @@ async def take(
         )
         claimed.append(ClaimedRun(run, recorded))
         if tx.repeats or not before.started_at:
-            tx.note(run.id, *of_claim(run, starts=not before.started_at))
+            tx.note(run.id, *claim_event(run, starts=not before.started_at))
     await tx.execute_many(_TAKE, [_row(one.run, last.get(one.run.id, -1), tx.now) for one in claimed])
     return claimed
 
@@ -217,7 +217,7 @@ WHERE run_id = :run_id AND location = ''
 _IN_LINE = (Reason.LIMIT, Reason.BREAKER)
 
 
-async def pick(tx: Transaction, request: ClaimByIdRequest, entropy: Callable[[int], bytes]) -> ClaimByIdResult:
+async def claim_by_id(tx: Transaction, request: ClaimByIdRequest, entropy: Callable[[int], bytes]) -> ClaimByIdResult:
     """Take a run, if it is ready and nobody else's."""
     rows = await tx.fetch(_RUN, {"run_id": request.run_id})
     if not rows:

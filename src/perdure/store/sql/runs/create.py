@@ -12,10 +12,10 @@ from perdure.core.model.run import CreatedRun, NewRun, Reason, Run, Status
 from perdure.core.policy.singleton import SingletonPolicy, stored_singleton_of
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import Change
-from perdure.store.sql.audit import of_created
+from perdure.store.sql.audit import created_event
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import RUN, to_run
-from perdure.store.sql.singletons import arrange, head, put_off
+from perdure.store.sql.singletons import arrange, debounce, head
 
 #: How many parameters a list in a statement may have.
 CHUNK = 400
@@ -81,7 +81,7 @@ async def unblock(tx: Transaction, run_ids: Sequence[str] | None, types: Sequenc
     for run_id in found:
         tx.note(run_id, "unblocked")
     if found:
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     return len(found)
 
 
@@ -106,7 +106,7 @@ async def _arranged(tx: Transaction, new: NewRun) -> CreatedRun:
     """Create a run of which there may be only one, or find the one that is there in its place."""
     single = stored_singleton_of(new.options)
     assert single is not None
-    placed = await (put_off if single.policy is SingletonPolicy.DEBOUNCE else arrange)(tx, new, single)
+    placed = await (debounce if single.policy is SingletonPolicy.DEBOUNCE else arrange)(tx, new, single)
     if isinstance(placed, CreatedRun):
         return placed
     # At once: the next of the same request may be about the same name.
@@ -146,8 +146,8 @@ async def _insert(tx: Transaction, runs: Sequence[NewRun]) -> None:
         raise StoreUnavailable("Somebody created a run of the same id or key at the same moment; try again.")
     if tx.notes:
         for new in runs:
-            tx.note(new.id, *of_created(new))
-    tx.stir(Change.READY)
+            tx.note(new.id, *created_event(new))
+    tx.notify(Change.READY)
 
 
 class _There:

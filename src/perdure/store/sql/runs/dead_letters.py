@@ -32,7 +32,7 @@ from perdure.store.contract import Change
 from perdure.store.sql.dialect import Params, Transaction, placeholders
 from perdure.store.sql.rows import RUN, to_json, to_run, values
 from perdure.store.sql.runs.inbox import cancel
-from perdure.store.sql.runs.reopen import locked, remember, take_in_all
+from perdure.store.sql.runs.reopen import absorb_inbox, locked, record_requeue
 from perdure.store.sql.singletons import hold_back_again
 
 _NEWEST = "ORDER BY created_at DESC, id DESC LIMIT :limit"
@@ -142,15 +142,15 @@ async def requeue(tx: Transaction, order: Requeue) -> RequeueOutcome:
     if order.input is not None and not begins_anew and await tx.fetch(_ANY_RECORD, {"run_id": run.id}):
         return RequeueOutcome.BEGUN
     if ended:
-        await take_in_all(tx, run)
-    await remember(tx, run, key)
+        await absorb_inbox(tx, run)
+    await record_requeue(tx, run, key)
     await tx.execute(_GO_ON, {**_as_it_goes_on(run, order, due, ended=ended, anew=begins_anew), "now": tx.now})
     if order.input is not None:
         await tx.execute(_FORGET_HEARTBEAT, {"run_id": run.id})
     tx.note(run.id, "requeued", to_json({"generation": run.generation + ended, "reason": run.reason or run.status}))
     if ended:
         await hold_back_again(tx, run.id, run.options)
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return RequeueOutcome.OPEN
 
 

@@ -1,6 +1,6 @@
 """The end of a run: its outcome, and the word that its parent gets of it.
 
-Both are one write. Whoever finishes a run delivers the entry that `finish` or `word_to_parent` returns, in the same
+Both are one write. Whoever finishes a run delivers the entry that `finish` or `message_to_parent` returns, in the same
 transaction, so that no parent ever waits for a child that is done.
 """
 
@@ -10,7 +10,7 @@ from perdure.core.model.record import NewMessage, RecordKind
 from perdure.core.model.run import Status
 from perdure.errors import StoreError
 from perdure.store.contract import Change
-from perdure.store.sql.audit import error_of, note_timeout
+from perdure.store.sql.audit import error_summary, note_timeout
 from perdure.store.sql.dialect import Transaction
 from perdure.store.sql.rows import to_json
 
@@ -36,13 +36,13 @@ async def finish(
     if changed != 1:
         raise StoreError(f"Run {run_id!r} was to be {event} but somebody is running it. This is a defect in Perdure.")
     note_timeout(tx, run_id, timeout)
-    tx.note(run_id, event, to_json(error_of(error)))
-    tx.stir(Change.FINISHED)
+    tx.note(run_id, event, to_json(error_summary(error)))
+    tx.notify(Change.FINISHED)
     [(parent_id, location, generation)] = await tx.fetch(_PARENT, {"run_id": run_id})
-    return word_to_parent(run_id, parent_id, location, generation, error, failed=True)
+    return message_to_parent(run_id, parent_id, location, generation, error, failed=True)
 
 
-def word_to_parent(
+def message_to_parent(
     run_id: str, parent_id: str | None, location: str | None, generation: int, payload: str | None, *, failed: bool
 ) -> NewMessage | None:
     """What the parent's inbox is to hold about a child's outcome. One without a place there was let go of."""

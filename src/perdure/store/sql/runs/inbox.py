@@ -139,9 +139,9 @@ async def _put(tx: Transaction, message: NewMessage, target: Row | None) -> Send
     }
     await tx.execute(_RAISE, change)
     if woken:
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     elif running:
-        tx.stir(Change.MARKED)
+        tx.notify(Change.MARKED)
     return SendOutcome.ACCEPTED
 
 

@@ -131,7 +131,7 @@ async def _resume(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
             run.become(Status.WAITING, pausing.waits_for, pausing.until)
         else:
             run.become(Status.PENDING, None, tx.now)
-        tx.stir(Change.READY)
+        tx.notify(Change.READY)
     await _put(tx, run, order, None)
     tx.note(order.run_id, "resumed")
     return OrderOutcome.DONE
@@ -180,7 +180,7 @@ async def _wake(tx: Transaction, run: _Row, order: RunOrder) -> OrderOutcome:
     # The workflow of a run that has not begun has no sleep that this could mean.
     await _put(tx, run, order, to_json(at) if begun else None)
     tx.note(order.run_id, "woken", to_json({"at": at}))
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return OrderOutcome.DONE
 
 
@@ -207,4 +207,4 @@ async def _put(tx: Transaction, run: _Row, order: RunOrder, payload: str | None)
     }
     await tx.execute(_CHANGE, change)
     if run.is_held:
-        tx.stir(Change.MARKED)
+        tx.notify(Change.MARKED)

@@ -80,7 +80,7 @@ async def write_outputs(tx: Transaction, shown: Sequence[tuple[str, NewOutput]])
             inserted[place, last[place]] = _row(place, last[place], new, new.key, tx.now)
     written = await tx.execute_many(_INSERT, list(inserted.values()))
     if written + await tx.execute_many(_REPLACE, list(replaced.values())):
-        tx.stir(Change.OUTPUT)
+        tx.notify(Change.OUTPUT)
 
 
 async def outputs(

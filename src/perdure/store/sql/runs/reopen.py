@@ -140,13 +140,13 @@ async def reopen(tx: Transaction, run_id: str, generation: int, deadline: int | 
     due = run.deadline if deadline is None else deadline
     if due <= tx.now:
         return ReopenOutcome.EXPIRED
-    await take_in_all(tx, run)
-    await remember(tx, run, f"reopen:{generation}")
+    await absorb_inbox(tx, run)
+    await record_requeue(tx, run, f"reopen:{generation}")
     seed = kept_seed(run.seed, run.generation, run.generation + 1)
     await tx.execute(_OPEN, {"run_id": run_id, "seed": seed, "deadline": due, "now": tx.now})
     tx.note(run_id, "reopened", to_json({"generation": run.generation + 1}))
     await hold_back_again(tx, run_id, run.options)
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return ReopenOutcome.OPEN
 
 
@@ -166,7 +166,7 @@ async def recover(tx: Transaction, run_id: str, token: int) -> bool:
     await tx.execute_many(_ANEW, [{"run_id": run_id, "seq": seq} for (seq,) in stumbled])
     await tx.execute(_GO_ON, {"run_id": run_id, "now": tx.now})
     tx.note(run_id, "recovered", to_json({"token": token + 1}))
-    tx.stir(Change.READY)
+    tx.notify(Change.READY)
     return True
 
 
@@ -192,7 +192,7 @@ async def fork(tx: Transaction, fork: Fork) -> CreatedRun:
     return answer if made is None else CreatedRun(made, True)
 
 
-async def remember(tx: Transaction, run: Run, key: str) -> None:
+async def record_requeue(tx: Transaction, run: Run, key: str) -> None:
     """Keep what a run, whose row is locked, had ended with, before it goes on; the gates that it had passed it passes again."""
     if run.finished_at:
         await tx.execute(_UNCOUNT, {"run_id": run.id})
@@ -213,7 +213,7 @@ async def locked(tx: Transaction, run_id: str) -> Run | None:
     return to_run(rows[0]) if rows else None
 
 
-async def take_in_all(tx: Transaction, run: Run) -> None:
+async def absorb_inbox(tx: Transaction, run: Run) -> None:
     """End the history of the attempt that failed with all that came too late for it."""
     of_run = {"run_id": run.id}
     last = await tx.fetch(_LAST, of_run)
