@@ -24,7 +24,7 @@ def test_types_are_listed_with_who_serves_them(perdure: Perdure) -> None:
 def test_a_worker_of_no_type_says_what_there_is(perdure: Perdure) -> None:
     answer = perdure("worker", "shop:engine", "--types", "billing.%")
     assert answer.code == 1
-    assert "no type is meant by 'billing.%'; there are approval, checkout" in answer.err
+    assert "no type matches 'billing.%'; there are approval, checkout" in answer.err
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql", "mysql"])

@@ -193,7 +193,7 @@ def test_parameters_without_annotations_are_plain_values() -> None:
         return [value, other]
 
     assert arguments_of(bare({"a": [1]}, other=[1, 2])) == {"value": {"a": [1]}, "other": [1, 2]}
-    with pytest.raises(EncodeError, match="argument 'other' .* it is a tuple and comes back as a list. Annotate it"):
+    with pytest.raises(EncodeError, match="argument 'other' .* it is a tuple and comes back as a list; annotate it"):
         arguments_of(bare({"a": [1]}, other=(1, 2)))
 
 

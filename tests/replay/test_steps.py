@@ -204,7 +204,7 @@ def test_arguments_that_cannot_be_stored_are_refused_by_the_name_of_their_step_a
 
     run = Driver(flow)
     message, where = run.settled().result
-    assert message.startswith(f"Cannot store the arguments of step 'charge': {path} ")
+    assert message.startswith(f"cannot store the arguments of step 'charge': {path} ")
     assert where == path
 
 

@@ -362,7 +362,7 @@ async def test_undoing_needs_arguments_that_can_be_stored() -> None:
     async def flow(ctx: Context) -> None:
         ctx.undo(work, object())
 
-    assert "Cannot store" in str(Driver(flow).error)
+    assert "cannot store" in str(Driver(flow).error)
 
 
 async def test_losers_of_a_race_are_undone_before_the_winner_is_recorded() -> None:

@@ -43,7 +43,7 @@ async def test_a_worker_takes_only_the_types_that_its_patterns_mean(stage: Stage
 
 
 def test_a_worker_for_a_type_that_the_engine_does_not_have_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"no type is meant by 'Billing.%'; there are billing.charge.v1"):
+    with pytest.raises(UsageError, match=r"no type matches 'Billing.%'; there are billing.charge.v1"):
         Engine("sqlite://", [charge]).worker(types="Billing.%")
 
 

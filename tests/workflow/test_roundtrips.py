@@ -89,7 +89,7 @@ async def test_a_subclass_of_what_is_declared_is_refused(stage: Stage) -> None:
     engine = stage.engine(loading)
     async with engine.worker():
         run = await engine.start(loading())
-        with pytest.raises(Exception, match="is a Special and comes back as a Base. It is declared as Base"):
+        with pytest.raises(Exception, match="is a Special and comes back as a Base; it is declared as Base"):
             await run.result("20s")
 
 
@@ -104,7 +104,7 @@ async def test_a_result_without_an_annotation_has_to_be_plain(stage: Stage) -> N
     engine = stage.engine(loading)
     async with engine.worker():
         run = await engine.start(loading())
-        with pytest.raises(Exception, match=r"by\[0\] is a Card and comes back as a dict. Annotate it with its class"):
+        with pytest.raises(Exception, match=r"by\[0\] is a Card and comes back as a dict; annotate it with its class"):
             await run.result("20s")
 
 

@@ -1,7 +1,7 @@
-"""How much the audit trail is told: the one place that knows which kinds of events belong to which level.
+"""The audit trail: events, levels, and which kinds of events each level writes.
 
-The level is the choice of whoever writes; several may share a database. Nothing in Perdure depends on events: not replay, not a
-lease, not a repeated request.
+Each writing process chooses its own level; processes with different levels may share a database. Nothing in Perdure
+depends on events: neither replay, nor leases, nor repeated requests.
 """
 
 from __future__ import annotations
@@ -12,66 +12,66 @@ from msgspec import Struct
 
 from perdure.errors import UsageError
 
-#: What repeats for one run without changing what a person would ask about.
+#: Kinds of events that repeat for one run without changing its story.
 REPEATED = frozenset({"claimed", "parked", "heartbeat", "lock_extended"})
-#: A run is next in line, and there is room for it. Only for those who listen, at no level written.
+#: A run is next in line, and there is room for it. Sent to listeners, written at no level.
 NEXT = "next"
 
 
 class Audit(StrEnum):
-    """A level of the audit trail; each holds what the next one does."""
+    """Level of the audit trail; each one includes the next."""
 
-    #: Everything.
+    #: Every event.
     FULL = "full"
-    #: What happens to a run, but for what only repeats.
+    #: Events of a run's life cycle, without those that only repeat.
     LIFECYCLE = "lifecycle"
     OFF = "off"
 
     def writes(self, kind: str) -> bool:
-        """Whether events of this kind are written."""
+        """Tell whether events of this kind are written."""
         return kind != NEXT and (self is _FULL or (self is _LIFECYCLE and kind not in REPEATED))
 
     @classmethod
     def of(cls, name: str) -> Audit:
-        """The level of that name. Raises `UsageError`."""
+        """Parse the name of a level. Raises `UsageError`."""
         try:
             return cls(name)
         except ValueError:
             raise UsageError(f"audit is one of {', '.join(cls)}, not {name!r}") from None
 
 
-# A member of an enum is slow to find by its class; these are looked at for every event.
+# Members of an enum are slow to find by their class, and these are compared for every event.
 _FULL, _LIFECYCLE = Audit.FULL, Audit.LIFECYCLE
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """A line of the audit trail, for people; never read by replay."""
+    """An event of the audit trail, for people; replay never reads it."""
 
     id: int
     run_id: str
     at: int
     kind: str
-    #: The worker or client that caused it.
+    #: Worker or client that caused the event.
     actor: str
-    #: JSON object.
+    #: Details, as a JSON object.
     data: str
 
 
 class EventFilter(Struct, frozen=True, kw_only=True):
-    """Which events to list. None means any."""
+    """Filter of a listing of events. None means any."""
 
     run_id: str | None = None
     kinds: tuple[str, ...] | None = None
-    #: Of runs of this type.
+    #: Type of the run.
     type: str | None = None
     actor: str | None = None
-    #: Not before, and before, in microseconds since the epoch.
+    #: Bounds of the time, the first inclusive, in microseconds since the epoch.
     since: int | None = None
     until: int | None = None
 
 
 class EventPage(Struct, frozen=True):
-    """Some events, the newest first, and where to go on; None at the end."""
+    """A page of events, newest first; pass `cursor` for the next page, None at the end."""
 
     events: tuple[Event, ...]
     cursor: int | None

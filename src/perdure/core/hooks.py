@@ -1,7 +1,7 @@
-"""What a worker tells code of the user's about: errors, dead letters, events.
+"""Hooks: users' functions that a worker calls for errors, dead letters and events.
 
-Hooks are called after the commit, best effort: a process that dies in between, or a queue that is full, loses a call. The audit
-trail is the truth.
+Hooks are called after the commit, as best effort: a call is lost if the process dies in between or the queue of calls
+is full. The audit trail is complete.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from perdure.errors import UsageError
 
 
 class ErrorNotice(Struct, frozen=True, kw_only=True):
-    """An attempt at a step, at an activity or at a whole run has failed."""
+    """A failed attempt at a step, an activity or a whole run."""
 
     run_id: str
-    #: Of the run.
+    #: Type of the run.
     type: str
     #: `step`, `activity` or `run`.
     scope: str
-    #: The step's place in the workflow; empty otherwise.
+    #: Location of the step; empty otherwise.
     location: str
-    #: Which attempt it was.
+    #: Number of the attempt.
     attempt: int
-    #: The name of the error's type, and its message.
+    #: Name of the error's class, and its message.
     error: str
     message: str
-    #: Whether another attempt follows, and when, in microseconds since the epoch; else 0.
+    #: Another attempt follows, at `retry_at` in microseconds since the epoch; 0 if none does.
     will_retry: bool
     retry_at: int
     at: int
 
 
 class DeadLetterNotice(Struct, frozen=True, kw_only=True):
-    """A run has failed for good, or was set aside."""
+    """A run that has failed for good, or was set aside."""
 
-    #: As it is in the database by now; its `error` says what went wrong.
+    #: The run as it is in the database; its `error` has the failure.
     run: Run
     #: `failed`, `expired`, `poison` or `undecodable`.
     reason: str
@@ -51,18 +51,18 @@ Hook = Callable[[Any], Awaitable[object] | object]
 
 
 class Hooks(Struct, frozen=True, kw_only=True):
-    """Functions of the user's, plain or async."""
+    """The hooks of a worker: sync or async functions of the user."""
 
     on_error: Callable[[ErrorNotice], Awaitable[object] | object] | None = None
     on_dead_letter: Callable[[DeadLetterNotice], Awaitable[object] | object] | None = None
-    #: Gets every event that this process wrote; its `id` is 0, for only the database knows it.
+    #: Gets every event that this process wrote. The event's `id` is 0, because only the database knows it.
     on_event: Callable[[Event], Awaitable[object] | object] | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             hook = getattr(self, name)
             if hook is not None and not callable(hook):
-                raise UsageError(f"{name}={hook!r} is no function; give one that takes what happened")
+                raise UsageError(f"{name}={hook!r} is not a function; give one that takes the notice or event")
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) is not None for name in self.__struct_fields__)

@@ -1,8 +1,10 @@
-"""Ids and names: how they are made, and what may be one.
+"""Ids and names: their rules, and functions that make them.
 
-An id is 1 to 255 bytes of UTF-8 in its composed form (NFC), without control characters and without blanks at its ends, so that
-every database compares it byte by byte and every terminal shows it. A name (of a workflow, step, queue or message) is
-shorter and free of `/`, `#` and `~`, which structure locations.
+An id is 1 to 255 bytes of UTF-8 in composed form (NFC), without control characters and without whitespace at its ends,
+so that every
+database compares it byte by byte and every terminal shows it. A name (of a workflow, step, queue or message) is shorter
+and has no `/`,
+`#` or `~`, which structure locations.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ NAME_BYTES = 200
 _RESERVED = frozenset("/#~")
 _LINE_BREAKS = frozenset("\u2028\u2029")
 _DIGEST_CHARACTERS = 40
-#: Keys have room for 500 characters.
+#: Columns of keys have room for 500 characters.
 _KEY_CHARACTERS = 400
 
 
 def uuid7(now_us: int, entropy: bytes) -> str:
-    """An RFC 9562 UUID, version 7, from the time and at least 8 random bytes. Sorts by time to a quarter microsecond."""
+    """Make a UUID, version 7 (RFC 9562), from the time and 8 random bytes; sorts by time to a quarter microsecond."""
     if len(entropy) < 8:
         raise ValueError(f"uuid7 needs 8 bytes of entropy, got {len(entropy)}")
     milliseconds, rest = divmod(now_us, 1000)
@@ -38,27 +40,25 @@ def uuid7(now_us: int, entropy: bytes) -> str:
 
 
 def check_id(value: object, what: str = "run id") -> str:
-    """Give back an id, or raise `InvalidId` naming the rule that it breaks."""
+    """Check an id and return it. Raises `InvalidId`, which names the broken rule."""
     return _check(value, what, ID_BYTES, InvalidId)
 
 
 def check_name(value: object, what: str) -> str:
-    """Give back a name, or raise `InvalidName` naming the rule that it breaks."""
+    """Check a name and return it. Raises `InvalidName`, which names the broken rule."""
     name = _check(value, what, NAME_BYTES, InvalidName)
     if not _RESERVED.isdisjoint(name):
-        raise InvalidName(
-            f"{value!r} cannot be a {what}: it contains one of the characters / # ~, which locations use."
-        )
+        raise InvalidName(f"{value!r} cannot be a {what}: it contains one of the characters / # ~, which locations use")
     return name
 
 
 def check_key(value: object, what: str) -> str:
-    """Give back what names a lock or the like: an id that leaves room for a prefix. Raises `InvalidId`."""
+    """Check the name of a lock or the like, which is an id with room for a prefix. Raises `InvalidId`."""
     return _check(value, what, NAME_BYTES, InvalidId)
 
 
 def child_id(parent_id: str, location: str) -> str:
-    """The id of the child that a run starts at a location: readable while it fits, a digest of both when not."""
+    """Id of the child that a run starts at a location: readable if it fits, else a digest of both."""
     plain = f"{parent_id}/{location}"
     if len(plain.encode()) <= ID_BYTES:
         return plain
@@ -68,7 +68,7 @@ def child_id(parent_id: str, location: str) -> str:
 
 
 def short_key(text: str) -> str:
-    """The text itself while a key made of it fits everywhere, a digest of it when not."""
+    """The text itself if it fits a column of keys, else a digest of it."""
     if len(text) <= _KEY_CHARACTERS:
         return text
     return f"~{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
@@ -76,12 +76,12 @@ def short_key(text: str) -> str:
 
 def _check(value: object, what: str, limit: int, error: type[UsageError]) -> str:
     if not isinstance(value, str):
-        raise error(f"{value!r} cannot be a {what}: it is of type {type(value).__name__}. Give a str.")
+        raise error(f"{value!r} cannot be a {what}: it is of type {type(value).__name__}; give a str")
     problem = _problem(value, limit)
     if problem:
         shown = repr(value) if len(value) <= 300 else f"{value[:300]!r}..."
-        raise error(f"{shown} cannot be a {what}: {problem}.")
-    # An instance of a subclass (a StrEnum, say) would not be stored and compared as the plain text that it is.
+        raise error(f"{shown} cannot be a {what}: {problem}")
+    # An instance of a subclass, such as a StrEnum, would not be stored and compared as plain text.
     return value if type(value) is str else str.__str__(value)
 
 
@@ -95,7 +95,7 @@ def _problem(value: str, limit: int) -> str | None:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        return "it contains a lone surrogate, which is no character"
+        return "it contains a lone surrogate, which is not a character"
     if size > limit:
         return f"it has {size} bytes in UTF-8, the limit is {limit}"
     if any(unicodedata.category(character) == "Cc" or character in _LINE_BREAKS for character in value):

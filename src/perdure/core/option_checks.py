@@ -1,4 +1,4 @@
-"""Checks of options where they are given: each error names the option, its value and what is allowed."""
+"""Checks of options; each error names the option, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_known(options: Mapping[str, object], declared: type, what: str) -> Non
 
 
 def check_retry(retry: object, name: str = "retry") -> Retry | None:
-    """A retry policy; a whole number is the number of attempts. Raises `UsageError`."""
+    """Check a retry policy; a whole number is the number of attempts. Raises `UsageError`."""
     if retry is None or isinstance(retry, Retry):
         return retry
     if isinstance(retry, int) and not isinstance(retry, bool) and retry >= 1:
@@ -26,17 +26,17 @@ def check_retry(retry: object, name: str = "retry") -> Retry | None:
 
 
 def check_time(name: str, value: Duration | None) -> float | None:
-    """A duration that bounds something, in seconds. Raises `UsageError` for none at all, and for what is no duration."""
+    """Check a timeout and return it in seconds. Raises `UsageError` if it is zero or no duration."""
     if value is None:
         return None
     limit = check_duration(name, value)
     if limit <= 0:
-        raise UsageError(f"{name}={value!r}: a limit of no time can never be kept; give more, or leave it out")
+        raise UsageError(f"{name}={value!r}: a timeout of 0 always expires; give more, or leave it out")
     return limit
 
 
 def check_duration(name: str, value: Duration) -> float:
-    """A duration in seconds. Raises `InvalidDuration` with the name of the option."""
+    """Check a duration and return it in seconds. Raises `InvalidDuration` with the name of the option."""
     try:
         return seconds(value)
     except InvalidDuration as error:
@@ -44,21 +44,21 @@ def check_duration(name: str, value: Duration) -> float:
 
 
 def check_whole(name: str, value: object, least: int, *, error: type[UsageError] = UsageError) -> int:
-    """A whole number that is not less than `least`. Raises `error`."""
+    """Check a whole number of at least `least`. Raises `error`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
     raise error(f"{name}={value!r}: give a whole number from {least}")
 
 
 def check_flag(name: str, value: object) -> bool:
-    """True or False. Raises `UsageError`."""
+    """Check a bool. Raises `UsageError`."""
     if isinstance(value, bool):
         return value
     raise UsageError(f"{name}={value!r}: give True or False")
 
 
 def check_priority(priority: object) -> int | None:
-    """A priority, or None. Raises `UsageError`."""
+    """Check a priority, or None. Raises `UsageError`."""
     if priority is None:
         return None
     if isinstance(priority, int) and not isinstance(priority, bool) and -(2**31) <= priority < 2**31:
@@ -67,6 +67,6 @@ def check_priority(priority: object) -> int | None:
 
 
 def check_instance(name: str, value: object, kind: type[Any], example: str) -> None:
-    """A value of a class, or None. Raises `UsageError`."""
+    """Check that a value is None or an instance of a class. Raises `UsageError`."""
     if value is not None and not isinstance(value, kind):
         raise UsageError(f"{name}={value!r}: give a {kind.__name__}, such as {example}")

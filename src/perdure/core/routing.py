@@ -1,7 +1,8 @@
-"""Which runs a worker takes: patterns of types, and what is known of the types that there are.
+"""Types of runs, and the patterns by which workers select them.
 
-A type is called `domain.sub.action.vN`. A pattern is a type, or the beginning of one followed by `%`. Only that last `%` means
-anything: every other character, `_` and further `%` included, stands for itself, and nothing is folded or trimmed.
+A type is named like `domain.sub.action.vN`. A pattern is a type, or the beginning of one followed by `%`. Only that
+last `%` is special: every other character, including `_` and further `%`, stands for itself, and nothing is folded or
+trimmed.
 """
 
 from __future__ import annotations
@@ -17,43 +18,46 @@ from perdure.errors import InvalidName, UsageError
 T = TypeVar("T")
 
 ANY = "%"
-#: The runtime of types that workers of this package serve.
+#: Runtime of the types that workers of this package serve.
 PYTHON = "python"
 
 
 class TypeInfo(Struct, frozen=True, kw_only=True):
-    """A type of run, as the registry has it."""
+    """A type of run, as registered in the database."""
 
     type: str
-    #: `workflow`, which has a history of its own that only its runtime can read, or `activity`, which any language may serve.
+    #: `workflow`, whose history only its own runtime can read, or `activity`, which any language may serve.
     kind: str = "activity"
-    #: Who serves it: `python`, or whatever a worker in another language calls itself.
+    #: Runtime that serves it: `python`, or the name that a worker in another language gives itself.
     runtime: str = PYTHON
-    #: The first line of what its code says about itself.
+    #: First line of its docstring.
     description: str = ""
-    #: Whether workers take runs of it; False while the type is paused.
+    #: Workers claim runs of it; False while the type is paused.
     enabled: bool = True
-    #: When it was last registered with something new.
+    #: Time when it was last registered with a change.
     registered_at: int = 0
 
 
 def matches(pattern: str, type: str) -> bool:
-    """Whether a type is meant by a pattern."""
+    """Tell whether a type matches a pattern."""
     return type.startswith(pattern[: -len(ANY)]) if pattern.endswith(ANY) else type == pattern
 
 
 def select_types(known: Mapping[str, T], patterns: Sequence[str] | None) -> dict[str, T]:
-    """What is known of the types that one of the patterns means; None means all. Raises `UsageError` if one means nothing."""
+    """Select the types that match one of the patterns; None selects all.
+
+    Raises `UsageError` for a pattern without a match.
+    """
     if patterns is None:
         return dict(known)
     for pattern in patterns:
         if not any(matches(pattern, type) for type in known):
-            raise UsageError(f"no type is meant by {pattern!r}; there are {', '.join(sorted(known)) or 'none'}")
+            raise UsageError(f"no type matches {pattern!r}; there are {', '.join(sorted(known)) or 'none'}")
     return {type: value for type, value in known.items() if any(matches(pattern, type) for pattern in patterns)}
 
 
 def check_patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Give back patterns, or raise `InvalidName` naming what is wrong with one."""
+    """Check patterns and return them. Raises `InvalidName`."""
     if patterns is None:
         return None
     given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
@@ -66,11 +70,11 @@ def check_patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...] | No
 
 def _checked(pattern: object) -> str:
     if isinstance(pattern, str) and pattern.endswith(ANY):
-        # What precedes may be empty, and may end anywhere in a name, in a blank too.
+        # The part before may be empty, and may end anywhere in a name, even in a space.
         if pattern != ANY:
             check_name(f"{pattern[:-1]}x", "pattern of types")
         return pattern
     try:
         return check_name(pattern, "type")
     except InvalidName as error:
-        raise InvalidName(f"{error} A pattern ends in %, such as 'billing.%'.") from None
+        raise InvalidName(f"{error}; a pattern ends in %, such as 'billing.%'") from None

@@ -1,7 +1,7 @@
-"""The world outside the engine, as one object: time, randomness, tasks, threads, crash points.
+"""`System`: clocks, randomness, tasks, threads and crash points, behind one interface.
 
-Nothing else in Perdure reads a clock, draws a random number, spawns a task or starts a thread. Hand the engine another
-`System` and the whole worker runs on a virtual clock under a seed, or dies at a chosen line.
+Nothing else in Perdure reads a clock, draws a random number, spawns a task or starts a thread. With another `System`, a
+whole worker runs on a virtual clock under a seed, or dies at a chosen line.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class Cancellable(Protocol):
-    """Something scheduled that can be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> object:
-        """Call it off; harmless when it is over."""
+        """Cancel the call; harmless after it was made."""
 
 
 class Background(Protocol):
-    """A loop of its own, beside the main one."""
+    """An event loop on its own thread."""
 
     async def stop(self) -> None:
-        """Cancel what runs there and wait for its end."""
+        """Cancel the loop's main coroutine and wait for its end."""
 
 
 class System(Protocol):
-    """What the engine may ask of the world."""
+    """The engine's interface to the operating system."""
 
     def now(self) -> int:
         """Wall-clock time in microseconds since the epoch, UTC."""
@@ -43,10 +43,10 @@ class System(Protocol):
         """A random number in [0, 1), for jitter."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait on this system's clock."""
+        """Wait, on this system's clock."""
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Cancellable:
-        """Call back on the current event loop after a while."""
+        """Call back on the current event loop after a delay."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run a coroutine beside the caller. The caller keeps the task and awaits or cancels it."""
@@ -55,7 +55,7 @@ class System(Protocol):
         """Run a blocking function (the database's) without blocking the event loop."""
 
     def background(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> Background:
-        """Run a coroutine on a thread and an event loop of its own, so that it goes on while the main loop is blocked."""
+        """Run a coroutine on its own thread and event loop, so that it continues while the main loop is blocked."""
 
     def crash_point(self, name: str) -> None:
-        """Say that execution is here. Does nothing in production; a test may end the process."""
+        """Mark a point where a test may end the process. Does nothing in production."""

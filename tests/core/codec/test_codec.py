@@ -47,7 +47,7 @@ def test_a_nasty_value_is_refused_or_comes_back_equal(pair: tuple[Any, Any]) -> 
     try:
         payload = codec.encode(value, "it")
     except EncodeError as error:
-        assert str(error).startswith("Cannot store it: ")
+        assert str(error).startswith("cannot store it: ")
         return
     assert codec.decode(payload, kind, "it") == value
     json.loads(payload)
@@ -150,7 +150,7 @@ def test_what_does_not_survive_is_refused_with_its_path(poison: Any) -> None:
     with pytest.raises(EncodeError) as caught:
         codec.encode({"order": order}, "the input of run o-42")
     assert caught.value.path == "order.items[3].price"
-    assert str(caught.value).startswith("Cannot store the input of run o-42: order.items[3].price ")
+    assert str(caught.value).startswith("cannot store the input of run o-42: order.items[3].price ")
     assert isinstance(caught.value, UsageError)
 
 
@@ -159,7 +159,7 @@ def test_what_does_not_survive_is_refused_at_the_top_too(poison: Any) -> None:
     with pytest.raises(EncodeError) as caught:
         codec.encode(poison, "the result of charge")
     assert caught.value.path == ""
-    assert str(caught.value).startswith("Cannot store the result of charge: it ")
+    assert str(caught.value).startswith("cannot store the result of charge: it ")
     with pytest.raises(EncodeError) as caught:
         codec.encode([poison], "the result of charge")
     assert caught.value.path == "[0]"
@@ -287,7 +287,7 @@ def test_a_heavy_payload_logs_one_warning(caplog: pytest.LogCaptureFixture) -> N
 
 def test_decoding_names_what_it_was_for_and_where_it_does_not_fit() -> None:
     with pytest.raises(
-        DecodeError, match=r"Cannot read the input of run o-1 as list\[.*Line\].*\$\[1\]\.sku|sku"
+        DecodeError, match=r"cannot decode the input of run o-1 as list\[.*Line\].*\$\[1\]\.sku|sku"
     ) as caught:
         codec.decode('[{"sku":"a","price":null},{"sku":1,"price":null}]', list[Line], "the input of run o-1")
     assert isinstance(caught.value.__cause__, msgspec.ValidationError)
@@ -296,7 +296,7 @@ def test_decoding_names_what_it_was_for_and_where_it_does_not_fit() -> None:
 @pytest.mark.parametrize("payload", ["", "{", "nope", b"\xff", b'"\xff"', '{"a":1}x', "[" * 100_000, '"' + "x" * 10])
 def test_a_corrupt_payload_is_a_decode_error(payload: str | bytes) -> None:
     for kind in (Any, Line, list[Line]):
-        with pytest.raises(DecodeError, match="Cannot read the history of run r"):
+        with pytest.raises(DecodeError, match="cannot decode the history of run r"):
             codec.decode(payload, kind, "the history of run r")
 
 

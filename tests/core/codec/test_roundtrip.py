@@ -186,9 +186,9 @@ def test_a_value_that_would_come_back_as_something_else_is_refused(
 ) -> None:
     with pytest.raises(EncodeError) as refused:
         codec.store(value, declared, "the result")
-    assert f"Cannot store the result: {path} {problem}." in str(refused.value)
+    assert f"cannot store the result: {path} {problem};" in str(refused.value)
     assert refused.value.path == ("" if path == "it" else path)
-    assert "nnotate it" in str(refused.value) or "declare what it is" in str(refused.value)
+    assert "annotate it" in str(refused.value) or "declare its own type" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_strict_refuses_to_read_what_would_be_lost() -> None:
 def test_what_was_stored_before_unions_had_names_is_said_to_lack_one() -> None:
     with pytest.raises(DecodeError, match=r"needs '\$type', one of Card, Cash"):
         codec.decode('{"number":"1"}', Card | Cash, "it")
-    with pytest.raises(DecodeError, match="'Cheque' is none of Card, Cash"):
+    with pytest.raises(DecodeError, match="'Cheque' is not one of Card, Cash"):
         codec.decode('{"$type":"Cheque"}', Card | Cash, "it")
 
 

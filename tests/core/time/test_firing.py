@@ -33,7 +33,7 @@ def hours(*numbers: int) -> tuple[int, ...]:
 
 
 def passed(planned: FiringPlan) -> list[tuple[int, int, str]]:
-    return [((one.first - START) // HOUR, (one.last - START) // HOUR, one.why) for one in planned.passed]
+    return [((one.first - START) // HOUR, (one.last - START) // HOUR, one.why) for one in planned.skipped]
 
 
 def test_what_is_due_is_started_and_the_next_one_is_waited_for() -> None:
@@ -86,7 +86,7 @@ def test_a_long_backlog_is_worked_off_in_parts() -> None:
 
 def test_years_of_missed_slots_are_not_counted_one_by_one() -> None:
     schedule = every("100ms", misfire=Misfire.of("once"))
-    assert plan_firing(schedule, START + 10 * 365 * 24 * HOUR, busy=False).passed[0].first == START
+    assert plan_firing(schedule, START + 10 * 365 * 24 * HOUR, busy=False).skipped[0].first == START
     nightly = replace(schedule, spec=to_stored(Cron("* * * * * *")), misfire=Misfire.of(3, grace=0))
     assert len(plan_firing(nightly, START + 10 * 365 * 24 * HOUR, busy=False).start) == 4
 
@@ -180,7 +180,7 @@ def test_every_slot_is_dealt_with_once_whenever_one_looks(
         now += passing * SECOND
         planned = plan_firing(schedule, now, busy=busy and bool(started))
         started += planned.start
-        for one in planned.passed:
+        for one in planned.skipped:
             left |= {slot for slot in slots_between(timing, one.first, one.last)}
         schedule = planned.schedule
     assert started == sorted(set(started))

@@ -213,7 +213,7 @@ async def test_a_worker_that_cannot_tell_the_gates_signs_off_all_the_same(
 def test_a_limit_that_limits_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="needs a concurrency"):
         Limit("nothing")
-    with pytest.raises(UsageError, match="is no rate"):
+    with pytest.raises(UsageError, match="is not a rate"):
         Limit("odd", rate="often")
     with pytest.raises(UsageError, match="lets nothing pass"):
         Limit("none", rate="0/s")

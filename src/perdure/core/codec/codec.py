@@ -1,8 +1,10 @@
-"""Values to JSON and back, typed at both ends, never lossy in silence.
+"""`Codec`: typed JSON, without silent loss.
 
-`encode` accepts what comes back equal when it is decoded by its own type, and refuses everything else with the path of the
-field. `decode` follows annotations; `Any` gives plain JSON values. `digest` is the same for equal values in every process.
-The usual value costs one pass of msgspec and a few scans of its bytes; only what looks suspicious there is walked through.
+`encode` accepts values that decode to an equal value, and refuses all others with the path of the field. `decode`
+follows annotations; `Any`
+gives plain JSON values. `digest` is the same for equal values in every process. A usual value costs one pass of msgspec
+and a few scans of
+its bytes; only suspicious values are walked through.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ MAX_BYTES = 1024 * 1024
 
 _log = logging.getLogger("perdure.codec")
 
-#: What has no inside: the text of these needs no second look.
+#: Types without parts, whose JSON needs no further checks.
 _SIMPLE = frozenset({type(None), bool, int})
-#: What equals itself when it comes back, and nothing is lost of it.
+#: Types whose values survive JSON unchanged.
 _SCALARS = frozenset({type(None), bool, int, float, str})
-#: The end of a time of day or of a UTC offset.
+#: End of a time of day or of a UTC offset.
 _CLOCK = re.compile(r':[0-9][0-9]"')
 #: A double in MessagePack whose exponent is all ones: NaN and the infinities.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _BRACKET = ord("[")
-#: Text that is no longer is not too deep.
+#: JSON up to this length cannot be nested too deep.
 _QUICK_BYTES = 2 * DEPTH
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -50,26 +52,26 @@ AnyDecoder = msgspec.json.Decoder[Any] | AdaptedDecoder | TaggedDecoder
 
 
 class Codec:
-    """Typed JSON with limits: over `warn_bytes` it logs a warning, over `max_bytes` it refuses."""
+    """Typed JSON with size limits: a warning over `warn_bytes`, an error over `max_bytes`."""
 
     def __init__(self, *, warn_bytes: int = WARN_BYTES, max_bytes: int = MAX_BYTES, strict: bool = False) -> None:
         self._warn_bytes = warn_bytes
         self._max_bytes = max_bytes
         self._decoders: dict[Any, AnyDecoder] = {}
-        #: Classes of which no part can come back as something else without being longer or shorter.
+        #: Classes whose parts cannot change in JSON without changing its length.
         self._flat: set[Any] = set()
         self.strict = False
         if strict:
             self.be_strict()
 
     def be_strict(self) -> None:
-        """From now on, every value has to come back as exactly what it was, even where its type declares something else."""
+        """Require from now on that each value comes back exactly, even where its declared type allows a conversion."""
         self.strict = True
-        # By the instance, so that the usual codec is not asked for every step.
+        # Set on the instance, so that the usual codec needs no check for each step.
         setattr(self, "store_quickly", lambda value, declared: None)  # noqa: B010
 
     def encode(self, value: object, what: str, declared: Any = Any) -> str:
-        """The value as JSON, `declared` to be of a type; `what` says in errors whose it is.
+        """Encode a value of a declared type as JSON; `what` names it in errors.
 
         Raises `EncodeError` or `PayloadTooLarge`.
         """
@@ -89,14 +91,14 @@ class Codec:
         return text
 
     def store_quickly(self, value: object, declared: Any) -> tuple[str, Any] | None:
-        """The value as JSON, and what that decodes to, of the usual value; None if it needs a closer look: `encode`, `decode`."""
+        """Encode and decode a usual value; None if it needs the full checks of `encode` and `decode`."""
         try:
             data = _encode(value)
             decoded = self._decoders[declared].decode(data)
             kind = type(value)
             if (kind is not declared or declared not in self._flat) and decoded != value:
                 return None
-            # Of a class that compares something else than its fields, what came back may be shorter.
+            # A class may compare something else than its fields; a lost field makes the JSON shorter.
             if kind not in _SCALARS and (len(data) > _QUICK_BYTES or len(_encode(decoded)) != len(data)):
                 return None
         except Exception:
@@ -105,14 +107,15 @@ class Codec:
         if len(data) > self._warn_bytes:
             return None
         if kind not in _SIMPLE and (
-            # What `_is_suspicious` would look at.
-            "\\u0000" in text or "null" in text or "NaN" in text or 'nan"' in text or 'Z"' in text or _CLOCK.search(text)
+            # The same checks as in `_is_suspicious`.
+            "\\u0000" in text or "null" in text or "NaN" in text or 'nan"' in text
+            or 'Z"' in text or _CLOCK.search(text)
         ):  # fmt: skip
             return None
         return text, decoded
 
     def store(self, value: object, declared: Any, what: str) -> tuple[str, Any]:
-        """The value as JSON, and what that decodes to. Raises `EncodeError` if that is not the value, and `DecodeError`."""
+        """Encode and decode a value; returns both. Raises `EncodeError` if they differ, and `DecodeError`."""
         stored = self.store_quickly(value, declared)
         if stored is not None:
             return stored
@@ -122,35 +125,35 @@ class Codec:
         return payload, decoded
 
     def compare(self, value: object, decoded: object, declared: Any, what: str) -> None:
-        """Raise `EncodeError` if a value came back as something else, as far as its declared type does not say so."""
+        """Raise `EncodeError` if a value came back changed in a way that its declared type does not allow."""
         found = find_difference(value, decoded, self.digest, exact=self.strict or is_open(declared))
         if found is None:
             return
         path, problem = found
         fix = (
-            "Annotate it with its class, or pass plain data: text, numbers, lists, and dicts with text as keys"
+            "annotate it with its class, or pass plain data: text, numbers, lists, and dicts with text as keys"
             if is_open(declared)
-            else f"It is declared as {_name(declared)}: declare what it is, or a union"
+            else f"it is declared as {_name(declared)}: declare its own type, or a union"
         )
-        raise EncodeError(_message(what, path, f"{problem}. {fix}"), path=path)
+        raise EncodeError(_message(what, path, f"{problem}; {fix}"), path=path)
 
     def needs_tags(self, declared: Any, what: str) -> bool:
-        """Whether values of a type are stored with the names of their classes."""
+        """Tell whether values of a type are stored with the names of their classes."""
         return isinstance(self._decoder(declared, what), TaggedDecoder)
 
     def tagged(self, value: object, declared: Any, what: str) -> object:
-        """The value with the names of classes, where its type is a union of several."""
+        """Add class names to a value where its type is a union of classes."""
         decoder = self._decoder(declared, what)
         return decoder.to_plain(value) if isinstance(decoder, TaggedDecoder) else value
 
     def decode(self, payload: str | bytes, type: Any, what: str) -> Any:
-        """The value of that type; `what` says in errors whose it is. Raises `DecodeError`."""
+        """Decode JSON to a type; `what` names the value in errors. Raises `DecodeError`."""
         decoder = self._decoder(type, what)
         try:
             value = decoder.decode(payload)
         except Exception as error:
-            # Whatever a class of the user's raises while it is built, it means that the payload does not fit it.
-            raise DecodeError(f"Cannot read {what} as {_name(type)}: {error}") from error
+            # A user's class may raise anything while it is built; the payload does not fit it.
+            raise DecodeError(f"cannot decode {what} as {_name(type)}: {error}") from error
         if self.strict:
             self._check_nothing_lost(payload, value, type, what)
         return value
@@ -160,23 +163,23 @@ class Codec:
         after = _decode_plain(_encode(self.tagged(value, type, what)))
         lost = find_lost(before, after)
         if lost is not None:
-            raise DecodeError(f"Cannot read {what} as {_name(type)}: {lost or 'it'} is lost (strict)")
+            raise DecodeError(f"cannot decode {what} as {_name(type)}: {lost or 'it'} is lost (strict)")
 
     def check(self, type: Any, what: str) -> None:
-        """Raise `DecodeError` if values of that type could never be decoded."""
+        """Raise `DecodeError` if values of a type can never be decoded."""
         self._decoder(type, what)
 
     def digest(self, value: object, step: str = "") -> str:
-        """Twelve hexadecimal digits of the value's canonical JSON. Raises `EncodeError` for what has none.
+        """Twelve hexadecimal digits of the hash of a value's canonical JSON. Raises `EncodeError` if it has none.
 
-        `step` names the step whose arguments, by position and by name, the value is.
+        `step`: name of the step, if the value is its arguments, by position and by name.
         """
         try:
             data = _encode_in_order(value)
         except Exception:
-            # msgspec orders neither keys that are no text nor elements that do not compare.
+            # msgspec sorts neither keys other than text nor elements that do not compare.
             data = b""
-        # The arguments of a call are a tuple in a tuple: without a third bracket there is no set of sets in them.
+        # Arguments of a call are a tuple in a tuple: without a third bracket they contain no set of sets.
         is_plain = type(value) is tuple and data.find(_BRACKET, 2) < 0
         if not data or (not is_plain and _has_set_of_sets(value, data)):
             try:
@@ -197,18 +200,16 @@ class Codec:
         return known
 
     def _weigh(self, size: int, what: str) -> None:
-        advice = "Keep the data elsewhere (a file, an object store, a table of your own) and pass a reference to it"
+        advice = "keep the data elsewhere (a file, an object store, a table of your own) and pass a reference to it"
         if size > self._max_bytes:
             raise PayloadTooLarge(
-                f"{what} is {size:,} bytes of JSON; the limit is {self._max_bytes:,}. {advice}, or raise the limit."
+                f"{what} is {size:,} bytes of JSON; the limit is {self._max_bytes:,}; {advice}, or raise the limit"
             )
-        _log.warning(
-            "%s is %s bytes of JSON, over the %s that are reasonable. %s.", what, size, self._warn_bytes, advice
-        )
+        _log.warning("%s is %s bytes of JSON, more than the recommended %s; %s", what, size, self._warn_bytes, advice)
 
 
 def decoder_of(type: Any) -> AnyDecoder:
-    """What decodes JSON to a type. Raises whatever msgspec does about a type that cannot be decoded."""
+    """Make a decoder of JSON to a type. Raises what msgspec raises for a type that it cannot decode."""
     try:
         return decoder_for(Any if type is inspect.Signature.empty else type, dec_hook=decode_model)
     except Exception:
@@ -218,7 +219,7 @@ def decoder_of(type: Any) -> AnyDecoder:
 
 
 def _tagged_decoder(type: Any) -> AnyDecoder:
-    """A decoder of a type that msgspec refuses. Raises what msgspec raises if it is not for a union of classes or an enum."""
+    """Make a decoder of a type that msgspec refuses because of a union of classes or an enum; else raises its error."""
     try:
         return TaggedDecoder(type)
     except TypeError as error:
@@ -235,19 +236,19 @@ def _new_decoder(type: Any, what: str) -> AnyDecoder:
 
 
 def _is_suspicious(value: object, data: bytes, text: str) -> bool:
-    """Whether the JSON leaves a doubt that the value survives it. False alarms are cheap, misses are not allowed."""
+    """Tell whether a value may not survive its JSON. False alarms are cheap; misses are not allowed."""
     if "\\u0000" in text or "NaN" in text or 'nan"' in text:
         return True
     if type(value) is str:
         return False
     if "null" in text and _may_hide_nan(value):
         return True
-    # Offsets with seconds lose them, and the text does not tell that they were there.
+    # UTC offsets lose their seconds, and the JSON does not show it.
     if 'Z"' in text or _CLOCK.search(text) is not None:
         return True
     if len(data) > 2 * DEPTH and _is_too_deep(data):
         return True
-    # The JSON of the JSON is shorter when two keys of an object had become one.
+    # Encoding the decoded JSON again gives fewer bytes if two keys of an object have become one.
     try:
         return len(_encode(_decode_plain(data))) != len(data)
     except Exception:
@@ -263,7 +264,7 @@ def _may_hide_nan(value: object) -> bool:
 
 
 def _is_too_deep(data: bytes) -> bool:
-    # Peeling off the innermost brackets takes as many rounds as there are levels. Brackets inside strings only add to them.
+    # Removing the innermost brackets takes as many rounds as there are levels; brackets inside strings only add levels.
     brackets = data.translate(None, _NOT_BRACKETS)
     for _ in range(DEPTH):
         peeled = brackets.replace(b"[]", b"").replace(b"{}", b"")
@@ -276,7 +277,7 @@ def _is_too_deep(data: bytes) -> bool:
 
 
 def _has_set_of_sets(value: object, data: bytes) -> bool:
-    # Sets inside of sets do not raise when they are sorted, although `<` on them is no order.
+    # Sorting sets does not raise, although `<` on sets is not a total order.
     start = 1 if type(value) in {list, tuple} else 0
     return (data.find(b"[[", start) >= 0 or data.find(b"[{", start) >= 0) and has_set_of_sets(value)
 
@@ -302,7 +303,7 @@ def _bad_arguments(value: object, step: str) -> EncodeError | None:
 
 
 def _message(what: str, path: str, problem: str) -> str:
-    return f"Cannot store {what}: {path or 'it'} {problem}"
+    return f"cannot store {what}: {path or 'it'} {problem}"
 
 
 def _name(type: Any) -> str:

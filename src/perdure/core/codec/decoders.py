@@ -1,8 +1,8 @@
-"""Making decoders of JSON; nobody else makes one for a class.
+"""The only place that makes msgspec decoders for classes.
 
-msgspec learns what a class is made of when it meets it first, and leaves what it has learnt with the class while it is still learning.
-Another thread that meets the class at that moment reads what is not there, and the process ends (seen with 0.22). So they are made
-one at a time: ours when their modules are imported, those of users' types when they are needed.
+msgspec inspects a class at first use and stores unfinished results on the class meanwhile. Another thread that uses the
+class at that moment reads them, and the process crashes (seen with 0.22). So decoders are made one at a time: those of
+Perdure's classes at import, those of users' types when they are needed.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from perdure.core.process_fork import ForkAware, watch_forks
 T = TypeVar("T")
 
 
-class _Learning(ForkAware):
-    """The lock that makes it one at a time; another one in a forked child, where no thread would release the parent's."""
+class _InspectionLock(ForkAware):
+    """The lock around inspection; a forked child gets a new one, because no thread there would release the parent's."""
 
     def __init__(self) -> None:
         self._after_fork_in_child()
         watch_forks(self)
 
     def _after_fork_in_child(self) -> None:
-        #: The same thread may come back: to find out what a type is made of, names in it are evaluated.
+        #: Reentrant, because inspecting a type evaluates the names in it.
         self.lock = threading.RLock()
 
 
-_learning = _Learning()
+_inspection = _InspectionLock()
 
 
 def convert_to(type: Any, value: Any, *, dec_hook: Callable[[type, Any], Any]) -> Any:
-    """A value of a type from plain JSON values. Raises `msgspec.ValidationError`."""
-    with _learning.lock:
+    """Convert plain JSON values to a type. Raises `msgspec.ValidationError`."""
+    with _inspection.lock:
         return msgspec.convert(value, type, str_keys=True, dec_hook=dec_hook)
 
 
 def decoder_for(type: type[T], *, dec_hook: Callable[[type, Any], Any] | None = None) -> msgspec.json.Decoder[T]:
-    """A decoder of a type. Raises what msgspec raises about one that it cannot decode."""
-    with _learning.lock:
+    """Make a decoder of a type. Raises what msgspec raises for a type that it cannot decode."""
+    with _inspection.lock:
         return msgspec.json.Decoder(type, dec_hook=dec_hook)

@@ -1,8 +1,8 @@
-"""Errors as data: how an exception crosses the database and comes back.
+"""Errors as data: `Failure` stores an exception, and `ErrorTypes` restores it.
 
-A `Failure` keeps an error's type name, message, plain arguments and attributes, notes, cause, group members and the text of its
-traceback, each bounded. `ErrorTypes` turns it back into an exception: of its own class if that class was known when the engine
-started, else `StepFailed` with the original's name. A name in data is looked up, never imported and never evaluated.
+A `Failure` has an error's class name, message, plain arguments and attributes, notes, cause, group members and the text
+of its traceback, each bounded. `ErrorTypes` makes an exception of the original class if that class was known when the
+engine started, else a `StepFailed`. Names in data are looked up, never imported and never evaluated.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ _MESSAGE_CHARACTERS = 4_000
 _TRACEBACK_CHARACTERS = 8_000
 _NOTES_CHARACTERS = 8_000
 _PLAIN_CHARACTERS = 4_000
-#: How many errors one failure holds: causes, members of groups, and their causes.
+#: Most errors in one failure: causes, members of groups, and their causes.
 _ERRORS = 16
 
 _plain = msgspec.json.Decoder()
 
 
 class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error, as data. Every field has a default, for failures that were written in another language."""
+    """An error as data. Every field has a default, for failures written by other languages."""
 
-    #: The qualified name of its class, without a module for builtins.
+    #: Qualified name of its class, without a module for builtins.
     type: str = "Exception"
     message: str = ""
-    #: JSON array of what its class was called with; None unless plain and small.
+    #: JSON array of its arguments; None unless plain and small.
     args: str | None = None
     #: JSON object of its plain attributes.
     state: str | None = None
     notes: tuple[str, ...] = ()
     cause: Failure | None = None
-    #: What an ExceptionGroup contains.
+    #: Members of an ExceptionGroup.
     members: tuple[Failure, ...] = ()
     traceback: str = ""
-    #: Of a run: the errors of undos that failed, by the location of what was to be undone.
+    #: Of a run: errors of undos that failed, by the location of the step that was to be undone.
     not_undone: dict[str, Failure] = {}
-    #: Of a step: why no other attempt followed, `exhausted` or `fatal`.
+    #: Of a step: reason why it was not retried, `exhausted` or `fatal`.
     given_up: str = ""
 
     @classmethod
     def of(cls, error: BaseException, codec: Codec) -> Failure:
-        """Describe an error. Never raises, whatever the error's own methods do."""
+        """Describe an error. Never raises, even if the error's own methods do."""
         try:
             described = _Describer(codec).describe(error)
         except Exception as problem:
@@ -62,16 +62,16 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return described
 
     def to_json(self) -> str:
-        """As it is stored."""
+        """Encode for the database."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, payload: str | bytes) -> Failure:
-        """Read it back. Raises `DecodeError`."""
+        """Decode from the database. Raises `DecodeError`."""
         try:
             return _failure.decode(payload)
         except Exception as error:
-            raise DecodeError(f"Cannot read a stored error: {error}") from error
+            raise DecodeError(f"cannot decode a stored error: {error}") from error
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -81,7 +81,7 @@ _failure = decoder_for(Failure)
 
 
 class _Describer:
-    """Describes one error and what hangs on it, within a budget."""
+    """Describes one error with its causes and members, within a budget."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -94,7 +94,7 @@ class _Describer:
         self._seen.add(id(error))
         self._left -= 1
         if type(error) is StepFailed and isinstance(passed := getattr(error, "failure", None), Failure):
-            # An error that only passed through here keeps its identity for those who know its class.
+            # An error of an unknown class is passed on unchanged, for a process that knows the class.
             return passed
         members = self._members(error)
         return Failure(
@@ -115,7 +115,7 @@ class _Describer:
         return tuple(member for member in described if member is not None)
 
     def _plain(self, value: object) -> str | None:
-        """The value as JSON if it is small and plain JSON brings it back as it is."""
+        """Encode a value if it is small and survives plain JSON; else None."""
         if not value:
             return None
         try:
@@ -127,10 +127,10 @@ class _Describer:
 
 
 class ErrorTypes:
-    """The classes that errors may come back as, fixed when it is built.
+    """The classes that errors may be restored as, fixed at construction.
 
-    Those are builtin exceptions, Perdure's own, the ones in `allowed`, and those found in the namespaces of `modules` (names of
-    modules; ones that are not imported are skipped).
+    These are the builtin exceptions, Perdure's own, those in `allowed`, and those in the namespaces of the imported
+    modules named in `modules`.
     """
 
     def __init__(self, allowed: Iterable[type[Exception]] = (), modules: Iterable[str] = ()) -> None:
@@ -144,7 +144,7 @@ class ErrorTypes:
         self._learn(allowed)
 
     def restore(self, failure: Failure, *, run_id: str = "") -> Exception:
-        """The exception that a failure describes, its own class if that is known, else a `StepFailed`."""
+        """Make the exception that a failure describes: of its own class if that is known, else a `StepFailed`."""
         return self._restore(failure, run_id, _ERRORS)
 
     def _restore(self, failure: Failure, run_id: str, levels: int) -> Exception:
@@ -165,7 +165,7 @@ class ErrorTypes:
 
     def _learn(self, classes: Iterable[type[Exception]]) -> None:
         for each in classes:
-            # A coroutine or generator cannot let these two out.
+            # A coroutine or generator cannot raise these two.
             if not issubclass(each, StopIteration | StopAsyncIteration):
                 self._known[_type_name(each)] = each
 
@@ -175,7 +175,7 @@ class ErrorTypes:
             try:
                 return known(failure.message, members)
             except Exception:
-                # A group with a constructor of its own is still caught by `except*`.
+                # A plain group in place of one with its own constructor is still caught by `except*`.
                 return ExceptionGroup(failure.message, members)
         return ExceptionGroup(failure.message, members)
 
@@ -202,7 +202,7 @@ class ErrorTypes:
 
 
 def _construct(known: type[Exception], arguments: list[Any] | None, message: str) -> Exception | None:
-    """An instance made by its constructor, if that gives the same error; one that decorates its message would do so twice."""
+    """Call the constructor; None if the message differs, because the constructor decorates it once more."""
     try:
         error = known(*(arguments or ()))
     except Exception:
@@ -250,7 +250,7 @@ def _message(error: BaseException) -> str:
 
 def _arguments(error: BaseException) -> list[Any]:
     try:
-        # OSError and its like keep here what `args` leaves out.
+        # OSError and similar classes have arguments here that `args` leaves out.
         reduced = error.__reduce__()
         return list(reduced[1]) if isinstance(reduced, tuple) and reduced[0] is type(error) else list(error.args)
     except Exception:
@@ -305,32 +305,32 @@ def _clean(text: str) -> str:
 
 
 def _clip(text: str, limit: int) -> str:
-    """Both ends of a text that is too long."""
+    """Shorten a text that is too long to both of its ends."""
     if len(text) <= limit:
         return text
     half = limit // 2
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
-# Not part of what is stored of an error: names with two underscores are left out there.
+# Not stored with an error, because names with two underscores are left out.
 _ATTEMPTS = "__perdure_trial__"
 
 
 class AttemptSummary(Struct, frozen=True):
-    """The attempts at a step that failed."""
+    """Number of failed attempts at a step, and the reason for giving up. Travels on the exception."""
 
-    #: How many there were.
+    #: Number of attempts.
     attempts: int
-    #: Why no other followed: `exhausted` or `fatal`; empty where that is not known.
+    #: Reason for giving up: `exhausted` or `fatal`; empty if unknown.
     given_up: str
 
 
-def attach_attempts(error: BaseException, trial: AttemptSummary) -> None:
-    """Put it on an exception."""
-    vars(error)[_ATTEMPTS] = trial
+def attach_attempts(error: BaseException, summary: AttemptSummary) -> None:
+    """Attach a summary to an exception."""
+    vars(error)[_ATTEMPTS] = summary
 
 
 def attempts_of(error: BaseException) -> AttemptSummary | None:
-    """What was put on an exception; None if no step raised it."""
+    """The summary attached to an exception; None if no step raised it."""
     found = vars(error).get(_ATTEMPTS)
     return found if isinstance(found, AttemptSummary) else None

@@ -1,7 +1,7 @@
-"""What in a value JSON cannot carry, and where.
+"""Finds the part of a value that JSON cannot represent, and its path.
 
-The slow, exact half of the codec: walks through a value as msgspec would and finds the first part that would not come back
-equal, with its path; and brings a value into one order, whatever the order of its sets and keys.
+The slow, exact half of the codec. It walks through a value like msgspec and finds the first part that would not come
+back equal. It also sorts a value's sets and keys into one order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 
 from perdure.core.codec.pydantic_models import ModelError, encode_model, is_model
 
-#: How deep a value may be nested. Decoding recurses, and must not fail where the stack happens to be deeper.
+#: Deepest nesting of a value. Decoding recurses, and must not fail where the stack is deeper.
 DEPTH = 200
 
-#: A path and what is wrong there.
+#: Path of a part, and its problem.
 Flaw = tuple[str, str]
 
 _SIMPLE = frozenset({type(None), bool, int, float, str})
@@ -29,13 +29,13 @@ _FINE = (bytes, bytearray, memoryview, UUID, date, timedelta)
 
 
 def find_flaw(value: object) -> Flaw | None:
-    """The first part of a value that would not survive encoding and decoding."""
+    """Find the first part of a value that would not survive encoding and decoding."""
     flaw = _find(value, 0)
     return None if flaw is None else (flaw[0].removeprefix("."), flaw[1])
 
 
 def ordered(value: object, encode: Callable[[Any], bytes]) -> object:
-    """The value as plain lists and dicts, those made of sets in the order of their elements' encodings."""
+    """Convert a value to plain lists and dicts, with sets sorted by the encodings of their elements."""
     if isinstance(value, dict):
         return {_key_text(key): ordered(each, encode) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def _find(value: object, depth: int) -> Flaw | None:
         problem = _problem(value)
         return None if problem is None else ("", problem)
     if depth >= DEPTH:
-        return "", f"is nested over {DEPTH} levels deep, or contains itself."
+        return "", f"is nested over {DEPTH} levels deep, or contains itself"
     if isinstance(value, dict):
         problem = _key_problem(value)
         if problem is not None:
@@ -75,7 +75,7 @@ def _flaw_of_model(model: object, depth: int) -> Flaw | None:
 
 
 def _parts(value: object) -> Iterable[tuple[str, object]] | None:
-    """The parts of a compound value, each with its step of the path; None for a value without parts."""
+    """Parts of a compound value, each with its step of the path; None for a value without parts."""
     if isinstance(value, dict):
         return ((path_step(key), each) for key, each in value.items())
     if isinstance(value, list | tuple | set | frozenset):
@@ -85,7 +85,7 @@ def _parts(value: object) -> Iterable[tuple[str, object]] | None:
 
 
 def has_set_of_sets(value: object) -> bool:
-    """Whether a set in there has elements with parts of their own."""
+    """Tell whether a value contains a set whose elements have parts."""
     left = [value]
     while left:
         each = left.pop()
@@ -104,7 +104,7 @@ def has_set_of_sets(value: object) -> bool:
 
 
 def fields_of(value: object) -> Iterator[tuple[str, object]] | None:
-    """The fields of a dataclass, a Struct or an attrs class; None for a value without any."""
+    """Fields of a dataclass, Struct or attrs class; None for any other value."""
     if isinstance(value, type):
         return None
     names: Iterable[str]
@@ -121,7 +121,7 @@ def fields_of(value: object) -> Iterator[tuple[str, object]] | None:
 
 
 def path_step(key: object) -> str:
-    """The step of a path to what is under a key."""
+    """Step of a path for the key of a dict."""
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_shown(key)}]"
 
 
@@ -136,12 +136,10 @@ def _problem(value: object) -> str | None:
         case float():
             if type(value) is not float:
                 return _type_problem(value)
-            return None if math.isfinite(value) else f"is {value}, which JSON does not have. Pass None or a number."
+            return None if math.isfinite(value) else f"is {value}, which JSON does not have; pass None or a number"
         case Decimal():
             return (
-                f"is Decimal('{value}'), which does not equal itself. Pass None or a number."
-                if value.is_nan()
-                else None
+                f"is Decimal('{value}'), which does not equal itself; pass None or a number" if value.is_nan() else None
             )
         case datetime() | time():
             return _offset_problem(value)
@@ -156,9 +154,9 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
         inside = msgspec.json.decode(raw)
         same = msgspec.json.encode(inside) == bytes(raw)
     except Exception:
-        return "is a Raw that is no JSON."
+        return "is a Raw that is not JSON"
     if not same:
-        return "is a Raw in another form than msgspec writes. Encode it with msgspec."
+        return "is a Raw in another form than msgspec writes; encode it with msgspec"
     flaw = find_flaw(inside)
     return None if flaw is None else flaw[1]
 
@@ -166,18 +164,22 @@ def _raw_problem(raw: msgspec.Raw) -> str | None:
 def _type_problem(value: object) -> str:
     kind = type(value)
     return (
-        f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot carry. Pass plain data: None, bool, numbers, str, "
-        "bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses, msgspec Structs or pydantic models."
+        f"is of type {kind.__module__}.{kind.__qualname__}, which JSON cannot represent; pass plain data: None, bool, "
+        "numbers, str, bytes, dates and times, Decimal, UUID, Enum, lists, tuples, sets, dicts, dataclasses, "
+        "msgspec Structs or pydantic models"
     )
 
 
 def _text_problem(text: str) -> str | None:
     if "\0" in text:
-        return "contains a NUL character, which databases do not store in text. Remove it, or pass bytes."
+        return "contains a NUL character, which databases do not store in text; remove it, or pass bytes"
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"contains a lone surrogate ({text[error.start]!r}), which is no character. Decode the text properly, or pass bytes."
+        return (
+            f"contains a lone surrogate ({text[error.start]!r}), which is not a character; "
+            "decode the text properly, or pass bytes"
+        )
     return None
 
 
@@ -185,7 +187,7 @@ def _int_problem(number: int) -> str | None:
     try:
         str(number)
     except ValueError:
-        return "is an integer with more digits than Python reads back. Pass it as bytes: int.to_bytes()."
+        return "is an integer with more digits than Python reads back; pass it as bytes: int.to_bytes()"
     return None
 
 
@@ -193,7 +195,7 @@ def _offset_problem(moment: datetime | time) -> str | None:
     offset = moment.utcoffset()
     if offset is None or not offset % timedelta(minutes=1):
         return None
-    return f"has the UTC offset {offset}, and JSON keeps no seconds of it. Convert it: .astimezone(UTC)."
+    return f"has the UTC offset {offset}, and JSON drops its seconds; convert it: .astimezone(UTC)"
 
 
 def _key_problem(value: dict[Any, Any]) -> str | None:
@@ -202,16 +204,19 @@ def _key_problem(value: dict[Any, Any]) -> str | None:
         if isinstance(key, str):
             problem = _text_problem(key)
         elif key is None or isinstance(key, bool | tuple | frozenset):
-            problem = "is no key that JSON has. Use str, numbers, dates, UUID or Enum."
+            problem = "cannot be a key in JSON; use str, numbers, dates, UUID or Enum"
         elif isinstance(key, float) and math.isnan(key):
-            problem = "does not equal itself."
+            problem = "does not equal itself"
         else:
             problem = _problem(key)
         if problem is not None:
             return f"has the key {_shown(key)}, which {problem}"
         text = _key_text(key)
         if text in seen:
-            return f"has the keys {_shown(seen[text])} and {_shown(key)}, which become the same text in JSON. Use keys of one type."
+            return (
+                f"has the keys {_shown(seen[text])} and {_shown(key)}, which become the same text in JSON; "
+                "use keys of one type"
+            )
         seen[text] = key
     return None
 
@@ -224,6 +229,6 @@ def _shown(key: object) -> str:
     try:
         text = repr(key)
     except Exception:
-        # Integers may be too long to write, and a class of the user's may do anything.
+        # An integer may be too long to print, and a user's `__repr__` may raise.
         return f"<{type(key).__name__}>"
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,7 +1,7 @@
-"""Models of pydantic among the values that travel: known by their shape, so that pydantic is not imported where nobody uses it.
+"""Encoding and decoding of pydantic models, without importing pydantic: models are recognised by their shape.
 
-A model is encoded as the JSON that it makes of itself, if it can read that back as an equal; what differs is named by its field. It is
-decoded by its own validation.
+A model is encoded by its own `model_dump_json`, if its validation reads that back as an equal model; an error names the
+field that differs. It is decoded by its own validation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ModelError(ValueError):
-    """A model that would not come back as it is."""
+    """A model that does not survive its own JSON."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -26,16 +26,16 @@ class ModelError(ValueError):
 
 
 def is_model(kind: object) -> bool:
-    """Whether a class is a model of pydantic."""
+    """Tell whether a class is a pydantic model."""
     return isinstance(kind, type) and hasattr(kind, "__pydantic_serializer__") and hasattr(kind, "model_validate_json")
 
 
 def encode_model(value: Any) -> msgspec.Raw:
-    """A model as JSON. For msgspec, which asks about every object that it does not know. Raises `ModelError`."""
+    """Encode a model as JSON; msgspec calls this for objects that it does not know. Raises `ModelError`."""
     if not is_model(type(value)):
         raise NotImplementedError(f"objects of type {type(value).__name__} are not supported")
     problem: ModelError | None = None
-    # A model is read by its aliases, unless it says otherwise.
+    # Models are validated by alias, unless configured otherwise.
     for by_alias in (True, False):
         try:
             text = value.model_dump_json(by_alias=by_alias, round_trip=True, warnings="error")
@@ -49,18 +49,18 @@ def encode_model(value: Any) -> msgspec.Raw:
 
 
 def order_model(value: Any) -> Any:
-    """A model as plain values in one order, whatever the order of its sets. As `encode_model`, for digests."""
+    """Convert a model to plain values with its sets sorted, for digests. Raises `ModelError`."""
     encode_model(value)
     return _in_order(value.model_dump(round_trip=True), value.model_dump(mode="json", round_trip=True))
 
 
 def decode_model(kind: Any, value: Any) -> Any:
-    """A model from plain JSON values. For msgspec, which asks about every class that it does not know."""
+    """Decode a model from plain JSON values; msgspec calls this for classes that it does not know."""
     if kind is object:
         return value
     if not is_model(kind):
         if isinstance(kind, type) and isinstance(value, kind):
-            return value  # `object`, of which everything is one
+            return value  # the declared class is `object`
         raise NotImplementedError(f"objects of type {getattr(kind, '__name__', kind)} are not supported")
     try:
         return kind.model_validate_json(_encode(value))
@@ -69,7 +69,7 @@ def decode_model(kind: Any, value: Any) -> Any:
 
 
 def problems_of(error: BaseException) -> Iterator[str]:
-    """What a validation found, as `field: message`; of any other error its text."""
+    """Problems that a validation found, as `field: message`; the text of any other error."""
     listed = getattr(error, "errors", None)
     problems = listed() if callable(listed) else None
     if not isinstance(problems, list):
@@ -81,14 +81,14 @@ def problems_of(error: BaseException) -> Iterator[str]:
 
 
 class AdaptedDecoder:
-    """Decodes a type that msgspec cannot, such as a union of models, by pydantic's own means."""
+    """Decodes a type that msgspec cannot decode, such as a union of models, by a pydantic `TypeAdapter`."""
 
     def __init__(self, kind: Any) -> None:
-        """Raises whatever pydantic does about a type that it cannot decode either."""
+        """Raises what pydantic raises for a type that it cannot decode either."""
         self._adapter: Any = sys.modules["pydantic"].TypeAdapter(kind)
 
     def decode(self, payload: str | bytes) -> Any:
-        """The value. Raises `ValueError`."""
+        """Decode JSON. Raises `ValueError`."""
         try:
             return self._adapter.validate_json(payload)
         except Exception as error:
@@ -96,7 +96,7 @@ class AdaptedDecoder:
 
 
 def mentions_model(kind: Any) -> bool:
-    """Whether there is a model anywhere in a type."""
+    """Tell whether a type contains a model."""
     return is_model(kind) or any(mentions_model(each) for each in typing.get_args(kind))
 
 
@@ -114,7 +114,7 @@ def _difference(value: Any, text: str) -> ModelError | None:
         before, after = getattr(value, name, None), getattr(back, name, None)
         if before != after:
             return ModelError(name, f"comes back from JSON as {after!r}, not as {before!r}")
-    return ModelError("", "comes back from JSON without what it has besides its fields")
+    return ModelError("", "comes back from JSON without its data outside of fields")
 
 
 def _in_order(value: Any, plain: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Whether a value that was decoded is the one that was encoded, and if not, where they differ.
+"""Compares a value with what its JSON decodes to, and finds the first difference.
 
-The exact half of the check; the usual value equals what came back, and is not looked at here.
+The exact half of the check; a usual value equals its decoded JSON and does not come here.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from uuid import UUID
 from perdure.core.codec.json_problems import fields_of, path_step
 from perdure.core.codec.pydantic_models import is_model
 
-#: A path, and what is wrong there.
+#: Path of a part, and how it differs.
 Difference = tuple[str, str]
 
 _NUMBERS = (int, float)
 
 
 def find_difference(value: object, back: object, digest: Callable[[object], str], *, exact: bool) -> Difference | None:
-    """The first part of a value that came back as something else.
+    """Find the first part of a value that came back changed.
 
-    What its type declares counts unless `exact`: a tuple where a list is declared comes back as a list, text where a date is declared
-    as a date. What is lost, or comes back as another class, always counts.
+    Unless `exact`, conversions to the declared type are allowed: a tuple may come back as a declared list, text as a
+    declared date. A part that is lost, or comes back as another class, is always a difference.
     """
     found = _find(value, back, digest, exact=exact)
     return None if found is None else (found[0].removeprefix("."), found[1])
@@ -47,11 +47,11 @@ def _find(value: Any, back: Any, digest: Callable[[object], str], *, exact: bool
         return _first(enumerate(zip(value, back, strict=True)), digest)
     if isinstance(value, dict) and theirs is not None:
         return None
-    return None if _says_the_same(value, back, digest) else ("", _other_class(value, back))
+    return None if _same_digest(value, back, digest) else ("", _other_class(value, back))
 
 
 def _find_inside(value: Any, back: Any, digest: Callable[[object], str], *, exact: bool) -> Difference | None:
-    """The first difference between two values of one class."""
+    """Find the first difference between two values of one class."""
     if isinstance(value, dict):
         return _find_in_dict(value, back, digest, exact=exact)
     if isinstance(value, list | tuple):
@@ -64,7 +64,7 @@ def _find_inside(value: Any, back: Any, digest: Callable[[object], str], *, exac
         return None
     fields = None if is_model(type(value)) else fields_of(value)
     if fields is None:
-        same = bool(value == back) or _says_the_same(value, back, digest)
+        same = bool(value == back) or _same_digest(value, back, digest)
         return None if same else ("", f"is {_shown(value)} and comes back as {_shown(back)}")
     for name, one in fields:
         found = _find(one, getattr(back, name, None), digest, exact=exact)
@@ -95,7 +95,7 @@ def _first(pairs: Any, digest: Callable[[object], str]) -> Difference | None:
     return None
 
 
-def _says_the_same(value: object, back: object, digest: Callable[[object], str]) -> bool:
+def _same_digest(value: object, back: object, digest: Callable[[object], str]) -> bool:
     try:
         return digest(value) == digest(back)
     except Exception:
@@ -115,7 +115,7 @@ def _shown(value: object) -> str:
 
 
 def find_lost(before: Any, after: Any, path: str = "") -> str | None:
-    """The path of what one plain JSON value has and the other lacks; None if nothing is lost. More is no loss."""
+    """Path of the first part that `before` has and `after` lacks; None if nothing is lost."""
     if isinstance(before, dict):
         if not isinstance(after, dict):
             return path
@@ -140,7 +140,7 @@ def _is_open(declared: Any) -> bool:
 
 
 def is_open(declared: Any) -> bool:
-    """Whether a type leaves open what a value, or a part of it, is: `Any`, `object`, a bare `list`."""
+    """Tell whether a type leaves the type of a value, or of a part, open: `Any`, `object`, a bare `list`."""
     try:
         return _is_open(declared)
     except TypeError:  # it cannot be hashed
@@ -167,19 +167,19 @@ def _mentions_any(declared: Any, seen: set[int]) -> bool:
 
 
 def fields_named(kind: type[Any]) -> bool:
-    """Whether a class has fields with annotations that are encoded."""
+    """Tell whether a class has annotated fields that are encoded."""
     return (
         hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__struct_fields__") or hasattr(kind, "__attrs_attrs__")
         or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
     )  # fmt: skip
 
 
-#: Types whose values have no parts, and are what their text says.
+#: Types whose values have no parts, and are determined by their text.
 _FLAT = frozenset({str, int, float, bool, type(None), datetime, date, Decimal, UUID})
 
 
 def is_flat(declared: Any) -> bool:
-    """Whether a type is a class with fields that are nothing but text, numbers and the like."""
+    """Tell whether a type is a class whose fields are all text, numbers and the like."""
     if not isinstance(declared, type) or is_model(declared) or not fields_named(declared):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Copies of values that may change, so that what was given to a call stays what it was then.
+"""Copies of mutable values, so that the arguments of a call stay as they were.
 
-A value that cannot change costs one look at its type. What is no data (an object that cannot be copied, a value that contains itself) is
-given back as it is: encoding refuses it, and says what is wrong with it.
+An immutable value costs one check of its type. A value that cannot be copied, or contains itself, is returned as it is;
+encoding refuses it with an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 T = TypeVar("T")
 
-#: Types whose values never change, and have no parts that do.
+#: Types of immutable values without mutable parts.
 FIXED: frozenset[type] = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, range, type, FunctionType, msgspec.Raw, msgspec.UnsetType,
@@ -30,12 +30,12 @@ FIXED: frozenset[type] = frozenset(
     }
 )  # fmt: skip
 
-#: Whether all of some types are fixed: `all_fixed(map(type, values))`.
+#: Tells whether all types are in `FIXED`: `all_fixed(map(type, values))`.
 all_fixed: Callable[[Iterable[type]], bool] = FIXED.issuperset
 
 
 def snapshot(value: T) -> T:
-    """The value as it is now: itself if neither it nor a part of it can change, else a copy of its own."""
+    """The value itself if it is immutable, else a copy."""
     if type(value) in FIXED:
         return value
     try:
@@ -45,7 +45,7 @@ def snapshot(value: T) -> T:
 
 
 def snapshot_all(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """The arguments of a call as they are now, and whether any of them could change."""
+    """Copies of the arguments of a call; the last item is True if any of them is mutable."""
     owned = tuple([snapshot(each) for each in args])
     named = {name: snapshot(each) for name, each in kwargs.items()}
     changes = any(map(_differ, args, owned)) or any(map(_differ, kwargs.values(), named.values()))
@@ -69,7 +69,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copier_of(kind: type[Any]) -> Callable[[Any], Any]:
-    """How to copy values of a class."""
+    """The function that copies values of a class."""
     if issubclass(kind, enum.Enum | type):
         return _same
     if issubclass(kind, msgspec.Struct):
@@ -82,7 +82,7 @@ def _copier_of(kind: type[Any]) -> Callable[[Any], Any]:
 
 
 def _is_plain_dataclass(kind: type[Any]) -> bool:
-    """Whether the fields of a dataclass are all that there is of it."""
+    """Tell whether a dataclass consists of its fields only."""
     return (
         hasattr(kind, "__dataclass_fields__")
         and not hasattr(kind, "__deepcopy__")
@@ -92,7 +92,7 @@ def _is_plain_dataclass(kind: type[Any]) -> bool:
 
 
 class _Fields:
-    """Copies a dataclass or a Struct: the value itself if nothing of it can change, else one with copies of its fields."""
+    """Copies a dataclass or Struct: returns the value itself if it is immutable, else one with copies of its fields."""
 
     __slots__ = ("_assign", "_frozen", "_names")
 
@@ -111,7 +111,7 @@ class _Fields:
             return value
         others = getattr(value, "__dict__", None)
         if others is not None and len(others) > len(self._names):
-            return copy.deepcopy(value)  # it has more than its fields
+            return copy.deepcopy(value)  # it has attributes besides its fields
         other = copy.copy(value)
         for name, part in changed:
             self._assign(other, name, part)
@@ -124,7 +124,7 @@ def _copied_named_tuple(value: Any) -> Any:
 
 
 def _copied_parts(values: tuple[Any, ...]) -> list[Any] | None:
-    """Copies of the parts; None if none of them can change."""
+    """Copies of the parts; None if all of them are immutable."""
     if all_fixed(map(type, values)):
         return None
     parts = [each if type(each) in FIXED else _copied(each) for each in values]
@@ -136,7 +136,7 @@ def _copied_list(value: list[Any]) -> list[Any]:
 
 
 def _copied_dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    # Keys hash by what they are, so that they do not change.
+    # Keys are hashable, and so taken to be immutable.
     return {key: each if type(each) in FIXED else _copied(each) for key, each in value.items()}
 
 
@@ -153,7 +153,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-#: Copiers of so many classes are kept.
+#: Most classes whose copiers are cached.
 _MOST_COPIERS = 4096
 
 _COPIERS: dict[type, Callable[[Any], Any]] = {

@@ -1,7 +1,7 @@
-"""Types that msgspec does not decode: unions of dataclasses and Structs, and enums whose values are of several types.
+"""Types that msgspec does not decode: unions of dataclasses and Structs, and enums with values of several types.
 
-A value of such a union is stored with the name of its class, under `$type`. Only what contains such a type takes this way; everything else is
-left to msgspec.
+A value of such a union is stored with the name of its class, under `$type`. Only types that contain such a union or
+enum are decoded here; all others are left to msgspec.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _MAPPINGS = (dict, Mapping)
 
 
 class TaggedDecoder:
-    """Encodes and decodes one type that contains such unions."""
+    """Encodes and decodes a type that contains unions of classes."""
 
     def __init__(self, declared: Any) -> None:
-        """Raises `TypeError` if there is nothing in the type that needs tags."""
+        """Raises `TypeError` if nothing in the type needs tags."""
         if not _is_special(declared, set()):
             raise TypeError("there is no union of classes in it")
         self._declared = declared
         _check(declared, set())
 
     def decode(self, payload: str | bytes) -> Any:
-        """The value. Raises `ValueError` and the like."""
+        """Decode JSON. Raises `ValueError` and others."""
         return _from_plain(msgspec.json.decode(payload), self._declared, "")
 
     def to_plain(self, value: Any) -> Any:
-        """The value with the names of classes where the type leaves a choice. What does not fit the type stays as it is."""
+        """Add class names where the type is a union of classes. Parts that do not fit the type stay as they are."""
         return _to_plain(value, self._declared)
 
 
 def _members(declared: Any) -> tuple[Any, ...]:
-    """The members of a union; the type itself if it is none."""
+    """Members of a union; the type itself if it is not a union."""
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         return typing.get_args(declared)
     return (declared,)
 
 
 def _plain_type(declared: Any) -> Any:
-    """The type without `Annotated`, `Required` and the like, and without its alias."""
+    """The type without `Annotated`, `Required` and similar wrappers, and with its alias resolved."""
     while True:
         if type(declared).__name__ == "TypeAliasType":
             declared = declared.__value__
@@ -74,7 +74,7 @@ def _has_own_tag(kind: Any) -> bool:
 
 
 def _classes(members: tuple[Any, ...]) -> list[Any]:
-    """The members of a union that have to be told apart by name; empty if there are not several."""
+    """Members of a union that need a class name; empty if there are fewer than two."""
     found = [each for each in map(_plain_type, members) if _is_class_with_fields(each)]
     return found if len(found) > 1 and not all(map(_has_own_tag, found)) else []
 
@@ -87,7 +87,7 @@ def _is_mixed_enum(kind: Any) -> bool:
 
 
 def _class_of(declared: Any) -> Any:
-    """The class of a generic one with its parameters, such as `Box[int]`; else the type itself."""
+    """The class behind a generic alias such as `Box[int]`; else the type itself."""
     origin = typing.get_origin(declared)
     return origin if _is_class_with_fields(origin) else declared
 
@@ -113,7 +113,7 @@ def _field_types(declared: Any) -> dict[str, Any]:
 
 
 def _is_special(declared: Any, seen: set[int]) -> bool:
-    """Whether there is anything in a type that msgspec cannot tell apart."""
+    """Tell whether a type contains anything that msgspec cannot decode."""
     declared = _plain_type(declared)
     if id(declared) in seen:
         return False
@@ -227,7 +227,7 @@ def _member_from_plain(raw: Any, members: tuple[Any, ...], path: str) -> Any:
             if kind.__name__ == raw[TAG]:
                 return _object_from_plain({name: each for name, each in raw.items() if name != TAG}, kind, path)
         known = ", ".join(kind.__name__ for kind in classes)
-        raise ValueError(f"{raw[TAG]!r} is none of {known}{_at(path)}")
+        raise ValueError(f"{raw[TAG]!r} is not one of {known}{_at(path)}")
     if raw is None and any(each is type(None) for each in others):
         return None
     others = [each for each in others if each is not type(None)]
@@ -240,7 +240,7 @@ def _member_from_plain(raw: Any, members: tuple[Any, ...], path: str) -> Any:
     if problem is not None and len(others) == 1:
         raise problem
     known = ", ".join(kind.__name__ for kind in classes)
-    raise ValueError(f"it is no value of the union; an object needs {TAG!r}, one of {known}{_at(path)}")
+    raise ValueError(f"it is not a value of the union; an object needs {TAG!r}, one of {known}{_at(path)}")
 
 
 def _object_from_plain(raw: Any, kind: Any, path: str) -> Any:

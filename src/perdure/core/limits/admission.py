@@ -1,4 +1,7 @@
-"""What workers and whoever guards the gates say to each other: who has arrived, who may pass, and who stands in line."""
+"""Admission: requests of a worker to pass gates, and the answers of the store.
+
+A gate is the stored row that carries a limit or a breaker. A run or step that cannot pass a gate waits on its waitlist.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from perdure.core.time.duration import FAR
 
 
 class UnadmittedRun(Struct, frozen=True, gc=False):
-    """A run that is ready and has yet to be looked at by whoever guards the gates."""
+    """A run that is ready and has limits, for which no admission has been requested yet."""
 
     run_id: str
     type: str
@@ -22,16 +25,16 @@ class UnadmittedRun(Struct, frozen=True, gc=False):
 
 
 class AdmissionPreview(Struct, frozen=True):
-    """What there is to do at the gates."""
+    """Runs that need an admission, and the time of the next one that is due."""
 
     arrived: tuple[UnadmittedRun, ...]
-    #: When somebody in a line may pass next.
+    #: Time when the next run or step on a waitlist may pass.
     next_due: int
     now: int
 
 
 class RunArrival(Struct, frozen=True):
-    """A run that was looked at, as it was then, and what it has to pass."""
+    """A run that requests admission, by its token, with the gates that it has to pass."""
 
     run_id: str
     token: int
@@ -39,85 +42,85 @@ class RunArrival(Struct, frozen=True):
 
 
 class StepArrival(Struct, frozen=True):
-    """A step that wants to pass, of a run that is held."""
+    """A step that requests admission, of a run that the worker holds."""
 
     run_id: str
     token: int
-    #: See `place_of`.
+    #: Location of the step, shortened by `stored_location`.
     place: str
     priority: int
     gating: RequiredGates
 
 
 class StepDeparture(Struct, frozen=True):
-    """A step that has ended, or that nobody wants any more."""
+    """A step that has ended or was given up, so that its permits are free."""
 
     run_id: str
     token: int
     place: str
-    #: When it was known to stand in a line; 0: it does not.
+    #: Time since when it was known to be on a waitlist; 0: it was not.
     waiting_since: int = 0
 
 
 class StepAdmission(Struct, frozen=True):
-    """What became of a step."""
+    """Answer to the request of a step."""
 
     run_id: str
     place: str
-    #: The gate that does not let it pass; empty if it may begin.
+    #: Gate that the step waits for; empty if it may begin.
     gate: str = ""
-    #: It is to fail, because a breaker is open until then.
+    #: Non-zero if the step has to fail: a breaker is open until then.
     refused_until: int = 0
-    #: It has permits, which are to be given back; and it may be a probe of a breaker that is half open.
+    #: The step holds permits, which it has to release; it is a probe of a half-open breaker.
     permit: bool = False
     probe: bool = False
 
 
 class AdmissionRequest(Struct, frozen=True, kw_only=True):
-    """What a worker with room wants from the gates."""
+    """Request of a worker with free slots: admit runs and steps, release permits, report outcomes."""
 
     worker: str
-    #: Random, new for every request. A repeated one with the same nonce gets the same runs.
+    #: Random, new for each request. Repeating a request with the same nonce gives the same runs.
     nonce: str
     limit: int
     types: tuple[str, ...]
     queues: tuple[str, ...]
     arrivals: tuple[RunArrival, ...] = ()
-    #: Runs that this worker was let have and has no more, and the tokens that it had them under.
+    #: Runs that this worker held and holds no longer, with the tokens of their leases.
     released: tuple[tuple[str, int], ...] = ()
-    #: How attempts behind breakers ended.
+    #: Outcomes of attempts behind breakers.
     reports: tuple[BreakerReport, ...] = ()
-    #: Types whose runs fail if their breaker does not let them pass, and its gate.
+    #: Types whose runs fail if their breaker is open, and the breaker's gate.
     failing: tuple[tuple[str, str], ...] = ()
-    #: Steps of runs that this worker holds, which want to pass, and those that have no need to any more.
+    #: Steps of this worker's runs that request admission, and those that have ended.
     steps: tuple[StepArrival, ...] = ()
     left: tuple[StepDeparture, ...] = ()
     alone: bool = False
-    #: Let only the arrivals pass, whoever stands in line: somebody has named them.
+    #: Admit only the arrivals, ahead of the waitlists: they were claimed by id.
     only: bool = False
-    #: Wait for every gate that is asked for or told something, instead of leaving those alone that somebody has locked.
+    #: Wait for gates that another transaction has locked, instead of skipping them.
     wait_for_locks: bool = False
     poison_after: int = 5
 
 
 class AdmissionResult(Struct, frozen=True, kw_only=True):
-    """What may be worked on."""
+    """Answer to an `AdmissionRequest`: the admitted runs and steps."""
 
     runs: tuple[ClaimedRun, ...] = ()
-    #: Those of them that count somewhere, until they are released.
+    #: Ids of admitted runs that hold permits until they are released.
     counted: frozenset[str] = frozenset()
-    #: Those that are to fail because a breaker does not let them pass, and until when.
+    #: Runs that have to fail because a breaker is open, and until when it is.
     barred: tuple[tuple[str, int], ...] = ()
-    #: What became of the steps.
+    #: Answers to the steps.
     steps: tuple[StepAdmission, ...] = ()
-    #: Steps in lines whose turn has come.
+    #: Number of waiting steps that were admitted.
     called: int = 0
     next_due: int = FAR
-    #: Suspects were passed over because this worker holds something else.
+    #: Suspects were skipped because this worker holds other runs.
     suspects: bool = False
-    #: Somebody else has a gate locked that was asked for: what it has not said yet may be had soon.
+    #: A requested gate was locked by another transaction; try again soon.
     busy: bool = False
-    #: What was to be told and could not be, for that reason.
+    #: Releases that were skipped for that reason.
     undelivered: tuple[tuple[str, int], ...] = ()
     undelivered_steps: tuple[StepDeparture, ...] = ()
     now: int = 0

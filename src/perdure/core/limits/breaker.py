@@ -1,8 +1,8 @@
-"""Circuit breakers: what is called too often in vain is left alone for a while, by everybody who shares a database.
+"""Circuit breakers, shared by all processes that use a database.
 
-`Breaker` is what users write at an activity or a step. What it has come to is a `BreakerState`, kept with its gate and changed under the gate's lock.
-Failures are counted in ten buckets of time that make up the window, so that it slides by a tenth of itself: a failure counts for at least nine
-tenths of the window and at most for all of it. Everything here is pure.
+Users declare a `Breaker` at an activity or step. Its `BreakerState` is stored with its gate and changed under the
+gate's lock. Failures are counted in ten buckets that make up the window, so that the window slides by a tenth: a
+failure counts for nine tenths of the window at least, and for all of it at most. Everything here is pure.
 """
 
 from __future__ import annotations
@@ -19,44 +19,47 @@ from perdure.core.policy.retry import Retry
 from perdure.core.time.duration import FAR, Duration, microseconds
 from perdure.errors import RetryAfter, StepTimeout, UsageError
 
-#: How many buckets of time make up a window.
+#: Number of buckets in a window.
 BUCKETS = 10
-#: What the names of their gates begin with.
+#: Prefix of the gate names of breakers.
 PREFIX = "breaker:"
-#: Of how many workers it is known what they reported last; a report is repeated soon or never.
+#: Number of workers whose last report number is kept; a report is repeated soon or never.
 _HEARD = 64
 
 
 class Circuit(StrEnum):
-    """What a breaker lets pass."""
+    """State of a circuit breaker."""
 
-    #: Everything.
+    #: All calls pass.
     CLOSED = "closed"
-    #: Nothing.
+    #: No call passes.
     OPEN = "open"
-    #: A few, to see whether they succeed.
+    #: A few probes pass.
     HALF_OPEN = "half_open"
 
 
 class BreakerRule(Struct, frozen=True):
-    """When a breaker opens and closes; times are in microseconds."""
+    """Thresholds and times of a breaker; times are in microseconds."""
 
     failures: int = 5
     window: int = 60_000_000
     successes: int = 2
     reset: int = 30_000_000
     probes: int = 1
-    #: What may not pass fails at once, in place of waiting.
+    #: Calls fail at once while the breaker is open, instead of waiting.
     fails: bool = False
 
 
 class Breaker:
-    """Leaves a dependency alone that fails: after `failures` within `window`, nothing is called for `reset`.
+    """A circuit breaker: after `failures` within `window`, a failing dependency is not called for `reset`.
 
-    Then at most `probes` at a time are let pass, in all processes together, until `successes` of them have succeeded; one that fails opens it
-    again. Whoever names the same `name` shares it. What may not pass waits, which uses up no attempt; with `when_open="fail"` it fails at once with
-    `BreakerOpen`. `counts` says which errors are the dependency's: exception classes, or a function of the error; by
-    default all that are worth another attempt, and timeouts.
+    Then at most `probes` calls at a time pass, over all processes, until `successes` of them have succeeded; a failed
+    probe opens the
+    breaker again. Breakers with the same `name` are one. A call that may not pass waits without using up an attempt;
+    with
+    `when_open="fail"` it fails at once with `BreakerOpen`. `counts` selects the errors that count as failures of the
+    dependency: exception
+    classes, or a function of the error; by default timeouts and all errors that are worth a retry.
     """
 
     def __init__(
@@ -87,25 +90,25 @@ class Breaker:
 
     @classmethod
     def of(cls, name: str, rule: BreakerRule) -> Breaker:
-        """One that was stored."""
+        """A breaker from its stored rule."""
         breaker = cls(name)
         breaker.rule = rule
         return breaker
 
     @property
     def gate(self) -> str:
-        """The gate that it is."""
+        """Name of its gate."""
         return PREFIX + self.name
 
     @property
     def counts_by_code(self) -> bool:
-        """Whether `counts` was given, which cannot be stored."""
+        """True if `counts` was given, which is code and cannot be stored."""
         return self._counts is not None
 
     def assess(self, error: BaseException | None, policy: Retry) -> bool | None:
-        """Whether an attempt speaks for the dependency (True), against it (False) or says nothing (None).
+        """Tell whether an attempt counts as a success (True), as a failure (False) or not at all (None).
 
-        What does not count as a failure was answered, and so counts as a success.
+        An error that is not the dependency's failure is an answer of the dependency, and so counts as a success.
         """
         if error is None:
             return True
@@ -116,78 +119,78 @@ class Breaker:
         try:
             blamed = isinstance(error, self._counts) if isinstance(self._counts, tuple) else self._counts(error)
         except Exception as problem:
-            # A mistake in the function must not hide the error that it was asked about.
+            # An error in the user's function must not hide the original error.
             error.add_note(f"It counts as a failure: the breaker's `counts` function raised {problem!r}.")
             return False
         return not blamed
 
 
 class BreakerReport(Struct, frozen=True):
-    """How attempts behind one breaker ended, as one worker saw it."""
+    """Outcomes of attempts behind one breaker, reported by one worker."""
 
     gate: str
     rule: BreakerRule
-    #: From 1, of each worker: one that is repeated is counted once.
+    #: Number of the report, from 1 for each worker, so that a repeated report counts once.
     number: int
-    #: Since when the attempts had been let pass, and how many of those failed and succeeded.
+    #: Time of admission, failures and successes of the attempts admitted then.
     outcomes: tuple[tuple[int, int, int], ...]
 
 
 class BreakerState(Struct):
-    """Where a breaker stands."""
+    """Stored state of a breaker; the field names are part of the stored format."""
 
     circuit: Circuit = Circuit.CLOSED
-    #: Since when.
+    #: Time of the last change.
     since: int = 0
-    #: Somebody said so, and until somebody says otherwise it stays.
+    #: Set by hand; stays until it is changed by hand.
     by_hand: bool = False
-    #: While it is half open.
+    #: Successful probes while it is half open.
     successes: int = 0
-    #: Number of the bucket, failures and successes; those of the window, the oldest first.
+    #: Buckets of the window, oldest first: number, failures, successes.
     ring: list[tuple[int, int, int]] = []
-    #: What each worker reported last, and when.
+    #: Number and time of each worker's last report.
     heard: dict[str, tuple[int, int]] = {}
     rule: BreakerRule = BreakerRule()
 
     def to_json(self) -> str:
-        """As a gate keeps it."""
+        """Encode for the gate's row."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> BreakerState:
-        """Read it back."""
+        """Decode from the gate's row."""
         return _state.decode(text)
 
     @property
     def until(self) -> int:
-        """When an open one lets something pass again."""
+        """Time when an open breaker admits the first probe."""
         return FAR - 1 if self.by_hand else self.since + self.rule.reset
 
     def lacks(self, held: int) -> str:
-        """What the next one would have to wait for, if so many have passed and count."""
+        """What the next call lacks if `held` calls have passed: "open", "room", or nothing."""
         if self.circuit is Circuit.OPEN:
             return "open"
         return "room" if self.circuit is Circuit.HALF_OPEN and held >= self.rule.probes else ""
 
     def counted(self, now: int) -> tuple[int, int]:
-        """Failures and successes within the window."""
+        """Number of failures and successes within the window."""
         oldest = self._bucket(now) - BUCKETS
         recent = [(failures, successes) for number, failures, successes in self.ring if number > oldest]
         return sum(one for one, _ in recent), sum(one for _, one in recent)
 
     def wake(self, now: int) -> bool:
-        """Half open it if that is due; whether it was."""
+        """Change to half open if that is due; returns True if it was."""
         if self.circuit is not Circuit.OPEN or self.until > now:
             return False
         self.turn(Circuit.HALF_OPEN, now)
         return True
 
     def turn(self, circuit: Circuit, now: int, *, by_hand: bool = False) -> None:
-        """Change to another state, in which nothing has been counted yet."""
+        """Change the state and reset the counts."""
         self.circuit, self.since, self.by_hand, self.successes, self.ring = circuit, now, by_hand, 0, []
 
     def declare(self, rule: BreakerRule) -> bool:
-        """What the code says now; whether that is new."""
+        """Take over the rule that the code declares; returns True if it has changed."""
         if rule == self.rule:
             return False
         if rule.window != self.rule.window:
@@ -196,14 +199,14 @@ class BreakerState(Struct):
         return True
 
     def add_report(self, worker: str, report: BreakerReport, now: int) -> bool:
-        """Count what a worker reports; False if it was counted before."""
+        """Count the report of a worker; returns False if it was counted before."""
         if self.heard.get(worker, (0, 0))[0] >= report.number:
             return False
         recent = sorted(self.heard.items(), key=lambda item: item[1][1])[-(_HEARD - 1) :]
         self.heard = {**dict(recent), worker: (report.number, now)}
         self.declare(report.rule)
         for since, failures, successes in report.outcomes:
-            # What was let pass before the state changed says nothing about it.
+            # Attempts that were admitted before the last change do not count.
             if since >= self.since:
                 self._count(failures, successes, now)
         return True
@@ -236,27 +239,27 @@ _state = decoder_for(BreakerState)
 
 
 class BreakerInfo(Struct, frozen=True, kw_only=True):
-    """A breaker as the database has it, for people."""
+    """State of a breaker, for inspection."""
 
     name: str
     circuit: Circuit
     since: int
     by_hand: bool = False
-    #: When an open one lets something pass again by itself; 0 if it does not, or is not open.
+    #: Time when an open breaker admits the first probe; 0 if it is not open, or was opened by hand.
     until: int = 0
-    #: Counted within the window; of one that is half open, the successes of its probes.
+    #: Counts within the window; while it is half open, the successes of its probes.
     failures: int = 0
     successes: int = 0
-    #: How many wait for it.
+    #: Number of runs and steps that wait for it.
     waiting: int = 0
     rule: BreakerRule = BreakerRule()
-    #: Why it is set aside and lets nothing pass: its row cannot be read. Empty: it is not.
+    #: Reason why its row cannot be read, so that nothing passes; empty if it can.
     problem: str = ""
 
 
 def breaker_info(name: str, state: BreakerState, now: int, waiting: int) -> BreakerInfo:
-    """What there is to say of a breaker."""
-    # Nobody has looked yet, but the next one may pass.
+    """Describe a breaker for inspection."""
+    # The stored state changes when the next call arrives; that call may pass.
     circuit = Circuit.HALF_OPEN if state.circuit is Circuit.OPEN and state.until <= now else state.circuit
     failures, successes = state.counted(now)
     is_open = circuit is Circuit.OPEN
@@ -274,7 +277,7 @@ def breaker_info(name: str, state: BreakerState, now: int, waiting: int) -> Brea
 
 
 def check_breaker(breaker: Breaker | None) -> Breaker | None:
-    """Give back what a user writes. Raises `UsageError`."""
+    """Check a `Breaker`, or None. Raises `UsageError`."""
     if breaker is not None and not isinstance(breaker, Breaker):
         raise UsageError(f"breaker={breaker!r}: give a Breaker, such as Breaker('openai')")
     return breaker
@@ -306,7 +309,7 @@ def _is_transient(error: BaseException, policy: Retry) -> bool:
 
 
 def count_outcomes(outcomes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int, int], ...]:
-    """Outcomes as a report has them: by the time since which, how many failed and succeeded."""
+    """Count outcomes by time of admission: failures and successes."""
     counted: dict[int, tuple[int, int]] = {}
     for since, succeeded in outcomes:
         failures, successes = counted.get(since, (0, 0))

@@ -1,7 +1,7 @@
-"""What one call says of gates, in place of what its code says: limits, a breaker, and by which key it takes turns.
+"""Per-call overrides of limits, breaker and fairness key.
 
-It travels with the run, so it is worked out where the call is made: keys are told from its arguments there, and functions do not travel.
-What a call says nothing of is left to its code.
+They travel with the run as plain data, so keys are computed from the arguments where the call is made. What a call does
+not override is taken from its code.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from perdure.core.limits.limit import (
 )
 from perdure.errors import UsageError
 
-#: The parts of a run's options, as they are found without reading them.
+#: Keys in the JSON of a run's options, to find them without decoding it.
 _PARTS = ('"limits":', '"breaker":', '"fair":')
 
 
 class CallLimit(Struct, frozen=True, omit_defaults=True):
-    """A limit of one call."""
+    """Limit of one call."""
 
     gate: str
     bounds: LimitBounds
-    #: None: as is usual for what is called.
+    #: None: the default of the workflow or activity.
     hold: PermitScope | None = None
 
 
 class CallBreaker(Struct, frozen=True):
-    """A breaker of one call."""
+    """Breaker of one call."""
 
     name: str
     rule: BreakerRule
 
     @property
     def breaker(self) -> Breaker:
-        """As code has it."""
+        """The breaker as a `Breaker`."""
         return Breaker.of(self.name, self.rule)
 
 
 class CallFair(Struct, frozen=True, omit_defaults=True):
-    """Among whom one call takes turns."""
+    """Fairness key of one call, and the cost of one turn."""
 
     key: str
     stride: int = STRIDE
 
 
 class CallLimits(Struct, frozen=True):
-    """All of it; None: nothing was said."""
+    """All overrides of one call; None leaves a part to the code."""
 
     limits: tuple[CallLimit, ...] | None = None
     breaker: CallBreaker | None = None
     fair: CallFair | None = None
-    #: How long it may wait to be begun, in seconds. The claim that sends it to its gates has forgotten.
+    #: Longest wait for the start, in seconds; kept here because the claim that sends the run to its gates clears it.
     start_within: float | None = None
 
     def gating(
@@ -82,8 +82,8 @@ class CallLimits(Struct, frozen=True):
         also: Sequence[str],
         breaker: Breaker | None,
     ) -> RequiredGates:
-        """What a run has to pass by that, and by what its code says besides. Raises whatever the functions of the user raise."""
-        # Options may come from plain SQL.
+        """Gates that a run has to pass, by its call and by its code. Raises what users' key functions raise."""
+        # Checked, because options may come from plain SQL.
         given = [
             RequiredGate(check_id(one.gate, "limit of a run's options"), one.bounds, one.hold or hold)
             for one in self.limits or ()
@@ -110,54 +110,55 @@ NO_CALL_LIMITS = CallLimits()
 
 
 def has_call_limits(options: str) -> bool:
-    """Whether a run's options say anything of gates."""
+    """Tell whether a run's options override limits, breaker or fairness key."""
     return options != "{}" and any(part in options for part in _PARTS)
 
 
 def call_limits_of(options: str) -> CallLimits:
-    """What a run's options say of gates. Raises `msgspec.MsgspecError` for what makes no sense."""
+    """Decode the overrides in a run's options. Raises `msgspec.MsgspecError`."""
     return _given.decode(options) if has_call_limits(options) else NO_CALL_LIMITS
 
 
 def make_call_limits(
     limit: Limit | Sequence[Limit] | None, type: str, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
 ) -> tuple[CallLimit, ...] | None:
-    """Limits of one call, with its keys. Raises `UsageError`, and whatever the functions of the user raise."""
+    """Limits of one call, with keys computed. Raises `UsageError`, and what users' key functions raise."""
     if limit is None:
         return None
     given: dict[str, CallLimit] = {}
     for one in check_limits(limit):
         if one.name is None:
             raise UsageError(
-                f"limit={one!r} of one call of {type} has no name, so that it would be everybody's: give it one, which all "
-                "that share it name, such as Limit('external:openai', rate='100/m')"
+                f"limit={one!r} of one call of {type} has no name, so it would apply to all calls; give it a name, "
+                "such as Limit('external:openai', rate='100/m')"
             )
-        gate = one.name if one.key is None else keyed_gate(one.name, _told(one.key, arguments))
+        gate = one.name if one.key is None else keyed_gate(one.name, _key_of(one.key, arguments))
         given[gate] = CallLimit(gate, one.bounds, one.hold)
     return tuple(given.values())
 
 
 def make_call_breaker(breaker: Breaker | None) -> CallBreaker | None:
-    """A breaker of one call. Raises `UsageError`."""
+    """Breaker of one call. Raises `UsageError`."""
     if breaker is None:
         return None
     if breaker.counts_by_code:
         raise UsageError(
-            f"breaker={breaker!r}: a breaker that travels with a run cannot have `counts`, which is code; declare it at the activity instead"
+            f"breaker={breaker!r}: a breaker that travels with a run cannot have `counts`, which is code; "
+            "declare it at the activity instead"
         )
     return CallBreaker(breaker.name, breaker.rule)
 
 
 def make_call_fair(fair: Fair | None, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> CallFair | None:
-    """The key by which one call takes turns. Raises `UsageError`, and whatever the functions of the user raise."""
+    """Fairness key of one call. Raises `UsageError`, and what users' key functions raise."""
     if fair is None:
         return None
     if not isinstance(fair, Fair):
         raise UsageError(f"fair={fair!r}: give a Fair, such as Fair(lambda tenant: tenant)")
-    key = str(_told(fair.key, arguments))
+    key = str(_key_of(fair.key, arguments))
     return CallFair(fair_key(key), max(1, int(STRIDE / fair.weight_of(key))))
 
 
-def _told(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:
+def _key_of(function: Any, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> object:
     args, kwargs = arguments
     return key_from(function, args, kwargs)

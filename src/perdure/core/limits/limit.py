@@ -1,8 +1,8 @@
-"""What a run has to pass before it is worked on: limits of concurrency and rate, and whose turn it is.
+"""Limits of concurrency and rate, and fairness between keys.
 
-A *gate* is known by its name to everybody who shares a database. `Limit` is what users write at a workflow or an activity; for one
-run it becomes a `RequiredGate` for each gate that the run has to pass, and `RequiredGates` is all of them. Rates are those of the generic cell rate
-algorithm: in any time t, at most burst + rate * t.
+Users declare a `Limit` at a workflow, activity or step. A *gate* is the stored row that carries a limit or breaker; all
+processes that use a database know it by its name. For one run, limits become `RequiredGates`. Rates follow the generic
+cell rate algorithm: in any time t, at most burst + rate * t.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from perdure.core.limits.breaker import Breaker, BreakerInfo, BreakerRule
 from perdure.errors import InvalidId, UsageError
 
 SECOND = 1_000_000
-#: What a weight of 1 costs in the order of turns; weights go down to a thousandth of that.
+#: Cost of one turn for a weight of 1; weights go up to a thousand.
 STRIDE = 1_000_000
-#: Between the name of a limit and the key of one of its gates.
+#: Separator between the name of a limit and the key of one of its gates.
 KEYED = "/"
 
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:/|per)\s*(\d*)\s*(s|sec|second|m|min|minute|h|hour|d|day)s?\s*\Z")
@@ -35,20 +35,21 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class PermitScope(StrEnum):
-    """For how long a run counts against a concurrency."""
+    """Time for which a run holds a permit of a concurrency limit."""
 
-    #: While a worker has it: what it waits for (a retry, a timer) lets others pass.
+    #: While a worker holds the run; a run that waits for a retry or a timer frees its permit.
     LEASE = "lease"
-    #: From its first beginning to its end, however long it waits.
+    #: From the first start of the run to its end, waits included.
     RUN = "run"
 
 
 class Limit:
-    """At most so many at once (`concurrency`), or in so much time (`rate`, such as `"100/m"`), in all processes together.
+    """A bound on concurrency (`concurrency=5`) or rate (`rate="100/m"`), over all processes.
 
-    Whoever names the same `name` shares the limit; without a name it is for the type alone. With `key`, a function of the arguments, there is one
-    for each key. A `rate` lets `burst` of them go at once after a pause; by default as many as come in a tenth of a second, at least one.
-    A workflow counts from its beginning to its end, an activity while it is being executed; `hold` says otherwise.
+    Limits with the same `name` are one; without a name, the limit is the type's own. With `key`, a function of the
+    arguments, each key has its own limit. A `rate` admits `burst` at once after a pause; by default as many as fit a
+    tenth of a second, at least one. A workflow holds its permit from start to end, an activity while it is executed;
+    `hold` ("run" or "lease") changes that.
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class Limit:
 
 
 class Fair:
-    """Runs that wait take turns by `key`, a function of the arguments, each as often as its `weight` says (1 by default).
+    """Fair order of waiting runs: keys take turns in proportion to their `weight`, 1 by default.
 
-    The weight may be a function of the key. Whoever has many runs waiting does not hold up those who have few.
+    `key` is a function of the arguments; `weight` may be a function of the key. A key with many waiting runs does not
+    delay a key with few.
     """
 
     def __init__(self, key: Callable[..., object], weight: float | Callable[[str], float] = 1.0) -> None:
@@ -85,16 +87,16 @@ class Fair:
             check_weight(weight)
 
     def weight_of(self, key: str) -> float:
-        """The weight of a key. Raises `UsageError`."""
+        """Weight of a key. Raises `UsageError`."""
         return check_weight(self.weight(key) if callable(self.weight) else self.weight)
 
 
 class LimitBounds(Struct, frozen=True):
-    """What a gate lets pass."""
+    """Concurrency and rate of a gate; the field names are part of the stored format."""
 
-    #: So many at once; 0: any number.
+    #: Permits at once; 0: any number.
     concurrency: int = 0
-    #: Microseconds between two of them; 0: no rate.
+    #: Microseconds between two admissions; 0: no rate.
     pace: int = 0
     burst: int = 1
 
@@ -108,39 +110,39 @@ class LimitBounds(Struct, frozen=True):
 
     @property
     def slack(self) -> int:
-        """How far ahead of its pace it may be."""
+        """Time by which admissions may be ahead of the pace."""
         return (self.burst - 1) * self.pace
 
     def ready_at(self, arrival: int) -> int:
-        """When the next one may pass, if the theoretical arrival time is that."""
+        """Time of the next admission, by the theoretical arrival time."""
         return arrival - self.slack if self.pace else 0
 
 
 class RequiredGate(Struct, frozen=True):
-    """A gate that a run has to pass."""
+    """A gate that a run or step has to pass."""
 
     gate: str
     bounds: LimitBounds = LimitBounds()
     hold: PermitScope = PermitScope.LEASE
-    #: Of a breaker.
+    #: Rule of a breaker; None for a limit.
     rule: BreakerRule | None = None
 
 
 class RequiredGates(Struct, frozen=True):
-    """All that a run has to pass, and among whom it takes turns."""
+    """All gates that a run or step has to pass, and its fairness key; the field names are part of the stored format."""
 
     passes: tuple[RequiredGate, ...]
     fair_key: str = ""
-    #: What one turn costs it: less for a greater weight.
+    #: Cost of one turn: less for a greater weight.
     stride: int = STRIDE
 
     def to_json(self) -> str:
-        """As a line keeps it."""
+        """Encode for the waitlist's row."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> RequiredGates:
-        """Read it back."""
+        """Decode from the waitlist's row."""
         return _gating.decode(text)
 
 
@@ -148,41 +150,39 @@ _gating = decoder_for(RequiredGates)
 
 
 class LimitInfo(Struct, frozen=True, kw_only=True):
-    """A gate as the database has it, for people."""
+    """State of a limit, for inspection."""
 
     name: str
-    #: What holds: what was set at run time, or else what the code says.
+    #: Bounds that apply: those set at run time, or else those of the code.
     bounds: LimitBounds
-    #: What was set at run time; None: nothing.
+    #: Bounds set at run time; None: none.
     override: LimitBounds | None = None
-    #: How many have passed and count, and how many wait.
+    #: Number of permits in use, and of waiting runs and steps.
     held: int = 0
     waiting: int = 0
-    #: When the next one may pass; 0 if none waits.
+    #: Time of the next admission; 0 if nothing waits.
     due_at: int = 0
     breaker: BreakerInfo | None = None
-    #: Why it is set aside and lets nothing pass: its row cannot be read. Empty: it is not.
+    #: Reason why its row cannot be read, so that nothing passes; empty if it can.
     problem: str = ""
 
 
 class WaitlistPosition(Struct, frozen=True):
-    """Where a run stands in line."""
+    """Position of a run on a waitlist."""
 
     gate: LimitInfo
-    #: How many of its type are before it, up to a thousand.
+    #: Number of runs of its type before it, up to a thousand.
     ahead: int
     since: int
 
 
 def make_bounds(*, concurrency: int | None, rate: str | None, burst: int | None) -> LimitBounds:
-    """Validated bounds. Raises `UsageError`."""
+    """Check and combine concurrency, rate and burst. Raises `UsageError`."""
     for name, value in (("concurrency", concurrency), ("burst", burst)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31):
             raise UsageError(f"{name}={value!r}: give a whole number, at least 1")
     if burst is not None and rate is None:
-        raise UsageError(
-            f"burst={burst!r} says how many may go at once under a rate; give a rate, such as rate='100/m'"
-        )
+        raise UsageError(f"burst={burst!r} needs a rate, such as rate='100/m'")
     if concurrency is None and rate is None:
         raise UsageError("a limit needs a concurrency, such as concurrency=5, a rate, such as rate='100/m', or both")
     pace = 0 if rate is None else pace_of(rate)
@@ -191,41 +191,44 @@ def make_bounds(*, concurrency: int | None, rate: str | None, burst: int | None)
 
 
 def pace_of(rate: str) -> int:
-    """Microseconds between two, for a rate such as `"5/s"`, `"100 per minute"` or `"3/10s"`. Raises `UsageError`."""
+    """Microseconds between two admissions at a rate such as `"5/s"`, `"100 per minute"` or `"3/10s"`.
+
+    Raises `UsageError`.
+    """
     found = _RATE.match(rate) if isinstance(rate, str) else None
     if found is None:
-        raise UsageError(f"rate={rate!r} is no rate; write '5/s', '100/m', '1000/h' or '3/10s'")
+        raise UsageError(f"rate={rate!r} is not a rate; write '5/s', '100/m', '1000/h' or '3/10s'")
     number, times, unit = found.groups()
     if Fraction(number) == 0 or times == "0":
         raise UsageError(f"rate={rate!r} lets nothing pass at all; pause the type or the queue instead")
-    # Rounded up: a rate is kept, not nearly kept.
+    # Rounded up, so that the rate is never exceeded.
     pace = -(-(SECOND * int(times or 1) * _UNITS[unit[0]]) // Fraction(number))
     return max(1, int(pace))
 
 
 def check_gate(name: str) -> str:
-    """Give back the name of a limit, which has no `/`. Raises `InvalidName`."""
+    """Check the name of a limit, which has no `/`. Raises `InvalidName`."""
     return check_name(name, "limit")
 
 
 def keyed_gate(name: str, key: object) -> str:
-    """The gate of a limit's key; one that is too long for a name is cut, and told from others by a digest."""
+    """Gate name of one key of a limit; a name that is too long is cut and ends in a digest."""
     text = storable(f"{name}{KEYED}{key}", "limit's key")
     return check_id(text, "limit's key") if len(text.encode()) <= ID_BYTES else _fitting(text)
 
 
 def fair_key(key: object) -> str:
-    """The key by which a run takes turns, as it is stored; one that is too long is cut, and told from others by a digest. Raises `InvalidId`."""
+    """Fairness key as stored; a key that is too long is cut and ends in a digest. Raises `InvalidId`."""
     return _fitting(storable(str(key), "key of Fair"))
 
 
 def storable(text: str, what: str) -> str:
-    """Give back a text that every database can store. Raises `InvalidId`."""
+    """Check that every database can store a text. Raises `InvalidId`."""
     problem = "it contains a NUL character" if "\0" in text else ""
     try:
         text.encode()
     except UnicodeEncodeError:
-        problem = "it contains a lone surrogate, which is no character"
+        problem = "it contains a lone surrogate, which is not a character"
     if problem:
         raise InvalidId(f"{text[:300]!r} cannot be a {what}: {problem}")
     return text
@@ -239,29 +242,29 @@ def _fitting(text: str) -> str:
 
 
 def limit_of_gate(gate: str) -> str:
-    """The limit that a gate belongs to."""
+    """Name of the limit that a gate belongs to."""
     return gate.partition(KEYED)[0]
 
 
 def queue_gate(queue: str) -> str:
-    """The gate of a queue."""
+    """Gate name of a queue."""
     return f"queue:{queue}"
 
 
 def type_gate(type: str) -> str:
-    """The gate of a type."""
+    """Gate name of a type."""
     return f"type:{type}"
 
 
 def stored_location(location: str) -> str:
-    """A step's location, as lines and permits have it; one that is too long is told from others by a digest."""
+    """Location of a step as waitlists and permits store it; a location that is too long is cut and ends in a digest."""
     if len(location) <= 100:
         return location
     return f"{location[:60]}~{blake2b(location.encode(), digest_size=16).hexdigest()}"
 
 
 def check_limits(limit: Limit | Sequence[Limit] | None) -> tuple[Limit, ...]:
-    """Validated, from what a user writes. Raises `UsageError`."""
+    """Check the limits that a user wrote. Raises `UsageError`."""
     if limit is None:
         return ()
     given = tuple(limit) if isinstance(limit, list | tuple) else (limit,)
@@ -283,10 +286,11 @@ def required_gates(
     own: str = "",
     given: Sequence[RequiredGate] = (),
 ) -> RequiredGates:
-    """What a run of a type with these arguments has to pass.
+    """Gates that a run of a type with these arguments has to pass.
 
-    `also` are gates without bounds in the code, `given` those of one call; `own` is what a limit without a name is called, if not after the
-    type. Raises whatever the functions of the user raise.
+    `also`: gates without bounds in the code. `given`: gates of one call. `own`: name of a limit without a name, in
+    place of the type's.
+    Raises what users' key functions raise.
     """
     args, kwargs = arguments
     passes: dict[str, RequiredGate] = {}
@@ -308,7 +312,7 @@ def required_gates(
 
 
 def check_weight(weight: object) -> float:
-    """Give back a weight. Raises `UsageError`."""
+    """Check a weight. Raises `UsageError`."""
     if not isinstance(weight, int | float) or not 0.001 <= weight <= 1000:
         raise UsageError(f"weight {weight!r}: give a number from 0.001 to 1000")
     return float(weight)
@@ -330,7 +334,7 @@ def _hold(hold: PermitScope | str) -> PermitScope:
 
 
 def key_from(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The key of a call. Arguments by name that the function does not take are left out."""
+    """Call a user's key function; keyword arguments that it does not take are left out."""
     names = _parameter_names(function) if kwargs else None
     if names is None:
         return function(*args, **kwargs)
@@ -339,7 +343,7 @@ def key_from(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 @lru_cache(maxsize=1024)
 def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Names that a function takes; None if it takes any, or does not tell."""
+    """Names of a function's parameters; None if it takes any name, or has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):

@@ -11,135 +11,135 @@ from perdure.core.model.run import DEFAULT_QUEUE, Reason, Run, Status
 from perdure.core.model.turn import Lease
 from perdure.core.time.duration import FAR
 
-#: Claims without progress after which a run is a suspect: it may have killed the workers that had it.
+#: Claims without progress after which a run is a suspect: it may have killed the workers that held it.
 SUSPECT_AFTER = 2
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """Which runs a worker wants."""
+    """Request of a worker for runs that are ready."""
 
     worker: str
-    #: Random, new for every claim. A repeated request with the same nonce gets the same runs.
+    #: Random, new for each claim. Repeating a request with the same nonce gives the same runs.
     nonce: str
     limit: int
-    #: How many of `limit` are chosen by age alone, whatever their priority, so that nothing starves.
+    #: Number of the runs, out of `limit`, that are chosen by age alone, so that low priorities do not starve.
     by_age: int = 0
     types: tuple[str, ...]
     queues: tuple[str, ...] = (DEFAULT_QUEUE,)
-    #: The worker holds nothing, so it may take suspects, and nothing else beside them.
+    #: The worker holds no run, so it may claim a suspect, and nothing besides.
     alone: bool = False
-    #: Claims without progress after which a run is set aside.
+    #: Claims without progress after which a run is blocked as poison.
     poison_after: int = 5
-    #: For how long a run that has just become ready is left to the worker that last had it, in microseconds.
+    #: Microseconds for which a run that has become ready is left to the worker that held it last.
     affinity: int = 0
 
 
 class ClaimedRun(Struct, frozen=True, gc=False):
-    """A run and the lease on it."""
+    """A claimed run and the lease on it."""
 
     run: Run
-    #: The number of its last record; -1: nothing was ever recorded for it.
+    #: Number of its last record; -1: there is none.
     last: int
 
     @property
     def fresh(self) -> bool:
-        """Whether there is no history to load."""
+        """True if there is no history to load."""
         return self.last < 0
 
     @property
     def lease(self) -> Lease:
-        """The right to write it."""
+        """The lease that the claim has given."""
         return Lease(self.run.id, self.run.token, self.run.nonce)
 
 
 class ClaimResult(Struct, frozen=True, kw_only=True):
-    """What a claim got."""
+    """Answer to a `ClaimRequest`."""
 
     runs: tuple[ClaimedRun, ...]
-    #: When the next run becomes ready by time alone (`FAR` if none will): no need to look before then for timers.
+    #: Time when the next run becomes ready by time alone; `FAR` if none will.
     next_wake: int
-    #: Suspects were passed over because this worker holds something else.
+    #: Suspects were skipped because this worker holds other runs.
     suspects: bool
-    #: The database's time at the claim.
+    #: Time of the database at the claim.
     now: int
-    #: When a schedule is due next.
+    #: Time when the next schedule is due.
     next_fire: int = FAR
-    #: Gates of whole types and queues, whose runs a claim leaves alone.
+    #: Gates of whole types and queues; runs behind them need an admission.
     limited: tuple[str, ...] = ()
 
 
 class LoadedRun(Struct, frozen=True, kw_only=True):
-    """What a worker needs to take a run up again."""
+    """A run with the history and inbox that a worker needs to resume it."""
 
     run: Run
-    #: In order of `seq`, those of earlier attempts at the run included.
+    #: In order of `seq`, including earlier attempts at the run.
     records: tuple[Record, ...]
     #: Unread inbox entries, in order of `seq`.
     inbox: tuple[Message, ...]
 
 
 class ClaimByIdRequest(Struct, frozen=True, kw_only=True):
-    """A request to take one run."""
+    """Request of a worker for one run by its id."""
 
     run_id: str
     worker: str
-    #: Random, new for every request. A repeated one gets the same answer.
+    #: Random, new for each request. Repeating a request gives the same answer.
     nonce: str
-    #: What the worker has code for, and what of that has to pass gates.
+    #: Types that the worker has code for, and those of them that have limits.
     types: tuple[str, ...]
     gated: frozenset[str] = frozenset()
-    #: The worker holds nothing, so it may take a suspect.
+    #: The worker holds no run, so it may claim a suspect.
     alone: bool = False
-    #: Claims without progress after which a run is set aside.
+    #: Claims without progress after which a run is blocked as poison.
     poison_after: int = 5
 
 
 class ClaimRefusal(StrEnum):
-    """Why a run was not taken."""
+    """Reason why a run was not claimed by its id."""
 
     UNKNOWN = "unknown"
     FINISHED = "finished"
-    #: It waits: for a time, or for something to arrive.
+    #: It waits for a time or a message.
     WAITING = "waiting"
     BLOCKED = "blocked"
-    #: Somebody else has it.
+    #: Another worker holds it.
     HELD = "held"
     #: Its type or its queue is paused.
     PAUSED = "paused"
-    #: It may have killed those who had it, and is only given to who holds nothing else.
+    #: It may have killed earlier workers, and is given only to a worker that holds no other run.
     SUSPECT = "suspect"
     #: The worker has no code for it.
     FOREIGN = "foreign"
-    #: It has to pass gates, which is not done here; one that stood in a line is as ready as before.
+    #: It has limits, and so needs an admission first; its place on a waitlist is unchanged.
     GATED = "gated"
-    #: The worker has been declared dead.
+    #: The worker was declared dead.
     DEAD = "dead"
 
 
 class ClaimByIdResult(Struct, frozen=True, kw_only=True):
-    """The answer: the run with a lease on it, or why not."""
+    """Answer to a `ClaimByIdRequest`: the run with a lease, or a refusal."""
 
     claimed: ClaimedRun | None = None
     refused: ClaimRefusal | None = None
-    #: As it is, if it was not taken; None if there is no such run.
+    #: The run as it is, if it was refused; None if there is no such run.
     run: Run | None = None
-    #: The database's time.
+    #: Time of the database.
     now: int
-    #: The number of its last record when it was taken; -1 for none.
+    #: Number of its last record at the claim; -1: none.
     progress: int = -1
-    #: Gates of types and queues that were set at run time.
+    #: Gates of types and queues that were limited at run time.
     limited: tuple[str, ...] = ()
 
 
 class ExecutionState(StrEnum):
-    """Where a run stands after somebody was asked to execute it."""
+    """State of a run after `engine.execute`."""
 
     FINISHED = "finished"
-    #: For a time, a message or a child.
+    #: It waits for a time, a message or a child.
     WAITING = "waiting"
-    #: Another worker has it.
+    #: Another worker holds it.
     HELD = "held"
-    #: Given back before it came to a wait or to its end: the time was up.
+    #: Released when the timeout was over, before it came to a wait or to its end.
     READY = "ready"
     BLOCKED = "blocked"
     #: Its type or its queue is paused.
@@ -147,19 +147,19 @@ class ExecutionState(StrEnum):
 
 
 class ExecutionResult(Struct, frozen=True, kw_only=True):
-    """What came of `engine.execute`."""
+    """Result of `engine.execute`."""
 
     run_id: str
     state: ExecutionState
     status: Status
     reason: Reason | None
-    #: When to try again, in microseconds since the epoch; None: something has to happen first.
+    #: Time to execute it again, in microseconds since the epoch; None: after a message or an outcome.
     again_at: int | None
-    #: The same, in seconds from now.
+    #: The same time, in seconds from now.
     again_in: float | None
-    #: Whether this call has worked on it.
+    #: This call has executed the run.
     worked: bool
-    #: Whether its history has grown by that, or it has come to a wait or its end.
+    #: The run has new history, or has come to a wait or to its end.
     progressed: bool
-    #: The run that waits for its outcome.
+    #: Id of the run that waits for its outcome.
     parent_id: str | None

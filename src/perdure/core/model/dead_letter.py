@@ -1,7 +1,7 @@
-"""Dead letters: runs that nobody works on any more until a person decides, and what can be decided.
+"""Dead letters: runs that stay as they are until a person decides about them.
 
-A dead letter is a run that failed for good, or that was set aside as poison or because it cannot be decoded. It stays the run that it is;
-a letter is a way to look at it, with all that went wrong. It is requeued, discarded, or deleted when it is old.
+A dead letter is a run that failed for good, or was blocked as poison or because it cannot be decoded. The `DeadLetter`
+is a view of that run with all of its errors. A dead letter is requeued, discarded, or pruned when it is old.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.errors import DecodeError
 
 
 class DeadLetterReason(StrEnum):
-    """Why a run is a dead letter."""
+    """Reason why a run is a dead letter."""
 
     FAILED = "failed"
     POISON = "poison"
@@ -26,20 +26,20 @@ class DeadLetterReason(StrEnum):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """One thing that went wrong."""
+    """One error of a dead letter."""
 
-    #: When that was known; `started_at` is when it had begun, 0 where that was not written down.
+    #: Time of the error; `started_at` is the start of the attempt, 0 if it was not recorded.
     at: int
     started_at: int = 0
-    #: The step, or the type of an activity; empty: the run itself.
+    #: Location of the step, or type of the activity; empty: the run itself.
     location: str
-    #: Which attempt it was, at the step or at the run.
+    #: Number of the attempt, at the step or at the run.
     attempt: int
     error: Failure
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
-    """A run that is dead, with its whole story of errors, oldest first."""
+    """A dead run, with all of its errors, oldest first."""
 
     run_id: str
     type: str
@@ -47,92 +47,92 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     #: JSON, as in `Run`.
     input: str
     reason: DeadLetterReason
-    #: Attempts at the run since it was started, or requeued.
+    #: Number of attempts at the run since it was started or requeued.
     attempts: int
     generation: int
-    #: The last error, and all of them; the last one among them.
+    #: The last error, and all errors including the last.
     error: Failure
     errors: tuple[Fault, ...]
     created_at: int
     dead_since: int
-    #: How often it was given another chance, and when last; 0: never.
+    #: Number of requeues, and time of the last one; 0: never.
     requeued: int
     requeued_at: int
     parent_id: str | None
-    #: When it was discarded; 0: it was not.
+    #: Time when it was discarded; 0: it was not.
     deleted_at: int
 
 
 class DeadLetterPage(Struct, frozen=True):
-    """A page of dead letters; hand `cursor` back for the next one, None when there is none."""
+    """A page of dead letters; pass `cursor` for the next page, None at the end."""
 
     letters: tuple[DeadLetter, ...]
     cursor: str | None
 
 
 class DeadLetterFilter(Struct, frozen=True, kw_only=True):
-    """Which dead letters. None means any. Only a `%` at the end of a type is special: any type that begins like that."""
+    """Filter of a listing of dead letters. None means any. A `%` at the end of a type matches any continuation."""
 
     type: str | None = None
     queue: str | None = None
-    #: The class of the last error, with or without its module.
+    #: Class name of the last error, with or without its module.
     error: str | None = None
     reasons: tuple[DeadLetterReason, ...] | None = None
     dead_after: int | None = None
     dead_before: int | None = None
-    #: Of those that were discarded: none, only those (True), or these too (None).
+    #: Only discarded ones (True), none of them (False), or both (None).
     deleted: bool | None = False
 
 
 class Requeue(Struct, frozen=True, kw_only=True):
-    """A dead run that is to go on, with what is to be different; None leaves it as it is."""
+    """Request to run a dead letter again, with changes; None leaves a value as it is."""
 
     run_id: str
-    #: The token that it was seen with: what makes this request the same as its repetition.
+    #: Token that the run was read with; identifies a repeated request.
     token: int
-    #: Whether it is an activity, which begins anew; None: its history tells.
+    #: True for an activity, which begins again; None: unknown, its history decides.
     is_activity: bool | None = None
     input: str | None = None
     options: str | None = None
     max_attempts: int | None = None
     deadline: int | None = None
-    #: See `Run.close_by`; used with `deadline`.
+    #: Like `Run.close_by`; used with `deadline`.
     close_by: int = 0
     queue: str | None = None
     priority: int | None = None
 
 
 class RequeueOutcome(StrEnum):
-    """The answer to a request to let a dead run go on."""
+    """Answer to a `Requeue`."""
 
-    #: It goes on, by this request or by an earlier one that wanted the same.
+    #: The run is open, by this request or by an earlier equal one.
     OPEN = "open"
-    #: Somebody else let it go on meanwhile, with another input or other options.
+    #: Another request has requeued it meanwhile, with another input or other options.
     OTHERWISE = "otherwise"
-    #: It is not dead.
+    #: The run is not dead.
     ALIVE = "alive"
-    #: Its deadline has passed, and no other one was given.
+    #: Its deadline has passed, and no new one was given.
     EXPIRED = "expired"
-    #: It has a history, which another input would not fit.
+    #: It has a history, which a new input would not fit.
     BEGUN = "begun"
-    #: It was deleted, and first has to be brought back.
+    #: It was deleted, and has to be restored first.
     DELETED = "deleted"
     UNKNOWN = "unknown"
 
 
 class DeleteOutcome(StrEnum):
-    """The answer to a request to delete a run, or to bring it back."""
+    """Answer to a request to delete a run, or to restore it."""
 
     DONE = "done"
-    #: It was so already.
+    #: It was so before; nothing was written.
     ALREADY = "already"
-    #: It has no outcome yet, so it cannot be deleted; or it is no dead letter, so it cannot be discarded.
+    #: It is unfinished and cannot be deleted, or is no dead letter and cannot be discarded.
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
 
 class RequeueRecord(Struct, frozen=True, kw_only=True):
-    """What is kept of a run's former end when it goes on."""
+    """The former end of a run that was requeued, kept as an output."""
 
     at: int
     by: str
@@ -144,18 +144,18 @@ class RequeueRecord(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, payload: str) -> RequeueRecord:
-        """Read it back. Raises `DecodeError`."""
+        """Decode it. Raises `DecodeError`."""
         try:
             return _requeueing.decode(payload)
         except msgspec.MsgspecError as error:
-            raise DecodeError(f"Cannot read how a run was requeued: {error}") from error
+            raise DecodeError(f"cannot decode how a run was requeued: {error}") from error
 
 
 _requeueing = decoder_for(RequeueRecord)
 
 
 def readable_failure(error: str | None) -> Failure:
-    """A stored error, also one that somebody else wrote and that is none."""
+    """Decode a stored error; one that cannot be decoded becomes the message."""
     try:
         return Failure.from_json(error or "{}")
     except DecodeError:
@@ -163,7 +163,7 @@ def readable_failure(error: str | None) -> Failure:
 
 
 def dead_letter_reason(status: Status, reason: Reason | None) -> DeadLetterReason | None:
-    """Why a run in that state is a dead letter; None: it is none."""
+    """Reason why a run of that status is a dead letter; None if it is not."""
     if status is Status.FAILED:
         return DeadLetterReason.FAILED
     if status is Status.BLOCKED and reason is not None and reason in (Reason.POISON, Reason.UNDECODABLE):

@@ -1,4 +1,4 @@
-"""What a check of code against the runs that are under way has found."""
+"""Report of `engine.check`: unfinished runs that the current code does not fit."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from msgspec import Struct
 
 
 class DeployProblem(StrEnum):
-    """What is wrong between the code and a run."""
+    """Kind of mismatch between the code and a run."""
 
     #: The code does not make the calls that the history has.
     DIVERGED = "diverged"
     #: The input, or a result in the history, does not fit the types of the code.
     UNDECODABLE = "undecodable"
-    #: There is no workflow of the run's type.
+    #: No workflow of the run's type is registered.
     UNSERVED = "unserved"
-    #: The code gives a recorded call other arguments; the result stays what it was. A warning.
+    #: The code calls a recorded operation with other arguments; the recorded result stays. A warning.
     ARGUMENTS = "arguments"
 
 
 class DeployFinding(Struct, frozen=True, kw_only=True):
-    """One run that the code does not fit."""
+    """A run that the code does not fit."""
 
     run_id: str
     type: str
     problem: DeployProblem
-    #: What the history has, and what the code has instead.
+    #: Operation in the history, and the code's operation in its place.
     expected: str
     found: str
-    #: What to do about it, most likely.
+    #: Most likely fix.
     fix: str
 
     @property
     def is_warning(self) -> bool:
-        """Whether the run goes on all the same."""
+        """True if the run can continue nevertheless."""
         return self.problem is DeployProblem.ARGUMENTS
 
 
 class DeployReport(Struct, frozen=True, kw_only=True):
-    """What a check has found."""
+    """Result of a check."""
 
-    #: How many runs were looked at, and whether there are more than were asked for.
+    #: Number of runs that were checked; `more`: there are others beyond the limit.
     checked: int
     more: bool
     findings: tuple[DeployFinding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether every run that was looked at goes on with this code."""
+        """True if every checked run can continue with this code."""
         return all(finding.is_warning for finding in self.findings)

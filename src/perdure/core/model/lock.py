@@ -1,32 +1,32 @@
-"""Named locks as the database has them.
+"""Named locks, as stored.
 
-A lock is a name, held by one owner until a time of the database's clock. Whoever holds it proves that by a nonce that nobody else knows;
-a fencing token, which only grows for each name, tells others who came later.
+An owner holds a lock until a time of the database's clock. The owner proves it by a secret nonce. A fencing token,
+which only grows for each name, tells a later owner from an earlier one.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-#: Lines of the audit trail about a lock are kept under this and its name.
+#: Prefix of the audit trail's run id for events of a lock.
 TRAIL = "lock:"
 
 
 class LockInfo(Struct, frozen=True, kw_only=True):
-    """A lock that somebody holds, or held last; times in microseconds since the epoch."""
+    """A lock and its current or last owner; times in microseconds since the epoch."""
 
     name: str
-    #: Who, for people.
+    #: Name of the owner, for people.
     owner: str
-    #: Larger than that of everybody who held it before.
+    #: Fencing token, larger than those of all earlier owners.
     token: int
     acquired_at: int
-    #: From then on anybody may take it. In the past: nobody holds it.
+    #: End of the lock; if it is in the past, the lock is free.
     expires_at: int
 
 
 class LockGrant(Struct, frozen=True):
-    """The answer to whoever wants a lock: whether they have it, and the lock as it is then."""
+    """Answer to a request for a lock: granted or not, and the lock as it is then."""
 
     granted: bool
     lock: LockInfo

@@ -1,4 +1,4 @@
-"""What people tell runs and workers: to pause, to go on, to move, to wake up."""
+"""Orders to runs (pause, resume, evict, wake), and pauses of types and queues."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from perdure.core.model.record import RecordKind
 
 
 class RunOrder(Struct, frozen=True, kw_only=True):
-    """Something that a run is told, apart from messages and cancellations."""
+    """An order to a run, apart from messages and cancellations."""
 
     run_id: str
     #: PAUSE, RESUME, EVICT or WAKE.
     kind: RecordKind
-    #: Unique within the run for ever: saying it twice is saying it once.
+    #: Unique within the run for ever; repeating it changes nothing.
     key: str
-    #: Why, for people.
+    #: Reason, for people.
     reason: str = ""
-    #: Of WAKE: when the sleep ends.
+    #: For WAKE: new end of the sleep.
     at: int = 0  # equivalent: constant: only WAKE reads it, and takes any time in the past as now
 
 
 class OrderOutcome(StrEnum):
-    """The answer to an order."""
+    """Answer to an order."""
 
     DONE = "done"
-    #: It is so already; nothing was written.
+    #: It was so before; nothing was written.
     ALREADY = "already"
-    #: The run is not in a state in which that means anything; nothing was written.
+    #: The order does not apply to the run's status; nothing was written.
     REFUSED = "refused"
     FINISHED = "finished"
     UNKNOWN = "unknown"
 
 
 class PauseKind(StrEnum):
-    """What a pause is of, apart from single runs."""
+    """Kind of a pause that covers many runs."""
 
     TYPE = "type"
     QUEUE = "queue"
 
 
 class Pause(Struct, frozen=True, kw_only=True):
-    """Runs of a type, or in a queue, are not taken by any worker until it is over."""
+    """A pause of a type or queue: no worker claims its runs."""
 
     kind: PauseKind
     name: str
     reason: str = ""
-    #: Who paused it, and when.
+    #: Actor and time of the pause.
     actor: str = ""
     paused_at: int = 0

@@ -1,4 +1,4 @@
-"""What a turn may carry besides its records: what others can read of a run, and what the run no longer needs."""
+"""Outputs: values that a run shows to others, such as states, streams and replies, and notes about the run itself."""
 
 from __future__ import annotations
 
@@ -12,55 +12,58 @@ from perdure.core.ids import short_key
 
 
 class OutputKind(StrEnum):
-    """Who reads an output, and how."""
+    """Kind of an output."""
 
-    #: The latest value of a key; a later one takes its place.
+    #: Latest value of a key; a later one replaces it.
     STATE = "state"
-    #: An item of a stream, read by position.
+    #: Item of a stream, read by position.
     STREAM = "stream"
-    #: The answer to a message; named by the message's key.
+    #: Answer to a question; named by the key of the question's message.
     REPLY = "reply"
-    #: What an activity last said of how far it has got; a later one takes its place.
+    #: Details of an activity's last heartbeat; a later one replaces them.
     HEARTBEAT = "beat"
-    #: How a run ended before it was given another chance; one for each time, by position.
+    #: Former end of a run that was requeued; one for each requeue, by position.
     REQUEUE = "requeue"
-    #: A worker that did not finish what it had begun; one for each time, by position.
+    #: A worker that did not finish what it had started; one for each time, by position.
     INTERRUPTION = "takeover"
 
 
-#: Of these there are many of a name, by position.
+#: Kinds with many outputs of one name, by position.
 NUMBERED = frozenset({OutputKind.STREAM, OutputKind.REQUEUE, OutputKind.INTERRUPTION})
 
-#: Of these there is one of a name, and a later one takes its place.
+#: Kinds with one output of a name; a later one replaces it.
 REPLACED = frozenset({OutputKind.STATE, OutputKind.HEARTBEAT})
 
 
 def step_key(location: str, token: int, attempt: int, number: int) -> str:
-    """The key of what a step emits. The token too: after a crash, an attempt is made again under the same number."""
+    """Key of an item that a step emits.
+
+    It has the token, because an attempt is repeated under its number after a crash.
+    """
     return f"{short_key(location)}@{token}.{attempt}:{number}"
 
 
 def source_of(key: str | None) -> str:
-    """Which execution of which step emitted the output of that key; empty for what the workflow itself shows."""
+    """The step and execution that emitted an output, from its key; empty for an output of the workflow itself."""
     source, _, number = (key or "").rpartition(":")
     return source if number.isdigit() else ""
 
 
 class NewOutput(Struct, frozen=True, kw_only=True, gc=False):
-    """Something that a run shows to whoever asks."""
+    """Request to add an output."""
 
     kind: OutputKind
-    #: The key of a state, the name of a stream, the key of the message that is answered.
+    #: Key of a state, name of a stream, or key of the question's message.
     name: str
     #: JSON; for a reply that `failed`, of a `Failure`.
     payload: str
     failed: bool = False
-    #: Unique within the run for ever, except for a state: writing it twice is writing it once.
+    #: Unique within the run for ever, except for a state; writing it again changes nothing.
     key: str
 
 
 class Output(Struct, frozen=True, kw_only=True, gc=False):
-    """An output as the database has it. `position` rises by one within a stream, from 0; it is 0 for the other kinds."""
+    """An output, as stored. `position` rises by one within a stream, from 0; it is 0 for kinds without positions."""
 
     run_id: str
     kind: OutputKind
@@ -69,39 +72,39 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     payload: str
     failed: bool
     at: int
-    #: Of an item that a step emitted: the same for all that one execution of it emitted. Otherwise empty.
+    #: For an item of a step: the same for all items of one execution. Otherwise empty.
     source: str = ""
 
 
 class BroadcastResult(Struct, frozen=True, gc=False):
-    """What became of one chunk of a broadcast."""
+    """Answer to one chunk of a broadcast."""
 
-    #: How many runs have it, those included that had it before.
+    #: Number of runs that have the message, including earlier deliveries.
     sent: int
-    #: Where to go on; None: everybody was reached.
+    #: Position of the next chunk; None: all runs were reached.
     cursor: str | None
 
 
-#: The worker did not renew its lease in time: killed, cut off or standing still.
+#: The worker did not renew its lease in time: killed, cut off or stalled.
 LOST = "lost"
-#: The worker stopped in order and gave the run back.
+#: The worker shut down and released the run.
 STOPPED = "stopped"
 
 
 class Interruption(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A worker that did not finish what it had begun of a run."""
+    """An interruption: a worker lost a run, or stopped before the run's steps had ended."""
 
-    #: When that was found out, in microseconds since the epoch.
+    #: Time of detection, in microseconds since the epoch.
     at: int = 0  # equivalent: constant: not written; the reader sets the time of the output
     worker: str
     #: `lost` or `stopped`.
     reason: str
-    #: Of the run, at that time.
+    #: Generation and attempt of the run at that time.
     generation: int
     attempt: int
-    #: The number of the last record that the run had; -1: none.
+    #: Number of the run's last record; -1: none.
     last: int
-    #: The steps that were interrupted; None: not known, it may be any that was under way.
+    #: Locations of the interrupted steps; None: unknown, any running step may have been.
     steps: tuple[str, ...] | None = None
 
 
@@ -109,13 +112,13 @@ _DECODER = decoder_for(Interruption)
 
 
 def interruption_output(interruption: Interruption, token: int) -> NewOutput:
-    """The output that keeps an interruption of the lease with that token."""
+    """The output that stores an interruption of the lease with that token."""
     payload = msgspec.json.encode(interruption).decode()
     return NewOutput(kind=OutputKind.INTERRUPTION, name="", payload=payload, key=f"{interruption.reason}:{token}")
 
 
 def interruption_of(output: Output) -> Interruption | None:
-    """The interruption that an output keeps; None if it cannot be read, which a run goes on without."""
+    """Decode the interruption in an output; None if it cannot be decoded, which no run depends on."""
     try:
         found = _DECODER.decode(output.payload)
     except msgspec.MsgspecError:

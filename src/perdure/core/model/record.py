@@ -1,4 +1,4 @@
-"""Records of a run's history, and messages of its inbox."""
+"""Records of a run's history, and messages of its inbox. Both are of a `RecordKind`."""
 
 from __future__ import annotations
 
@@ -8,75 +8,78 @@ from msgspec import Struct
 
 
 class RecordKind(StrEnum):
-    """What a history record says happened."""
+    """Kind of a history record or an inbox entry."""
 
     STEP = "step"
     TIMER = "timer"
     MESSAGE = "message"
     CHILD = "child"
     CANCEL = "cancel"
-    #: A scope reached a point from which it goes on: what came before in it may be trimmed. Its location is the scope's path.
+    #: Checkpoint of a scope: the history before it may be trimmed. Its location is the path of the scope.
     SCOPE = "scope"
-    #: Which version of the code the run follows from here on.
+    #: Version of the code that the run follows from here on.
     VERSION = "version"
-    #: What came before was copied from another run.
+    #: The records before were copied from another run.
     FORK = "fork"
-    #: One attempt of a step failed and another will follow. It resolves nothing; it keeps the count and the error.
+    #: A failed attempt at a step that will be retried. It completes nothing; it keeps the count and the error.
     ATTEMPT = "attempt"
-    #: Somebody changed when a sleep ends; its payload is the new time.
+    #: A sleep got another end; the payload is the new time.
     WAKE = "wake"
-    #: Only in inboxes: what the worker that holds the run is told, and the workflow never sees.
+    #: Only in inboxes: orders to the worker that holds the run, which the workflow never sees.
     PAUSE = "pause"
     RESUME = "resume"
     EVICT = "evict"
-    #: A step of the run may pass its gates.
+    #: A waiting step of the run was admitted by its limits.
     CALL = "call"
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):
-    """One line of a run's history: a completion, in the order in which it was applied."""
+    """A record of a run's history: a completion, in the order of application.
+
+    The field names are the names of the columns.
+    """
 
     seq: int
     kind: RecordKind
-    #: Where in the workflow; for a message its name; empty for a cancellation.
+    #: Location in the workflow; for a message its name; empty for a cancellation.
     location: str
     #: JSON of the result, or of the `Failure` when `failed`.
     payload: str | None
     failed: bool = False
-    #: The workflow's time when it was applied.
+    #: Workflow time of the application.
     at: int
-    #: When the step's last attempt began; 0 where nothing ran.
+    #: Start of the step's last attempt; 0 where nothing ran.
     started_at: int = 0
-    #: Short digest of a step's or child's encoded arguments. Of a message: the batch that it was taken in with, if any.
+    #: Short digest of a step's or child's arguments. Of a message: the batch that it was read with, if any.
     digest: str = ""
-    #: How many attempts the step has used so far.
+    #: Number of attempts that the step has used so far.
     attempts: int = 0
-    #: For an attempt that failed: when the next one is due.
+    #: For a failed attempt: time of the next one.
     retry_at: int = 0
-    #: The inbox entry that this record took in; 0 for none.
+    #: Inbox entry that this record took in; 0 for none.
     inbox_seq: int = 0
-    #: The run's own attempt (`Run.attempt`) that wrote it.
+    #: Attempt at the run (`Run.attempt`) that wrote the record.
     run_attempt: int = 1
 
 
 class NewMessage(Struct, frozen=True, kw_only=True, gc=False):
-    """Something for the inbox of a run."""
+    """Request to add an entry to the inbox of a run."""
 
     run_id: str
-    #: MESSAGE, CHILD, CANCEL, or what only workers are told.
+    #: MESSAGE, CHILD, CANCEL, or an order to the worker.
     kind: RecordKind = RecordKind.MESSAGE
-    #: The message's name; for a child its location in the parent.
+    #: Name of the message; for a child its location in the parent.
     name: str = ""
     payload: str | None = None
     failed: bool = False
-    #: Unique within the run for ever: sending it twice is sending it once.
+    #: Unique within the run for ever; sending it again changes nothing.
     key: str
-    #: If given, the run is meant only if it is a child of that one; an id may belong to somebody else.
+    #: If given, delivered only if the run is a child of that one, because an id may belong to another run.
     only_child_of: str | None = None
 
 
 class Message(Struct, frozen=True, kw_only=True, gc=False):
-    """An entry of a run's inbox. `seq` rises in commit order within the run."""
+    """An entry of a run's inbox, as stored. `seq` rises in commit order within the run."""
 
     run_id: str
     seq: int
@@ -89,10 +92,10 @@ class Message(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SendOutcome(StrEnum):
-    """The answer to one send or cancel."""
+    """Answer to one send or cancel."""
 
     ACCEPTED = "accepted"
-    #: A message of that key was accepted before; nothing was written now.
+    #: A message of that key was accepted before; nothing was written.
     DUPLICATE = "duplicate"
     FINISHED = "finished"
     UNKNOWN = "unknown"

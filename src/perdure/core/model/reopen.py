@@ -1,8 +1,8 @@
-"""Second chances: what becomes of a finished run that is opened again, and of a copy that goes another way.
+"""Reopened runs and forks: the answer to a reopen, the request for a fork, and the random seeds of generations.
 
-A run that is opened again is the same one: its randomness grows from what it grew from before, so that the arguments of what it
-has done are what they were; and it lives the same life, from which the ids of its children and the keys of what it sends follow.
-The seed is written so that a generation can say whose randomness it has.
+A reopened run is the same run. It keeps its random numbers, so that the arguments of recorded operations are the same,
+and it keeps its root generation, from which the ids of its children and the keys of its messages follow. The seed is
+stored as `source@generation`, which names the generation that uses the source.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ from perdure.core.model.run import NewRun
 
 
 class ReopenOutcome(StrEnum):
-    """The answer to a request to open a finished run again."""
+    """Answer to a request to reopen a finished run."""
 
-    #: It is open, by this request or by an earlier one.
+    #: The run is open, by this request or by an earlier one.
     OPEN = "open"
-    #: It has no outcome yet.
+    #: The run has no outcome yet.
     UNFINISHED = "unfinished"
     COMPLETED = "completed"
-    #: Its deadline has passed, and no other one was given.
+    #: Its deadline has passed, and no new one was given.
     EXPIRED = "expired"
-    #: It was deleted, and first has to be brought back.
+    #: It was deleted, and has to be restored first.
     DELETED = "deleted"
     UNKNOWN = "unknown"
 
 
 class Fork(Struct, frozen=True, kw_only=True):
-    """A run to be created with a past: what another run had done before a certain step."""
+    """Request to create a run with the history of another run before a certain step."""
 
     run: NewRun
-    #: Whose past it is, and where that ends.
+    #: Id of the other run, and the step where its history is cut.
     source: str
     step: str
-    #: Numbered from 0, of the first attempt; the last but one is of `Kind.FORK`. None: it begins at the beginning.
+    #: Numbered from 0, of the first attempt; the last but one is a `RecordKind.FORK`. Empty: it begins at the
+    #: beginning.
     records: tuple[Record, ...]
     started_at: int
     seed: str
 
 
 def random_source(seed: str, generation: int) -> str:
-    """What the random numbers of a generation grow from."""
+    """Seed of the random numbers of a generation."""
     source, _, kept_by = seed.rpartition("@")
     return source if kept_by == str(generation) else f"{seed}:{generation}"
 
 
 def root_generation(seed: str, generation: int) -> int:
-    """The generation that began with nothing, of which this one is the continuation: what it did is not to be done again."""
+    """The generation with an empty history that this one continues, by being reopened any number of times."""
     if generation == 1 and "@" not in seed:
         return 1
     return int(random_source(seed, generation).rpartition(":")[2])
 
 
 def kept_seed(seed: str, generation: int, by: int) -> str:
-    """The seed with which generation `by` has the randomness of `generation`; one that was never claimed has none to keep."""
+    """Seed that gives generation `by` the random numbers of `generation`; empty for a run that was never claimed."""
     return f"{random_source(seed, generation)}@{by}" if seed else ""

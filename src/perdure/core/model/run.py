@@ -1,7 +1,7 @@
-"""Runs: what is stored of one, what creates one, and which ones a listing shows.
+"""Runs: the stored row, the request that creates one, and the filter of a listing.
 
-Everything in this package is frozen and free of I/O. A row of the database becomes one of these at the edge of the store, and nothing
-behind that edge ever sees a row. Times are integer microseconds since the epoch in UTC; payloads are JSON text.
+The classes of this package are frozen and free of I/O. The store turns rows of the database into these values; no other
+layer sees a row. Times are integer microseconds since the epoch in UTC; payloads are JSON text.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from perdure.core.time.duration import FAR
 
-#: The queue and the priority of a run that names none. Lower priorities go first.
+#: Queue and priority of a run that names none. Lower priorities go first.
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 100
 
 
 class Status(StrEnum):
-    """Where a run stands."""
+    """Status of a run."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has its outcome."""
+        """True if the run has its outcome."""
         return self in FINISHED
 
 
@@ -38,14 +38,14 @@ FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
 class Reason(StrEnum):
-    """What a waiting run waits for, or why a blocked one is blocked."""
+    """What a waiting run waits for, or why a blocked run is blocked."""
 
     TIMER = "timer"
     MESSAGE = "message"
     CHILD = "child"
     RETRY = "retry"
     PAUSED = "paused"
-    #: For its turn.
+    #: A limit, or another run of the same singleton.
     LIMIT = "limit"
     BREAKER = "breaker"
     DIVERGED = "diverged"
@@ -54,35 +54,36 @@ class Reason(StrEnum):
 
 
 class NewRun(Struct, frozen=True, kw_only=True, gc=False):
-    """A run to be created. `input` is a JSON object (arguments by name) or array (by position)."""
+    """Request to create a run. `input` is a JSON object (arguments by name) or array (by position)."""
 
     id: str
     type: str
     input: str = "{}"
     queue: str = DEFAULT_QUEUE
     priority: int = DEFAULT_PRIORITY
-    #: Not before this time; 0 means now.
+    #: Earliest start; 0: now.
     wake_at: int = 0
-    #: When it has to be finished; or, with `close_by`, when it has to be begun.
+    #: Time by which the run has to finish; with `close_by`, time by which it has to start.
     deadline: int = FAR
-    #: When it has to be finished if `deadline` is for its beginning; 0 if that is not so.
+    #: Time by which the run has to finish, if `deadline` is that of its start; else 0.
     close_by: int = 0
-    #: How often it may be tried; 0: as its code says.
+    #: Number of attempts allowed; 0: as its code declares.
     max_attempts: int = 0
-    #: JSON of what differs from what its code says.
+    #: JSON of the call's settings, which override those of the code.
     options: str = "{}"
     idempotency_key: str | None = None
     parent_id: str | None = None
     parent_location: str | None = None
-    #: Of a child of a child: how many ancestors it may have, or it is not created and its parent told why. 0: any number.
+    #: Number of ancestors that a child may have; a deeper child is not created, and its parent gets an error. 0: any
+    #: number.
     max_depth: int = 0
-    #: It is not its turn yet: whoever makes it ready does so by other means than the clock.
+    #: The run waits for another one of its singleton; it is not made ready by time.
     held_back: bool = False
-    #: Made anew for every request to create; tells a repeated request from a second one.
+    #: New for each request; tells a repeated request from a second one.
     write_id: str
 
     def initial_state(self, now: int) -> tuple[str, str | None, int]:
-        """Status, reason and wake-up time that it is created with."""
+        """Status, reason and wake-up time of the new run."""
         if self.held_back:
             return Status.WAITING.value, Reason.LIMIT.value, FAR
         if self.wake_at > now:
@@ -91,7 +92,7 @@ class NewRun(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
-    """A run as the database has it."""
+    """A run, as stored. The field names are the names of the columns."""
 
     id: str
     type: str
@@ -103,55 +104,58 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     output: str | None
     #: A `Failure` as JSON: of a failed or blocked run, or of the last attempt of a run that is being retried.
     error: str | None
-    #: Which try at the whole workflow this is, from 1. Raised by the workflow's own retry policy.
+    #: Number of the attempt at the whole workflow, from 1; raised by the workflow's own retry policy.
     attempt: int
-    #: Raised when a finished run is opened again.
+    #: Raised when the run is reopened, or continues as new.
     generation: int
     token: int
     nonce: str
     worker: str | None
-    #: While waiting: when it becomes ready by itself. While pending: since when it has been ready. While blocked: since when.
+    #: While waiting: time when it becomes ready. While pending or blocked: time since when it has been so.
     wake_at: int
     deadline: int
     created_at: int
-    #: When the current attempt was first claimed; 0 before that. Workflow time begins here.
+    #: Time of the first claim of the current attempt; 0 before that. Workflow time begins here.
     started_at: int
-    #: When it got its outcome; 0 before that.
+    #: Time of the outcome; 0 before that.
     finished_at: int
-    #: Random, made at the first claim; what the workflow's own randomness grows from.
+    #: Random, made at the first claim; seed of the workflow's own random numbers.
     seed: str
-    #: Raised by every write from outside; parking compares it.
+    #: Raised by each write to the inbox; parking compares it.
     inbox_seq: int
-    #: Up to which inbox entry the history has taken them in.
+    #: Last inbox entry that the history has taken in.
     inbox_read: int
-    #: Claims since the run last made progress.
+    #: Number of claims since the run last made progress.
     claims: int
     parent_id: str | None
     parent_location: str | None
     idempotency_key: str | None
-    #: While `deadline` is for its beginning: when it has to be finished. 0 once it has begun.
+    #: While `deadline` is that of the start: time by which the run has to finish. 0 once it has started.
     close_by: int = 0
-    #: How often it may be tried, and JSON of what else differs from what its code says; 0 and `{}`: nothing.
+    #: Number of attempts allowed, and JSON of the call's other settings; 0 and `{}`: as its code declares.
     max_attempts: int = 0
     options: str = "{}"
-    #: While a worker in another language has it: when others get it, unless that worker is heard of. 0 otherwise.
+    #: While a worker in another language holds the run: end of its lease. 0 otherwise.
     lease_until: int = 0
-    #: When it was deleted: it is hidden from listings until it is brought back, or deleted for good. 0: it was not.
+    #: Time of deletion: the run is hidden from listings until it is restored or pruned. 0: not deleted.
     deleted_at: int = 0
 
 
 class CreatedRun(Struct, frozen=True):
-    """The answer to one request to create a run."""
+    """Answer to one `NewRun`."""
 
     run: Run
-    #: False when the run was there before (same id, or same idempotency key).
+    #: False if the run existed before, with the same id or idempotency key.
     created: bool
-    #: It is another run, which is there in place of the one that was wanted.
+    #: The run is another one, of the same singleton or debounce key.
     attached: bool = False
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
-    """Which runs to list, newest first. None means any; of deleted runs there are none, only these (True), or these too (None)."""
+    """Filter of a listing of runs, newest first. None means any.
+
+    `deleted`: only deleted runs (True), none of them (False), or both (None).
+    """
 
     status: tuple[Status, ...] | None = None
     type: str | None = None
@@ -163,22 +167,22 @@ class RunFilter(Struct, frozen=True, kw_only=True):
 
 
 class RunPage(Struct, frozen=True):
-    """A page of a listing; hand `cursor` back for the next one, None when there is none."""
+    """A page of runs; pass `cursor` for the next page, None at the end."""
 
     runs: tuple[Run, ...]
     cursor: str | None
 
 
-#: How the write id of a child begins that its parent does not take along when it ends.
+#: Prefix of the write id of a child that outlives its parent.
 ABANDONED = "abandon:"
 
 
 class OnClose(StrEnum):
-    """What becomes of a child that is still under way when its parent ends."""
+    """What happens to a child that is unfinished when its parent ends."""
 
-    #: It is cancelled.
+    #: The child is cancelled.
     CANCEL = "cancel"
-    #: It goes on, and nobody is told how it ends.
+    #: The child continues, and its outcome is reported to no run.
     ABANDON = "abandon"
-    #: The parent does not end before it; the parent's outcome stays what it is.
+    #: The parent ends only after the child; its outcome stays the same.
     WAIT = "wait"

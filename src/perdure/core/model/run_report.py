@@ -1,4 +1,4 @@
-"""What a person asks of a run and of its steps: attempts, errors with their times, beginning, end, duration."""
+"""Report of a run and its steps: attempts, errors with their times, start, end and duration."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from perdure.core.model.run import Run
 
 
 class FailedAttempt(Struct, frozen=True, kw_only=True):
-    """One error of one attempt."""
+    """A failed attempt at a step or at a run, with its error."""
 
-    #: When, in microseconds since the epoch.
+    #: Time, in microseconds since the epoch.
     at: int
-    #: The step, or empty for the run as a whole.
+    #: Location of the step; empty for the run as a whole.
     location: str
-    #: Which attempt failed.
+    #: Number of the attempt.
     attempt: int
-    #: The name of its type, and its message.
+    #: Class name of the error, and its message.
     error: str
     message: str
-    #: When the next attempt is due; 0: there is none.
+    #: Time of the next attempt; 0: there is none.
     retry_at: int = 0
 
 
 def original_records(records: Iterable[Record]) -> dict[int, Record]:
-    """The records that a retry of the run has kept, by number, each with that of the attempt in which it was made.
+    """Records that a retry of the run has kept, by number, each with the original record of the earlier attempt.
 
-    A kept record differs from the first one in its number, its time and the attempt at the run only.
+    A kept record differs from its original only in number, time and attempt at the run.
     """
     first: dict[tuple[object, ...], Record] = {}
     kept: dict[int, Record] = {}
@@ -48,54 +48,54 @@ def _contents(record: Record) -> tuple[object, ...]:
 
 
 class StepReport(Struct, frozen=True, kw_only=True):
-    """A step, a child or another operation that has left something in the history."""
+    """Report of a step, child or other operation in the history."""
 
     location: str
     kind: str
     #: `completed`, `failed` or `retrying`.
     status: str
     attempts: int
-    #: Of the last attempt, in microseconds since the epoch; 0 where it was not measured.
+    #: Start and end of the last attempt, in microseconds since the epoch; 0 where it was not measured.
     started_at: int
     finished_at: int
     errors: tuple[FailedAttempt, ...]
-    #: What interrupted attempts at it, as far as that is known. They count as attempts, but not towards the limit of its retries.
+    #: Known interruptions of its attempts. Interrupted attempts do not count towards the limit of its retries.
     interruptions: tuple[Interruption, ...] = ()
 
     @property
     def duration(self) -> float:
-        """Seconds that the last attempt took."""
+        """Duration of the last attempt, in seconds."""
         return (self.finished_at - self.started_at) / 1e6 if self.started_at else 0.0
 
     @property
     def last_error(self) -> FailedAttempt | None:
-        """The last of its errors."""
+        """The last error; None if there was none."""
         return self.errors[-1] if self.errors else None
 
 
 class RunReport(Struct, frozen=True, kw_only=True):
-    """A run and what became of its parts."""
+    """Report of a run."""
 
     run: Run
-    #: Attempts at the whole run, the first one included.
+    #: Number of attempts at the whole run, including the first.
     attempts: int
-    #: When it was last tried again as a whole, in microseconds since the epoch; 0: never.
+    #: Time of the last retry of the whole run, in microseconds since the epoch; 0: never.
     last_retry_at: int
-    #: The first of its beginnings, and its end; 0 if there is none.
+    #: First start, and end; 0 if there is none.
     started_at: int
     finished_at: int
     steps: tuple[StepReport, ...]
-    #: Everything that went wrong, in the steps and with the run, in order.
+    #: All errors of the steps and of the run, in order.
     errors: tuple[FailedAttempt, ...]
-    #: Workers that did not finish what they had begun of it, in order.
+    #: All interruptions, in order.
     interruptions: tuple[Interruption, ...] = ()
 
     @property
     def duration(self) -> float:
-        """Seconds from its first beginning to its end; 0 if it has not ended."""
+        """Seconds from the first start to the end; 0 for an unfinished run."""
         return (self.finished_at - self.started_at) / 1e6 if self.finished_at and self.started_at else 0.0
 
     @property
     def last_error(self) -> FailedAttempt | None:
-        """The last of its errors."""
+        """The last error; None if there was none."""
         return self.errors[-1] if self.errors else None

@@ -1,4 +1,7 @@
-"""A turn: everything that one run makes durable at one moment, and the state that follows."""
+"""A turn: everything that one run makes durable in one transaction, and the state that follows.
+
+The turn is the unit of atomicity: a crash loses or keeps all of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from perdure.core.model.run import NewRun, Reason, Status
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """The right to write one run. Proved by every write, checked on the locked row."""
+    """The right to write one run. Each write proves it; the store checks it on the locked row."""
 
     run_id: str
     token: int
@@ -20,7 +23,7 @@ class Lease(Struct, frozen=True, gc=False):
 
 
 class Park(Struct, frozen=True, gc=False):
-    """Give the run back until `wake_at` or until something arrives. Refused if the inbox grew past `seen`."""
+    """Release the run until `wake_at`, or until a message arrives. Refused if the inbox has grown past `seen`."""
 
     wake_at: int
     reason: Reason
@@ -28,59 +31,62 @@ class Park(Struct, frozen=True, gc=False):
 
 
 class Finish(Struct, frozen=True, gc=False):
-    """The outcome: COMPLETED with a result, FAILED or CANCELLED with a `Failure`, as JSON."""
+    """Finish the run: COMPLETED with a result, FAILED or CANCELLED with a `Failure`, as JSON."""
 
     status: Status
     payload: str | None
-    #: Which limit of time was passed, for the audit trail.
+    #: Name of the timeout that was exceeded, for the audit trail.
     timeout: str = ""
 
 
 class RetryLater(Struct, frozen=True, gc=False):
-    """The attempt at the whole run failed; begin the next one at `wake_at`."""
+    """Begin the next attempt at the whole run at `wake_at`, after a failed one."""
 
     wake_at: int
     error: str
-    #: Which limit of time was passed, for the audit trail.
+    #: Name of the timeout that was exceeded, for the audit trail.
     timeout: str = ""
 
 
 class Release(Struct, frozen=True, gc=False):
-    """Hand the run back unfinished; any worker may take it at once. Raises the token."""
+    """Release the unfinished run; any worker may claim it at once. Raises the token."""
 
-    #: The worker that the others are to leave it to for a moment.
+    #: Worker that has precedence for a short time.
     home: str | None = None
 
 
 class Block(Struct, frozen=True, gc=False):
-    """Set the run aside until a person or a deploy changes something."""
+    """Block the run until a person or a deploy resolves the reason."""
 
     reason: Reason
     error: str
 
 
 class ContinueAsNew(Struct, frozen=True, gc=False):
-    """Begin anew under the same id, as a new generation with an empty history. Refused if the inbox grew past `seen`."""
+    """Begin again under the same id, as a new generation with an empty history.
+
+    Refused if the inbox has grown past `seen`.
+    """
 
     type: str
     #: JSON, as in `NewRun`.
     input: str
     seen: int
-    #: Messages that the history had taken in and nobody received: name, payload, key. They are put into the inbox again, unread,
-    #: if it is not refused, and without a word in the audit trail.
+    #: Messages that were read but not received: name, payload, key. Unless refused, they go back into the inbox as
+    #: unread, without an event in the audit trail.
     carried: tuple[tuple[str, str, str], ...] = ()
-    #: Up to which entry the inbox is read also if it is refused.
+    #: Last inbox entry that counts as read even if it is refused.
     read: int = 0
 
 
 class Trim(Struct, frozen=True, kw_only=True, gc=False):
-    """What a run no longer needs."""
+    """Data that a run no longer needs."""
 
     #: Numbers of records, as inclusive ranges.
     records: tuple[tuple[int, int], ...] = ()
-    #: Inbox entries up to this one that were taken in; their keys are forgotten with them. 0: none.
+    #: Inbox entries up to this one that were read; their keys are forgotten with them. 0: none.
     inbox: int = 0
-    #: How many lines of the audit trail to leave; 0: all.
+    #: Number of events of the audit trail to keep; 0: all.
     events: int = 0
 
 
@@ -88,32 +94,32 @@ NextState = Park | Finish | RetryLater | ContinueAsNew | Release | Block
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):
-    """Everything one run makes durable at one moment; all of it lands, or nothing."""
+    """Everything that one run makes durable in one transaction."""
 
     lease: Lease
     records: tuple[Record, ...] = ()
-    #: The records took in the inbox up to this entry; 0 when they took in nothing.
+    #: Last inbox entry that the records took in; 0: none.
     read: int = 0
     children: tuple[NewRun, ...] = ()
     sends: tuple[NewMessage, ...] = ()
     outputs: tuple[NewOutput, ...] = ()
-    #: Topics of broadcasts that the run listens to from now on, and no longer.
+    #: Topics of broadcasts that the run subscribes to and unsubscribes from.
     subscribes: tuple[str, ...] = ()
     unsubscribes: tuple[str, ...] = ()
-    #: What the run no longer needs, deleted after the records are in.
+    #: Data that the run no longer needs, deleted after the records are written.
     trim: Trim | None = None
-    #: The run's next state; None: it goes on running.
+    #: Next state of the run; None: it continues to run.
     next: NextState | None = None
 
 
 class TurnOutcome(StrEnum):
-    """What became of a turn."""
+    """Answer to the commit of a turn."""
 
-    #: It is durable.
+    #: The turn is durable.
     APPLIED = "applied"
-    #: It is durable except for its parking, because the inbox has something unread; the run goes on running.
+    #: The turn is durable, but the run was not parked because its inbox has unread entries; it continues to run.
     AWAKE = "awake"
-    #: The lease was lost; nothing of it was written.
+    #: The lease was lost; nothing was written.
     LOST = "lost"
-    #: The row was locked by somebody else; nothing was written, try again.
+    #: Another transaction has locked the row; nothing was written, try again.
     BUSY = "busy"

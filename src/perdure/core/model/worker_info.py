@@ -1,4 +1,4 @@
-"""The workers, as the database has them, and what looking after them came to."""
+"""Workers, as stored, and the result of a sweep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class WorkerStatus(StrEnum):
-    """Where a worker stands."""
+    """Status of a worker."""
 
     ALIVE = "alive"
     STOPPED = "stopped"
@@ -16,7 +16,7 @@ class WorkerStatus(StrEnum):
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
-    """A worker's one row. `id` is new for every life of a worker."""
+    """A worker, as stored. Each start of a worker has a new `id`."""
 
     id: str
     host: str
@@ -24,23 +24,23 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...]
     types: tuple[str, ...]
     slots: int
-    #: In microseconds.
+    #: Duration of its leases, in microseconds.
     lease: int
     started_at: int = 0  # equivalent: constant: the store writes the database's time and reads it back
     heartbeat_at: int = 0
     status: WorkerStatus = WorkerStatus.ALIVE
-    #: Errors that its background loops have met and survived, and the latest, or what is wrong with it for good.
+    #: Number of errors of its background loops; `problem` is the latest error, or a lasting problem.
     errors: int = 0
     problem: str = ""
 
 
 class SweepResult(Struct, frozen=True, kw_only=True):
-    """What a sweep did."""
+    """Result of a sweep: dead workers, and the runs that were released or expired."""
 
     dead_workers: tuple[str, ...]
     released: int
     expired: int
-    #: There was more than one batch's worth; sweep again soon.
+    #: More than one batch was due; sweep again soon.
     more: bool
-    #: Singletons whose next run may begin, and which nobody has looked after yet.
+    #: Names of singletons whose next run may start.
     successions: tuple[str, ...] = ()

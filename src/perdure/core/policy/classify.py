@@ -1,7 +1,7 @@
-"""What kind of failure an error of another library is: worth another attempt, or not, or when.
+"""`classify`: the kind of failure behind an error of another library, and whether a retry makes sense.
 
-Errors of httpx, requests, aiohttp, urllib, pydantic and their like are known by their shape and by the names of their classes; none of
-these libraries is imported. What is not recognised is `unknown`, which says nothing against another attempt.
+Errors of httpx, requests, aiohttp, urllib, pydantic and similar libraries are recognised by their shape and by their
+class names; none of these libraries is imported. Other errors are `unknown`, and are retried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.core.codec.pydantic_models import problems_of
 _REQUEST_TIMEOUT, _TOO_EARLY, _TOO_MANY_REQUESTS, _UNAVAILABLE = 408, 425, 429, 503
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-#: Classes that stand for a connection that failed or took too long, by module and name.
+#: Classes of connection failures and timeouts, by module and name.
 _TRANSIENT = frozenset(
     {
         ("httpx", "TransportError"),
@@ -46,40 +46,40 @@ _DETAILS = 50
 
 
 class ErrorCategory(StrEnum):
-    """What kind of failure an error is."""
+    """Kind of failure behind an error."""
 
-    #: A server's error, a timeout, a lost connection: worth another attempt.
+    #: Server error, timeout or lost connection: worth a retry.
     TRANSIENT = "transient"
-    #: Too many requests, or a server that says when it will be back: worth another attempt, later.
+    #: Too many requests, or a server that announces when it will be back: worth a later retry.
     RATE_LIMITED = "rate_limited"
-    #: The request itself is at fault, so that another attempt would fail as well.
+    #: The request itself is wrong; a retry would fail as well.
     CLIENT = "client"
-    #: A value does not fit what is expected of it; another attempt would find the same.
+    #: A value does not pass validation; a retry would fail as well.
     INVALID = "invalid"
     UNKNOWN = "unknown"
 
 
 class Classification(Struct, frozen=True, kw_only=True):
-    """What is known of an error."""
+    """Result of `classify`."""
 
     category: ErrorCategory
-    #: Of the HTTP response.
+    #: Status of the HTTP response.
     status: int | None = None
-    #: In how many seconds the server wants to be asked again.
+    #: Seconds until the server accepts the next request.
     retry_after: float | None = None
-    #: What is wrong with a value, as `field: message`.
+    #: Validation problems, as `field: message`.
     details: tuple[str, ...] = ()
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt is of no use."""
+        """True if a retry makes no sense."""
         return self.category in (ErrorCategory.CLIENT, ErrorCategory.INVALID)
 
 
 def classify(error: BaseException, *, now: int | None = None) -> Classification:
-    """What kind of failure an error is. Never raises.
+    """Classify an error. Never raises.
 
-    `now`, in microseconds, is what a `Retry-After` that names a date is compared with if the response has no date of its own.
+    `now`, in microseconds, is compared with the date of a `Retry-After` if the response has no date of its own.
     """
     try:
         status, headers = _response_of(error)
@@ -87,7 +87,7 @@ def classify(error: BaseException, *, now: int | None = None) -> Classification:
             return _by_status(status, headers, now)
         return _by_class(error)
     except Exception:
-        # An attribute of an error may be a property that raises, or anything else.
+        # An attribute of an error may be a property that raises.
         return Classification(category=ErrorCategory.UNKNOWN)
 
 
@@ -112,12 +112,12 @@ def _by_class(error: BaseException) -> Classification:
 
 
 def _response_of(error: BaseException) -> tuple[int | None, Any]:
-    """Status and headers: of the response that the error carries, or of the error itself."""
+    """Status and headers of the error's response, or of the error itself."""
     response = getattr(error, "response", None)
     found = _status(response, "status_code", "status"), getattr(response, "headers", None)
     if found[0] is None:
         found = _status(error, "status", "code", "status_code"), getattr(error, "headers", None)
-    # Other errors have a `code` or a `status` as well, but no headers beside it.
+    # Other errors may have a `code` or `status`, but no headers.
     return found if hasattr(found[1], "get") else (None, None)
 
 
@@ -143,7 +143,7 @@ def _retry_after(headers: Any, now: int | None) -> float | None:
 def _seconds_until(date: str, said_at: str | None, now: int | None) -> float:
     try:
         then = _moment(date)
-        # The server's own clock is the one that its date is on.
+        # Both dates are of the server's own clock.
         start = _moment(said_at) if said_at else _EPOCH + datetime.timedelta(microseconds=now or 0)
     except (TypeError, ValueError):
         return math.nan

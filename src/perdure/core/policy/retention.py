@@ -1,4 +1,4 @@
-"""How long runs are kept, and what is deleted."""
+"""Retention of finished runs and events, and requests to prune them."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from perdure.errors import UsageError
 
 
 class PruneRequest(Struct, frozen=True, kw_only=True):
-    """Which finished runs are to be deleted for good."""
+    """Request to delete finished runs for good."""
 
-    #: Finished before this time; with `deleted`, those that were deleted before it.
+    #: Runs that finished before this time; with `deleted`, that were deleted before it.
     before: int
     statuses: tuple[Status, ...] | None = None
-    #: Exact, or the beginning of one with a `%` behind it.
+    #: Exact types, or beginnings of types followed by `%`.
     types: tuple[str, ...] | None = None
-    #: Only those that were deleted, by when they were.
+    #: Only deleted runs, by the time of their deletion.
     deleted: bool = False
-    #: Only these; none of them goes on to a next batch.
+    #: Only these runs, in one batch.
     ids: tuple[str, ...] | None = None
 
 
 class PruneResult(Struct, frozen=True, kw_only=True):
-    """What one batch came to."""
+    """Result of one batch of pruning."""
 
-    #: How many runs were deleted, their families included.
+    #: Number of runs that were deleted, including their descendants.
     runs: int
-    #: How many were left because somebody may still need them.
+    #: Number of runs that were kept because other runs may still need them.
     spared: int
-    #: Where to go on; None: everything was looked at.
+    #: Position of the next batch; None: this was the last one.
     cursor: str | None
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long runs are kept after their end, by their outcome, or after they were deleted, and events; None: for ever.
+    """Time for which runs are kept after their end, by outcome, or after their deletion, and events; None: for ever.
 
-    A family goes together: children stay for as long as their parent does, and go with it.
+    Children stay for as long as their parent, and are deleted with it.
     """
 
     completed: Duration | None = None
     failed: Duration | None = None
     cancelled: Duration | None = None
     deleted: Duration | None = None
-    #: Lines of the audit trail, also of runs that stay.
+    #: Events of the audit trail, including those of runs that stay.
     events: Duration | None = None
 
     @classmethod
     def of(cls, value: Retention | Duration | None) -> Retention | None:
-        """From what a user writes; one duration is for all. Raises `UsageError` and `InvalidDuration`."""
+        """Make a retention; one duration applies to all outcomes. Raises `UsageError` and `InvalidDuration`."""
         if value is None:
             return None
         if not isinstance(value, Retention):
@@ -57,15 +57,15 @@ class Retention(Struct, frozen=True, kw_only=True):
         for name in value.__struct_fields__:
             limit = getattr(value, name)
             if limit is not None and microseconds(limit) <= 0:
-                raise UsageError(f"retention: {name}={limit!r} keeps nothing at all; give a time such as '30d'")
+                raise UsageError(f"retention: {name}={limit!r} keeps nothing; give a duration such as '30d'")
         return value
 
     def oldest_event(self, now: int) -> int | None:
-        """Which events stay at a time; None: all."""
+        """Time before which events are deleted; None: never."""
         return None if self.events is None else now - microseconds(self.events)
 
     def rules(self, now: int) -> list[PruneRequest]:
-        """What is to go at a time, each rule by itself."""
+        """Requests to prune what has expired at a time, one for each rule."""
         kept = ((Status.COMPLETED, self.completed), (Status.FAILED, self.failed), (Status.CANCELLED, self.cancelled))
         rules = [
             PruneRequest(before=now - microseconds(limit), statuses=(status,))

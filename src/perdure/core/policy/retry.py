@@ -1,8 +1,8 @@
-"""When to try again.
+"""`Retry`: which failures are retried, how often, and after which delay.
 
-A `Retry` says after which failures another attempt follows, and after how long. Attempts count the first one. The delay after
-attempt n is `initial * factor ** (n - 1)`, or `initial * n ** power`, with `extra` added and jitter applied; the clamp to `max`
-comes last, so no delay is ever longer than that. `Fatal` gives up at once. `RetryAfter` is no failure: the attempt does not count.
+The number of attempts includes the first. The delay after attempt n is `initial * factor ** (n - 1)`, or `initial * n
+** power`, with `extra` added and jitter applied; clamping to `max` comes last, so no delay is longer. `Fatal` gives up
+at once. An attempt that ends in `RetryAfter` does not count.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from perdure.errors import Fatal, InvalidDuration, RetryAfter, StepTimeout, Usag
 
 
 class Retry(Struct, frozen=True):
-    """A retry policy. The default is 5 attempts, 1 s apart at first and twice as far each time, up to 60 s."""
+    """A retry policy. The default is 5 attempts, 1 s apart at first, then twice as long each time, up to 60 s."""
 
-    #: How many attempts there are, the first one included. None: no limit.
+    #: Number of attempts, including the first. None: no limit.
     attempts: int | None = 5
     initial: Duration = "1s"
     factor: float = 2.0
     max: Duration = "60s"
-    #: By which part of itself a delay varies, up and down.
+    #: Fraction by which a delay varies, up and down.
     jitter: float = 0.1
-    #: Exceptions after which another attempt is of no use.
+    #: Exceptions that are not retried.
     give_up_on: tuple[type[BaseException], ...] = ()
-    #: Whether an attempt that took longer than the step's timeout is followed by another.
+    #: Retry attempts that exceeded the step's timeout.
     on_timeout: bool = True
-    #: Given the number of attempts so far and the error, says the delay itself; then nothing above but `attempts` counts.
+    #: Function of the number of attempts and the error that returns the delay; it replaces everything above but
+    #: `attempts`.
     delay: Callable[[int, BaseException], Duration] | None = None
     #: Polynomial growth, `initial * n ** power`, in place of the exponential one.
     power: float | None = None
-    #: The bounds of a random time that is added to every delay.
+    #: Bounds of a random time that is added to each delay.
     extra: tuple[Duration, Duration] = (0, 0)
-    #: Whether to look into errors of HTTP libraries and the like (see `classify`): one that blames the request or the data is
-    #: given up on, and a server that says when to come back is asked then, which uses up no attempt.
+    #: Classify errors of HTTP libraries and the like (see `classify`): errors that blame the request or the data are
+    #: not retried; a `Retry-After` of the server is followed and uses up no attempt.
     classify: bool = True
 
     def __post_init__(self) -> None:
         if self.attempts is not None and (not _is_whole(self.attempts) or self.attempts < 1):
             raise UsageError(
-                f"Retry(attempts={self.attempts!r}): give a whole number from 1 (the first attempt counts), or None for no limit."
+                f"Retry(attempts={self.attempts!r}): give a whole number from 1 (the first attempt counts), "
+                "or None for no limit"
             )
         for name in ("initial", "max"):
             _check_duration(name, getattr(self, name))
@@ -54,19 +56,19 @@ class Retry(Struct, frozen=True):
         if self.power is not None:
             _check_number("power", self.power, 0, math.inf, "a number from 0, or None")
         if not isinstance(self.give_up_on, tuple) or not all(_is_exception(each) for each in self.give_up_on):
-            raise UsageError(f"Retry(give_up_on={self.give_up_on!r}): give a tuple of exception classes.")
+            raise UsageError(f"Retry(give_up_on={self.give_up_on!r}): give a tuple of exception classes")
         if self.delay is not None and not callable(self.delay):
             raise UsageError(
-                f"Retry(delay={self.delay!r}): give a function of the attempt's number and its error, or None."
+                f"Retry(delay={self.delay!r}): give a function of the attempt's number and its error, or None"
             )
         for name in ("on_timeout", "classify"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"Retry({name}={getattr(self, name)!r}): give True or False.")
+                raise UsageError(f"Retry({name}={getattr(self, name)!r}): give True or False")
         _check_extra(self.extra)
 
     @classmethod
     def never(cls) -> Retry:
-        """One attempt and no more."""
+        """One attempt, no retry."""
         return cls(attempts=1)
 
     @classmethod
@@ -101,7 +103,7 @@ class Retry(Struct, frozen=True):
         return cls(attempts=attempts, initial="1m", power=2.0, max="1d")
 
     def next_delay(self, attempt: int, error: BaseException, random: float) -> float | None:
-        """How many seconds after the failure of attempt `attempt` (from 1) the next one is due; None: give up.
+        """Seconds from the failure of attempt `attempt` (from 1) to the next one; None: give up.
 
         `random` is in [0, 1).
         """
@@ -118,7 +120,7 @@ class Retry(Struct, frozen=True):
         return min(result, longest)
 
     def is_worth_retrying(self, error: BaseException) -> bool:
-        """Whether an error leaves a chance that another attempt succeeds."""
+        """Tell whether another attempt may succeed after an error."""
         for each in _leaves(error):
             if not isinstance(each, Exception) or isinstance(each, (Fatal, *self.give_up_on)):
                 return False
@@ -129,7 +131,7 @@ class Retry(Struct, frozen=True):
         return not isinstance(error, self.give_up_on)
 
     def requested_delay(self, error: BaseException, now: int) -> float | None:
-        """The seconds to wait that the error itself asks for, in which case the attempt does not count; None if it does not."""
+        """Seconds to wait that the error itself requests, without counting the attempt; None if it requests none."""
         if isinstance(error, RetryAfter):
             return _delay_of(error)
         if not self.classify or self.delay is not None or self.attempts == 1:
@@ -151,7 +153,7 @@ class Retry(Struct, frozen=True):
         try:
             return seconds(delay(attempt, error))
         except Exception as problem:
-            # A mistake in the policy must not hide the error that it was asked about.
+            # An error in the user's function must not hide the original error.
             error.add_note(f"No further attempt: the retry policy's delay function raised {problem!r}.")
             return None
 
@@ -185,7 +187,7 @@ def _check_number(name: str, value: object, low: float, high: float, wanted: str
         isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high and math.isfinite(value)
     )
     if not good:
-        raise UsageError(f"Retry({name}={value!r}): give {wanted}.")
+        raise UsageError(f"Retry({name}={value!r}): give {wanted}")
 
 
 def _check_duration(name: str, value: Duration) -> None:
@@ -197,8 +199,8 @@ def _check_duration(name: str, value: Duration) -> None:
 
 def _check_extra(extra: object) -> None:
     if not isinstance(extra, tuple) or len(extra) != 2:
-        raise UsageError(f"Retry(extra={extra!r}): give the two bounds of what is added, such as ('1s', '3s').")
+        raise UsageError(f"Retry(extra={extra!r}): give two bounds, such as ('1s', '3s')")
     for bound in extra:
         _check_duration("extra", bound)
     if seconds(extra[0]) > seconds(extra[1]):
-        raise UsageError(f"Retry(extra={extra!r}): the lower bound goes first.")
+        raise UsageError(f"Retry(extra={extra!r}): the lower bound goes first")

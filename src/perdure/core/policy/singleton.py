@@ -1,7 +1,7 @@
-"""Runs of which only one may go on at a time, and starts that are put off until no more come.
+"""Singletons (one unfinished run of a key) and debounced starts (one run for several starts of a key).
 
-Both are about a *name*: the key that a user chose, with the type of the run before it unless the key is shared among types. What a run was
-told travels with it, as part of its options, so that schedules, children and second chances need nothing of their own.
+Both have a *name*: the user's key, prefixed by the type of the run unless the key is shared between types. The rule
+travels with the run in its options, so that schedules, children and reopened runs need no rule of their own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from perdure.errors import UsageError
 
 
 class SingletonPolicy(StrEnum):
-    """What becomes of a start while another run of the same name is not over."""
+    """Policy for a start while another run of the same name is unfinished."""
 
     REJECT = "reject"
     ATTACH = "attach"
     REPLACE = "replace"
     QUEUE = "queue"
-    #: Only in the database: the start is put off.
+    #: Only in the database: the start is debounced.
     DEBOUNCE = "debounce"
 
 
@@ -35,11 +35,11 @@ POLICIES = tuple(policy for policy in SingletonPolicy if policy is not Singleton
 
 
 class StoredSingleton(Struct, frozen=True, omit_defaults=True):
-    """What a run was told, as it is stored. Times in microseconds."""
+    """Singleton or debounce rule of one run, as stored in its options. Times in microseconds."""
 
     name: str
     policy: SingletonPolicy
-    #: Of a start that is put off: for how long, and for how long at the most since the first one; 0: without end.
+    #: Of a debounced start: its delay, and the longest delay since the first start; 0: no bound.
     delay: int = 0
     at_most: int = 0
 
@@ -47,9 +47,12 @@ class StoredSingleton(Struct, frozen=True, omit_defaults=True):
 class Singleton(Struct, frozen=True):
     """At most one unfinished run of a key.
 
-    `policy` says what becomes of a start meanwhile: "reject" raises `SingletonBusy`, "attach" gives the run that is there, "replace" cancels
-    that one and begins when it has ended, "queue" begins when those before have ended. The key is the type's own unless `shared`. Where it is
-    declared with a workflow or an activity, `by` is a function of the arguments that gives the key; with neither there is one for the type.
+    `policy` decides about a start meanwhile: "reject" raises `SingletonBusy`, "attach" returns the existing run,
+    "replace" cancels that run and
+    starts when it has ended, "queue" starts when all earlier runs have ended. The key belongs to the type unless
+    `shared`. Where a workflow
+    or activity declares the singleton, `by` computes the key from the arguments; without key and `by` there is one for
+    the type.
     """
 
     key: str = ""
@@ -59,14 +62,14 @@ class Singleton(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise UsageError(f"policy={self.policy!r} is none; say one of {', '.join(POLICIES)}")
+            raise UsageError(f"policy={self.policy!r}: give one of {', '.join(POLICIES)}")
         if self.key:
             check_key(self.key, "singleton key")
             if self.by is not None:
-                raise UsageError("a singleton has a key, or a function that gives one, not both")
+                raise UsageError("a singleton has a key, or a function that computes it, not both")
 
     def to_stored(self, type: str, arguments: Mapping[str, Any] | tuple[Any, ...]) -> StoredSingleton | None:
-        """As it is stored for one call; None where the key cannot be known. Raises `InvalidId`."""
+        """The rule of one call; None if the key cannot be computed. Raises `InvalidId`."""
         key = self.key
         if self.by is not None:
             if not isinstance(arguments, Mapping):
@@ -76,9 +79,9 @@ class Singleton(Struct, frozen=True):
 
 
 class Debounce(Struct, frozen=True):
-    """Start once, so long after the last of several starts of a key, with the input of that one.
+    """Start one run, `delay` after the last of several starts of a key, with the input of the last one.
 
-    `at_most` bounds how long the first of them is put off. The key is the type's own unless `shared`.
+    `at_most` bounds the delay since the first start. The key belongs to the type unless `shared`.
     """
 
     delay: Duration
@@ -87,14 +90,14 @@ class Debounce(Struct, frozen=True):
     shared: bool = False
 
     def to_stored(self, type: str) -> StoredSingleton:
-        """As it is stored. Raises `UsageError`, `InvalidDuration` and `InvalidId`."""
+        """The rule of one start. Raises `UsageError`, `InvalidDuration` and `InvalidId`."""
         if self.key:
             check_key(self.key, "debounce key")
         delay = microseconds(self.delay)
         at_most = 0 if self.at_most is None else microseconds(self.at_most)
         if delay <= 0 or (self.at_most is not None and at_most < delay):
             raise UsageError(
-                f"debounce {self.delay!r}, at most {self.at_most!r}: give a delay, and no less at the most"
+                f"debounce {self.delay!r}, at most {self.at_most!r}: give a delay, and `at_most` no less than the delay"
             )
         return StoredSingleton("~" + _name(type, self.key, self.shared), SingletonPolicy.DEBOUNCE, delay, at_most)
 
@@ -107,14 +110,14 @@ _options = decoder_for(_Options)
 
 
 def stored_singleton_of(options: str) -> StoredSingleton | None:
-    """What a run's options say about it."""
+    """Decode the rule in a run's options; None if there is none."""
     if options == "{}" or '"single"' not in options:  # equivalent: connective: only saves decoding
         return None
     return _options.decode(options).single
 
 
 def with_stored_singleton(options: str, single: StoredSingleton | None) -> str:
-    """The options with that instead of what they say about it."""
+    """Replace the rule in a run's options; None removes it."""
     plain = msgspec.json.decode(options)
     plain.pop("single", None)
     if single is not None:
@@ -123,5 +126,5 @@ def with_stored_singleton(options: str, single: StoredSingleton | None) -> str:
 
 
 def _name(type: str, key: str, shared: bool) -> str:
-    # A type has no slash in it.
+    # A type has no slash, so that shared keys cannot collide with others.
     return f"/{key}" if shared else f"{type}/{key}"

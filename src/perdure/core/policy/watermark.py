@@ -1,4 +1,4 @@
-"""How much may wait in a queue, or of a type, before producers are held back."""
+"""Watermarks: once enough runs of a queue or type are waiting, starts are refused or wait."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from perdure.errors import UsageError
 REFUSE = "refuse"
 WAIT = "wait"
 
-#: Lines of the audit trail about a watermark are kept under this, its kind and its name.
+#: Prefix of the audit trail's run id for events of a watermark.
 TRAIL = "watermark:"
 
 
 class Watermark(Struct, frozen=True, kw_only=True):
-    """From `high` runs that are ready and wait, on a queue or of a type, starts are refused (`Overloaded`) or wait, until fewer than `low` do.
+    """A bound on the waiting runs of a queue or type.
 
-    `low` is four fifths of `high` by default. `when_full` is "refuse" or "wait".
+    Once `high` runs are ready and waiting, starts are refused (`Overloaded`) or wait, until fewer than `low` are
+    waiting. `low` is four fifths of `high` by default. `when_full` is "refuse" or "wait".
     """
 
     high: int
@@ -32,7 +33,7 @@ class Watermark(Struct, frozen=True, kw_only=True):
             raise UsageError("a watermark is of a queue or of a type: give one of them")
         check_name(self.name, self.kind)
         if self.when_full not in (REFUSE, WAIT):
-            raise UsageError(f"when_full={self.when_full!r}: say {REFUSE!r} or {WAIT!r}")
+            raise UsageError(f"when_full={self.when_full!r}: give {REFUSE!r} or {WAIT!r}")
         check_whole("high", self.high, 1)
         if self.low is not None:
             check_whole("low", self.low, 1)
@@ -41,15 +42,15 @@ class Watermark(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What it is of: `queue` or `type`."""
+        """Kind of the watermark: `queue` or `type`."""
         return "type" if self.queue is None else "queue"
 
     @property
     def name(self) -> str:
-        """The queue or the type."""
+        """Name of the queue or type."""
         return (self.type or "") if self.queue is None else self.queue
 
     @property
     def floor(self) -> int:
-        """Starts go on when fewer runs than this wait."""
+        """Number of waiting runs below which starts resume."""
         return max(1, self.high * 4 // 5) if self.low is None else self.low

@@ -1,11 +1,12 @@
-"""When a schedule is to run: by cron, at an interval, or once. Pure: times in, times out.
+"""Timings of schedules: `Cron`, `Every` and `At`, and their fire times. Pure: times in, times out.
 
-Times are microseconds since the epoch, and a *slot* is one at which a schedule is to run. The calendar's arithmetic is cronsim's, on
-wall clocks without a time zone; what becomes of a wall clock that is set forward or back is decided here:
+Times are microseconds since the epoch. cronsim does the calendar arithmetic, on wall clocks without a time zone. This
+module decides about wall clocks that are set forward or back:
 
-* A time of day (neither the minutes nor the hours begin with `*`) comes once a day: one that is skipped comes at the end of the gap, one
-  that comes twice counts the first time.
-* Anything else (`*/30 * * * *`) follows the time that really passes: every instant at which the wall clock matches.
+* A time of day (neither minutes nor hours begin with `*`) comes once a day: if it is skipped, at the end of the gap; if
+it comes twice, the
+  first time.
+* Any other expression (`*/30 * * * *`) follows elapsed time: it fires at every instant at which the wall clock matches.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-#: The shortest interval, in microseconds.
+#: Shortest interval, in microseconds.
 SHORTEST = 100_000
-#: Expressions are short; a longer one is a mistake.
+#: Longest cron expression, in characters.
 _LONGEST_EXPRESSION = 500
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
-#: Calendars end there; nothing is scheduled beyond.
+#: Nothing is scheduled beyond this year, where calendars end.
 _LAST_YEAR = 9990
 
 
 class Cron(Struct, frozen=True):
-    """By the calendar: a cron expression (five fields; six with seconds first) or an alias such as `@daily`, in a time zone."""
+    """Fire by the calendar: a cron expression (five fields, six with seconds first) or an alias like `@daily`."""
 
     expression: str
     zone: str = "UTC"
@@ -58,19 +59,19 @@ class Cron(Struct, frozen=True):
         try:
             _Calendar(self.expression)
             if next(_wall(self.expression, datetime(2024, 1, 1)), None) is None:  # noqa: DTZ001 - a wall clock
-                raise InvalidSchedule(f"the cron expression {self.expression!r} never comes: there is no such day")
+                raise InvalidSchedule(f"the cron expression {self.expression!r} never fires: there is no such day")
         except CronSimError as error:
             raise InvalidSchedule(
                 f"{self.expression!r} is not a cron expression: {str(error).lower()}; {_EXAMPLE}"
             ) from None
 
     def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
-        """The next times after a moment, in the schedule's time zone."""
+        """The next fire times after a moment, in the schedule's time zone."""
         return _upcoming(self, count, after, _zone(self.zone))
 
 
 class Every(Struct, frozen=True):
-    """At an interval, of time that really passes. The first time is at `start`, or one interval after the schedule is created."""
+    """Fire at an interval of elapsed time, first at `start`, or one interval after the schedule is created."""
 
     interval: Duration
     start: datetime | None = None
@@ -87,33 +88,33 @@ class Every(Struct, frozen=True):
         force_setattr(self, "interval", timedelta(microseconds=length))
 
     def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
-        """The next times after a moment; without a `start`, the interval begins there."""
+        """The next fire times after a moment; without a `start`, the interval begins there."""
         timing = self if self.start is not None else Every(self.interval, start=after)
         return _upcoming(timing, count, after, UTC)
 
 
 class At(Struct, frozen=True):
-    """Once, at a moment: a `datetime` with a time zone."""
+    """Fire once, at a `datetime` with a time zone."""
 
     moment: datetime
 
     def __post_init__(self) -> None:
         if not isinstance(self.moment, datetime) or self.moment.utcoffset() is None:
-            raise InvalidSchedule(f"{self.moment!r} is no point in time; give a datetime with a time zone")
+            raise InvalidSchedule(f"{self.moment!r} is not a point in time; give a datetime with a time zone")
         instant(self.moment, 0)
 
     def upcoming(self, count: int, *, after: datetime) -> list[datetime]:
-        """The moment, unless it is over."""
+        """The fire time, unless it has passed."""
         return _upcoming(self, count, after, self.moment.tzinfo or UTC)
 
 
 Timing = Cron | Every | At
 
-_EXAMPLE = "write such as '30 2 * * MON-FRI' (minute, hour, day, month, weekday) or '@daily'"
+_EXAMPLE = "write one such as '30 2 * * MON-FRI' (minute, hour, day, month, weekday) or '@daily'"
 
 
 def to_stored(timing: Timing) -> str:
-    """A timing as JSON, as the database has it."""
+    """Encode a timing for the database."""
     return msgspec.json.encode(_stored(timing)).decode()
 
 
@@ -128,7 +129,7 @@ def _stored(timing: Timing) -> dict[str, Any]:
 
 
 def from_stored(text: str) -> Timing:
-    """A timing from what the database has. Raises `InvalidSchedule`, also where this machine does not know a time zone."""
+    """Decode a stored timing. Raises `InvalidSchedule`, also if this machine does not know its time zone."""
     try:
         stored = msgspec.json.decode(text, type=dict[str, Any])
         if "cron" in stored:
@@ -142,7 +143,7 @@ def from_stored(text: str) -> Timing:
 
 
 def fire_times(timing: Timing, after: int) -> Iterator[int]:
-    """Every slot past a time, in order."""
+    """All fire times after a time, in order."""
     match timing:
         case At(moment):
             at = instant(moment, 0)
@@ -154,17 +155,17 @@ def fire_times(timing: Timing, after: int) -> Iterator[int]:
 
 
 def next_fire_time(timing: Timing, after: int) -> int:
-    """The first slot past a time; `FAR` if there is none."""
+    """The first fire time after a time; `FAR` if there is none."""
     return next(fire_times(timing, after), FAR)
 
 
 def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[int]:
-    """The last so many slots from `low` on and before `high`, in order, however many there are before them."""
+    """The last `count` fire times from `low` on and before `high`, in order."""
     span = microseconds(timing.interval) * count if isinstance(timing, Every) else 60_000_000
     found: list[int] = []
     while count and low < high:
         begin = max(low, high - span)
-        found = list(takewhile(lambda slot: slot < high, fire_times(timing, begin - 1)))
+        found = list(takewhile(lambda fire_time: fire_time < high, fire_times(timing, begin - 1)))
         if begin == low or len(found) >= count:
             break
         span *= 2
@@ -173,33 +174,33 @@ def latest_fire_times(timing: Timing, low: int, high: int, count: int) -> list[i
 
 def _upcoming(timing: Timing, count: int, after: datetime, zone: tzinfo) -> list[datetime]:
     found = fire_times(timing, instant(after, 0))
-    return [moment_of(slot).astimezone(zone) for _, slot in zip(range(count), found, strict=False)]
+    return [moment_of(fire_time).astimezone(zone) for _, fire_time in zip(range(count), found, strict=False)]
 
 
 def _zone(name: object) -> tzinfo:
     if name == "UTC":
-        # Known also where there are no time zones at all.
+        # Known even without a time zone database.
         return UTC
     try:
         if not isinstance(name, str):
             raise TypeError
         return ZoneInfo(name)
     except Exception:
-        # Whatever it is called, and whatever lies there: a folder, a file that is none, a path that leads elsewhere.
+        # Names of folders, of other files and of paths outside raise different errors.
         raise InvalidSchedule(
             f"there is no time zone {name!r} on this machine; name one such as 'Europe/Prague', or install tzdata"
         ) from None
 
 
 def _at_intervals(interval: int, start: int, after: int) -> Iterator[int]:
-    slot = max(start, start + ((after - start) // interval + 1) * interval)
-    while slot < FAR:
-        yield slot
-        slot += interval
+    fire_time = max(start, start + ((after - start) // interval + 1) * interval)
+    while fire_time < FAR:
+        yield fire_time
+        fire_time += interval
 
 
 class _Calendar:
-    """A cron expression, and whether it means times of day."""
+    """A cron expression; `of_day` is True if it means times of day."""
 
     def __init__(self, expression: str) -> None:
         text = expression.strip()
@@ -213,7 +214,7 @@ class _Calendar:
 
 
 def _wall(expression: str, after: datetime) -> Iterator[datetime]:
-    """Every time past one that a wall clock shows which never is set."""
+    """Matching times after one, on a wall clock that is never set."""
     try:
         for time in CronSim(_Calendar(expression).text, after):
             if time.year > _LAST_YEAR:
@@ -224,22 +225,22 @@ def _wall(expression: str, after: datetime) -> Iterator[datetime]:
 
 
 def _by_calendar(expression: str, zone: tzinfo, after: int) -> Iterator[int]:
-    # To the second below: cronsim knows no parts of seconds.
+    # Rounded down to the second, because cronsim knows no fractions.
     since = moment_of(after).replace(microsecond=0)
     found = _times_of_day if _Calendar(expression).of_day else _instants
     for time in found(expression, zone, since):
-        slot = (time - _EPOCH) // timedelta(microseconds=1)
-        if slot > after:
-            yield slot
+        fire_time = (time - _EPOCH) // timedelta(microseconds=1)
+        if fire_time > after:
+            yield fire_time
 
 
 def _times_of_day(expression: str, zone: tzinfo, since: datetime) -> Iterator[datetime]:
-    """Each time of day once, in UTC: one that is skipped at the end of the gap, one that comes twice at first."""
+    """Each time of day once, in UTC: at the end of the gap if it is skipped, the first time if it comes twice."""
     last = since
     for wall in _wall(expression, _shown(zone, since)):
         time = wall.replace(tzinfo=zone).astimezone(UTC)
         if _shown(zone, time) != wall:
-            # Taken with the offset from after the gap it lies before it, and the other way round.
+            # With the offset after the gap the time lies before the gap, and vice versa.
             before, behind = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (1, 0))
             time = _change(zone, before, behind)
         if time > last:
@@ -248,7 +249,7 @@ def _times_of_day(expression: str, zone: tzinfo, since: datetime) -> Iterator[da
 
 
 def _instants(expression: str, zone: tzinfo, since: datetime) -> Iterator[datetime]:
-    """Every real moment at which the wall clock matches, in UTC: from one change of the offset to the next."""
+    """Every instant at which the wall clock matches, in UTC, from one change of the offset to the next."""
     shown = _shown(zone, since)
     while True:
         offset = _offset(zone, since)
@@ -263,12 +264,12 @@ def _instants(expression: str, zone: tzinfo, since: datetime) -> Iterator[dateti
             yield time
         if change is None:
             return
-        # The moment of the change itself may match.
+        # The instant of the change itself may match.
         since, shown = change, _shown(zone, change) - _SECOND
 
 
 def _shown(zone: tzinfo, time: datetime) -> datetime:
-    """What a wall clock shows."""
+    """Time on a wall clock of the zone."""
     return time.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
@@ -277,7 +278,7 @@ def _offset(zone: tzinfo, time: datetime) -> timedelta:
 
 
 def _change(zone: tzinfo, before: datetime, behind: datetime) -> datetime:
-    """The second at which the offset changes between two times."""
+    """The second between two times at which the offset changes."""
     old = _offset(zone, before)
     low, high = 0, int((behind - before).total_seconds())
     while high - low > 1:

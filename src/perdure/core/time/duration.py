@@ -1,8 +1,8 @@
-"""Durations and points in time, as users write them.
+"""Durations and points in time, as users write them and as they are stored.
 
-A duration is a `timedelta`, a number of seconds, or text such as `"1h30m"`: numbers with the units w, d, h, m, s, ms and us,
-each unit once, the largest first. It is never negative and at most a hundred years. Inside the engine a duration is a number
-of seconds, or of microseconds where it meets a stored time.
+A duration is a `timedelta`, a number of seconds, or text such as `"1h30m"`: numbers with the units w, d, h, m, s, ms
+and us, each unit once, the largest first. It is not negative and at most a hundred years. Inside the engine a duration
+is a number of seconds, or of microseconds next to a stored time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Duration = str | int | float | timedelta
 #: A point in time: a datetime with a time zone, or a duration from now.
 Moment = datetime | Duration
 
-#: "Never", as a wake-up time or a deadline: the last microsecond of the year 9999. Times in the database are never NULL,
-#: because `LEAST(NULL, now)` differs between databases.
+#: "Never", as a wake-up time or a deadline: the last microsecond of the year 9999. Times in the database are never
+#: NULL, because `LEAST(NULL, now)` differs between databases.
 FAR = 253_402_300_799_999_999
 
 _UNITS = {
@@ -35,11 +35,11 @@ _PART = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]+)\s*", re.ASCII
 _LIMIT = 100 * 366 * _UNITS["d"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_ACCEPTED = 'Write a timedelta, a number of seconds, or text such as "250ms", "1.5s", "1h30m", "3d" or "2w".'
+_ACCEPTED = 'write a timedelta, a number of seconds, or text such as "250ms", "1.5s", "1h30m", "3d" or "2w"'
 
 
 def seconds(value: Duration) -> float:
-    """The duration in seconds. Raises `InvalidDuration`."""
+    """Convert a duration to seconds. Raises `InvalidDuration`."""
     if isinstance(value, float):
         _check(value, _LIMIT // 1_000_000, value)
         return value
@@ -47,7 +47,7 @@ def seconds(value: Duration) -> float:
 
 
 def microseconds(value: Duration) -> int:
-    """The duration in whole microseconds, rounded. Raises `InvalidDuration`."""
+    """Convert a duration to whole microseconds, rounded. Raises `InvalidDuration`."""
     if isinstance(value, float):
         return round(seconds(value) * 1_000_000)
     if isinstance(value, str):
@@ -57,13 +57,13 @@ def microseconds(value: Duration) -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         result = value * 1_000_000
     else:
-        raise InvalidDuration(f"{value!r} is not a duration. {_ACCEPTED}")
+        raise InvalidDuration(f"{value!r} is not a duration; {_ACCEPTED}")
     _check(result, _LIMIT, value)
     return result
 
 
 def instant(value: datetime | Duration, now: int) -> int:
-    """A point in time in microseconds since the epoch: that of an aware `datetime`, or `now` and a duration.
+    """Convert an aware `datetime`, or a duration from `now`, to microseconds since the epoch.
 
     Raises `InvalidDuration`.
     """
@@ -71,16 +71,17 @@ def instant(value: datetime | Duration, now: int) -> int:
         return min(now + microseconds(value), FAR)
     if value.utcoffset() is None:
         raise InvalidDuration(
-            f"{value!r} has no time zone, so it is no point in time. Add one: datetime(..., tzinfo=UTC), or .astimezone()."
+            f"{value!r} has no time zone, so it is not a point in time; "
+            "add one: datetime(..., tzinfo=UTC), or .astimezone()"
         )
     result = (value - _EPOCH) // _MICROSECOND
     if result < 0:
-        raise InvalidDuration(f"{value!r} is before 1970. Give a later point in time.")
+        raise InvalidDuration(f"{value!r} is before 1970; give a later point in time")
     return min(result, FAR)
 
 
 def moment_of(time: int) -> datetime:
-    """A stored time as a datetime."""
+    """Convert a stored time to a datetime."""
     return _EPOCH + timedelta(microseconds=time)
 
 
@@ -91,25 +92,25 @@ def _parse(text: str) -> int:
         number, unit = part.groups()
         size = _UNITS.get(unit)
         if size is None:
-            raise InvalidDuration(f"{_shown(text)} is not a duration: {unit[:20]!r} is not a unit. {_ACCEPTED}")
+            raise InvalidDuration(f"{_shown(text)} is not a duration: {unit[:20]!r} is not a unit; {_ACCEPTED}")
         if size >= previous:
             raise InvalidDuration(
-                f"{_shown(text)} is not a duration: each unit goes once, the largest first. {_ACCEPTED}"
+                f"{_shown(text)} is not a duration: each unit goes once, the largest first; {_ACCEPTED}"
             )
         total += Decimal(number) * size
         position, previous = part.end(), size
     if position == 0 or position != len(text):
-        raise InvalidDuration(f"{_shown(text)} is not a duration. {_ACCEPTED}")
+        raise InvalidDuration(f"{_shown(text)} is not a duration; {_ACCEPTED}")
     return round(total)
 
 
 def _check(amount: float, limit: int, value: Duration) -> None:
     if isinstance(amount, float) and math.isnan(amount):
-        raise InvalidDuration(f"NaN is not a duration. {_ACCEPTED}")
+        raise InvalidDuration(f"NaN is not a duration; {_ACCEPTED}")
     if amount < 0:
-        raise InvalidDuration(f"{_shown(value)} is negative; a duration is not. {_ACCEPTED}")
+        raise InvalidDuration(f"{_shown(value)} is negative, which is not a duration; {_ACCEPTED}")
     if amount > limit:
-        raise InvalidDuration(f"{_shown(value)} is over 100 years, the longest duration there is.")
+        raise InvalidDuration(f"{_shown(value)} is over 100 years, the longest duration")
 
 
 def _shown(value: Duration) -> str:

@@ -1,6 +1,7 @@
-"""What a schedule is to do now: which slots become runs, which are passed over and why, and when to look again.
+"""Planning of a schedule: which fire times start runs now, which are skipped and why, and when to plan again.
 
-Pure: a schedule, the time and whether its last run goes on, in; a plan and the schedule as it is afterwards, out.
+Pure: takes a schedule, the time, and whether its last run is unfinished; returns a plan with the schedule as it is
+afterwards.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from perdure.core.time.cron import Timing, fire_times, latest_fire_times, next_f
 from perdure.core.time.duration import FAR
 from perdure.core.time.schedule import LONGEST_QUEUE, Overlap, Schedule
 
-#: Slots that are dealt with in one transaction.
+#: Number of fire times that one transaction handles.
 BATCH = 100
-#: How long until the next look at whether the run that slots wait for has ended, in microseconds: a tenth of the time that the first has
-#: waited, within these bounds.
+#: Bounds of the time until the next check of whether the last run has ended, in microseconds. The time is a tenth of
+#: what the first fire time has waited.
 SHORTEST_RECHECK = 1_000_000
 LONGEST_RECHECK = 10_000_000
 
 
 class SkippedTimes(Struct, frozen=True):
-    """Slots that become no runs: from one to another, and why."""
+    """A range of fire times that start no runs, and the reason."""
 
     first: int
     last: int
@@ -32,43 +33,44 @@ class SkippedTimes(Struct, frozen=True):
 
 
 class FiringPlan(Struct, frozen=True, kw_only=True):
-    """What to do, all of it in one transaction."""
+    """Actions for a schedule, all in one transaction."""
 
+    #: Fire times that start a run.
     start: tuple[int, ...]
-    passed: tuple[SkippedTimes, ...]
-    #: Ask the last run to stop, for the sake of this slot.
+    skipped: tuple[SkippedTimes, ...]
+    #: Fire time for which the last run is cancelled.
     cancel_for: int | None
-    #: The schedule afterwards, except for the run that was last started.
+    #: The schedule afterwards, apart from its last run.
     schedule: Schedule
 
 
 def plan_firing(schedule: Schedule, now: int, *, busy: bool) -> FiringPlan:
-    """What is to be done at a time; `busy`: the schedule's last run has not ended."""
+    """Plan the fire times that are due at a time; `busy`: the schedule's last run has not ended."""
     timing = schedule.timing
-    late, passed = _late(schedule, timing, now)
+    late, skipped = _late(schedule, timing, now)
     chosen = (late + _on_time(schedule, timing, now, BATCH + 1 - len(late)))[: BATCH + 1]
     rest = chosen[BATCH:]
     chosen = chosen[:BATCH]
-    line = _Line(schedule, busy=busy)
-    for slot in line.without_replaced(chosen):
-        line.take(slot)
+    overlaps = _OverlapPolicy(schedule, busy=busy)
+    for time in overlaps.without_replaced(chosen):
+        overlaps.take(time)
     following = rest[0] if rest else _following(schedule, timing, now, chosen)
     after = replace(
         schedule,
         next_slot=following,
-        waiting=tuple(line.waiting),
-        last_slot=line.start[-1] if line.start else schedule.last_slot,
+        waiting=tuple(overlaps.waiting),
+        last_slot=overlaps.start[-1] if overlaps.start else schedule.last_slot,
     )
     return FiringPlan(
-        start=tuple(line.start),
-        passed=tuple(passed + line.passed),
-        cancel_for=line.cancel_for,
+        start=tuple(overlaps.start),
+        skipped=tuple(skipped + overlaps.skipped),
+        cancel_for=overlaps.cancel_for,
         schedule=replace(after, due_at=when_due(after, now)),
     )
 
 
 def when_due(schedule: Schedule, now: int) -> int:
-    """When a schedule is to be looked at next."""
+    """Time when a schedule has to be planned again."""
     if schedule.paused:
         return FAR
     due = schedule.due(schedule.next_slot)
@@ -79,12 +81,12 @@ def when_due(schedule: Schedule, now: int) -> int:
 
 
 def _lateness(schedule: Schedule, now: int) -> int:
-    """Slots before this time are missed."""
+    """Time before which fire times count as missed."""
     return now - round(schedule.misfire.grace * 1e6) - schedule.jitter
 
 
 def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[SkippedTimes]]:
-    """Those of the missed slots that are made up for, and those that are not."""
+    """Missed fire times that are caught up on, and those that are not."""
     first, end = schedule.next_slot, _lateness(schedule, now)
     if first >= end:
         return [], []
@@ -101,62 +103,62 @@ def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list
 
 
 def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[int]:
-    """The slots that are due and not missed, in order."""
+    """Fire times that are due and not missed, in order."""
     low = max(schedule.next_slot, _lateness(schedule, now))
-    # Each waits for the one before it, whatever their jitter.
-    return list(takewhile(lambda slot: schedule.due(slot) <= now, _some(timing, low, now + 1, max(0, count))))
+    # In order: each waits for the one before it, whatever its jitter.
+    return list(takewhile(lambda time: schedule.due(time) <= now, _some(timing, low, now + 1, max(0, count))))
 
 
 def _some(timing: Timing, low: int, end: int, count: int) -> Iterator[int]:
-    found = takewhile(lambda slot: slot < end, fire_times(timing, low - 1))
-    return (slot for _, slot in zip(range(count), found, strict=False))
+    found = takewhile(lambda time: time < end, fire_times(timing, low - 1))
+    return (time for _, time in zip(range(count), found, strict=False))
 
 
 def _following(schedule: Schedule, timing: Timing, now: int, chosen: list[int]) -> int:
-    """The first slot that was not dealt with."""
+    """The first fire time that was not handled."""
     if schedule.next_slot > now:
         return schedule.next_slot
     end = _lateness(schedule, now)
-    # What was missed is done with; of what is due, all that was chosen.
+    # Missed fire times are handled; of those that are due, the chosen ones.
     done = max([end - 1, schedule.next_slot - 1, *chosen[-1:]])
     return next_fire_time(timing, done)
 
 
-class _Line:
-    """Slots in the order in which they come, sorted by what the last run allows."""
+class _OverlapPolicy:
+    """Sorts fire times into start, wait and skip, by the overlap policy."""
 
     def __init__(self, schedule: Schedule, *, busy: bool) -> None:
         self._overlap = schedule.overlap
         self._busy = busy
         self.start: list[int] = []
         self.waiting = list(schedule.waiting)
-        self.passed: list[SkippedTimes] = []
+        self.skipped: list[SkippedTimes] = []
         self.cancel_for: int | None = None
         while self.waiting and (not self._busy or self._overlap is Overlap.ALLOW):
             self._begin(self.waiting.pop(0))
 
-    def without_replaced(self, slots: list[int]) -> list[int]:
-        """The slots, or the last of them where each would only be cancelled for the next."""
+    def without_replaced(self, times: list[int]) -> list[int]:
+        """The fire times, or the last one if each would only be cancelled for the next."""
         if self._overlap is not Overlap.CANCEL:
-            return slots
-        self.passed += [SkippedTimes(slot, slot, "replaced") for slot in slots[:-1]]
-        return slots[-1:]
+            return times
+        self.skipped += [SkippedTimes(time, time, "replaced") for time in times[:-1]]
+        return times[-1:]
 
-    def take(self, slot: int) -> None:
+    def take(self, time: int) -> None:
         if self._overlap is Overlap.ALLOW or not (self._busy or self.waiting):
-            self._begin(slot)
+            self._begin(time)
         elif self._overlap is Overlap.SKIP:
-            self.passed.append(SkippedTimes(slot, slot, "overlap"))
+            self.skipped.append(SkippedTimes(time, time, "overlap"))
         elif self._overlap is Overlap.QUEUE:
             if len(self.waiting) < LONGEST_QUEUE:
-                self.waiting.append(slot)
+                self.waiting.append(time)
             else:
-                self.passed.append(SkippedTimes(slot, slot, "queue full"))
+                self.skipped.append(SkippedTimes(time, time, "queue full"))
         else:
-            self.passed += [SkippedTimes(replaced, replaced, "replaced") for replaced in self.waiting]
-            self.waiting = [slot]
-            self.cancel_for = slot
+            self.skipped += [SkippedTimes(replaced, replaced, "replaced") for replaced in self.waiting]
+            self.waiting = [time]
+            self.cancel_for = time
 
-    def _begin(self, slot: int) -> None:
-        self.start.append(slot)
+    def _begin(self, time: int) -> None:
+        self.start.append(time)
         self._busy = True

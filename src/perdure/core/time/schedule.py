@@ -1,7 +1,7 @@
-"""A schedule as the database has it, what becomes of slots that were missed or that overlap, and the names of its runs.
+"""Schedules, as stored: timing, policies for missed and overlapping fire times, and the ids of their runs.
 
-A slot's run has the schedule and the slot in its id, so that the same slot can never have two. The jitter of a slot follows from both as
-well: whoever computes it comes to the same.
+The id of a run contains the schedule and the fire time, so no fire time starts two runs. The jitter of a fire time
+follows from both as well, so every process computes the same.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from perdure.core.time.cron import Timing, from_stored
 from perdure.core.time.duration import FAR, Duration, microseconds, moment_of
 from perdure.errors import InvalidSchedule
 
-#: Lines of the audit trail about a schedule, and not about a run of it, are kept under this and its id.
+#: Prefix of the audit trail's run id for events of a schedule itself.
 TRAIL = "schedule:"
-#: Slots that wait for an earlier run to end, at most.
+#: Most fire times that wait for an earlier run to end.
 LONGEST_QUEUE = 100
-#: The most missed slots that may be asked for, other than all.
+#: Largest number of missed fire times that a policy may name, other than all.
 MOST_MISSED = 10_000
 
 
 class Overlap(StrEnum):
-    """What becomes of a slot while the schedule's last run has not ended."""
+    """Policy for a fire time while the schedule's last run has not ended."""
 
     ALLOW = "allow"
     SKIP = "skip"
-    #: It waits until that run has ended; a hundred slots at most, further ones are skipped.
+    #: It waits until that run has ended; at most a hundred wait, further ones are skipped.
     QUEUE = "queue"
-    #: That run is cancelled, and the slot's begins when it has ended.
+    #: That run is cancelled, and the new one starts when it has ended.
     CANCEL = "cancel"
 
 
 class Misfire(Struct, frozen=True):
-    """What becomes of slots that nobody was there for: how many of them are made up for, the latest ones; None for all."""
+    """Policy for fire times that were missed while no worker ran: the latest `limit` are caught up on; None for all."""
 
     limit: int | None = 1
-    #: A slot counts as missed when it is later than this, in seconds.
+    #: Seconds of lateness after which a fire time counts as missed.
     grace: float = 60.0
-    #: What is older than this, in seconds, is not made up for; None for any age.
+    #: Seconds after which a missed fire time is not caught up on; None: any age.
     within: float | None = None
 
     @classmethod
     def of(
         cls, policy: Misfire | str | int = "once", *, grace: Duration = 60.0, within: Duration | None = None
     ) -> Misfire:
-        """From what a user writes: `skip`, `once`, `all`, or how many. Raises `InvalidSchedule`."""
+        """Make a policy from `skip`, `once`, `all`, or a number. Raises `InvalidSchedule`."""
         if isinstance(policy, Misfire):
             return policy
         limit: int | None
@@ -60,7 +60,7 @@ class Misfire(Struct, frozen=True):
                 limit = policy
             case _:
                 raise InvalidSchedule(
-                    f"misfire={policy!r} is no policy; say 'skip', 'once', 'all' or a number up to {MOST_MISSED}"
+                    f"misfire={policy!r} is not a policy; give 'skip', 'once', 'all' or a number up to {MOST_MISSED}"
                 )
         return cls(
             limit=limit,
@@ -70,94 +70,97 @@ class Misfire(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """Something that is run again and again, or once, by the clock. Times are microseconds since the epoch, UTC."""
+    """A schedule, as stored: starts runs at its fire times. The field names are the names of the columns.
+
+    Times are microseconds since the epoch, UTC.
+    """
 
     id: str
-    #: When, as JSON; `timing` is the same as a value.
+    #: JSON of the timing; `timing` is the same as a value.
     spec: str
-    #: What is run: a workflow's type and the JSON of its arguments, and how.
+    #: Type and input of its runs, and their settings.
     type: str
     input: str = "{}"
     queue: str = DEFAULT_QUEUE
     priority: int = DEFAULT_PRIORITY
-    #: How long a run may take from its start, in microseconds; 0 for ever.
+    #: Longest duration of a run, in microseconds; 0: no limit.
     deadline: int = 0
-    #: How soon it has to be begun, in microseconds, how often it may be tried, and what else differs from what its code says.
+    #: Longest wait for the start in microseconds, number of attempts, and JSON of other settings of the call.
     start_within: int = 0
     max_attempts: int = 0
     options: str = "{}"
-    #: Each slot is late by up to this, in microseconds, always by the same for the same slot.
+    #: Largest random delay of a fire time, in microseconds; always the same for the same fire time.
     jitter: int = 0
     misfire: Misfire = Misfire()
     overlap: Overlap = Overlap.SKIP
     paused: bool = False
-    #: Why it is paused, for people.
+    #: Reason of the pause, for people.
     reason: str = ""
-    #: The first slot that has not been dealt with, and when it is to be looked at next; `FAR` for never.
+    #: First fire time that has not been handled, and time when the schedule is planned next; `FAR` for never.
     next_slot: int = FAR
     due_at: int = FAR
-    #: Slots that wait for the last run to end.
+    #: Fire times that wait for the last run to end.
     waiting: tuple[int, ...] = ()
-    #: The slot that last became a run, and the run that was last started by it or by hand.
+    #: Last fire time that started a run, and the last run, started by the schedule or by hand.
     last_slot: int = 0
     last_run: str = ""
-    #: What keeps it from being computed; empty if nothing does.
+    #: Error in planning the schedule; empty if there is none.
     error: str = ""
     created_at: int = 0
     changed_at: int = 0
-    #: Raised by every write to it.
+    #: Raised by each write.
     version: int = 0
 
     @property
     def timing(self) -> Timing:
-        """When it runs. Raises `InvalidSchedule` where this machine does not know its time zone."""
+        """The timing as a value. Raises `InvalidSchedule` if this machine does not know its time zone."""
         return from_stored(self.spec)
 
     @property
     def trail(self) -> str:
-        """Where its lines of the audit trail are kept."""
+        """Run id of its events in the audit trail."""
         return trail_of(self.id)
 
-    def due(self, slot: int) -> int:
-        """When a slot is to be run, with its jitter."""
-        if slot >= FAR or self.jitter == 0:
-            return slot
-        drawn = hashlib.sha256(f"{self.id}\0{slot}".encode()).digest()[:8]
-        return min(FAR, slot + int.from_bytes(drawn, "big") % (self.jitter + 1))
+    def due(self, fire_time: int) -> int:
+        """Time when a fire time is due, with its jitter."""
+        if fire_time >= FAR or self.jitter == 0:
+            return fire_time
+        drawn = hashlib.sha256(f"{self.id}\0{fire_time}".encode()).digest()[:8]
+        return min(FAR, fire_time + int.from_bytes(drawn, "big") % (self.jitter + 1))
 
 
 class SaveOutcome(StrEnum):
-    """The answer to writing a schedule."""
+    """Answer to a write of a schedule."""
 
     DONE = "done"
-    #: It is not as it was when it was looked at, or not there, or there already; nothing was written.
+    #: The schedule has changed since it was read, is gone, or exists already; nothing was written.
     CONFLICT = "conflict"
 
 
 class FiringResult(Struct, frozen=True, kw_only=True):
-    """What looking after schedules came to."""
+    """Result of firing the schedules that are due."""
 
-    #: The runs that were started.
+    #: Ids of the runs that were started.
     runs: tuple[str, ...]
-    #: When a schedule is due next; `FAR` if none is.
+    #: Time when the next schedule is due; `FAR` if there is none.
     next_due: int
 
 
 def trail_of(schedule_id: str) -> str:
-    """Where the lines of the audit trail about a schedule are kept."""
+    """Run id of a schedule's events in the audit trail."""
     return f"{TRAIL}{schedule_id}"
 
 
-def run_id_of(schedule_id: str, slot: int) -> str:
-    """The id of the run of a slot."""
-    return f"{schedule_id}@{moment_of(slot).isoformat().replace('+00:00', 'Z')}"
+def run_id_of(schedule_id: str, fire_time: int) -> str:
+    """Id of the run of a fire time."""
+    return f"{schedule_id}@{moment_of(fire_time).isoformat().replace('+00:00', 'Z')}"
 
 
 def fire_time_of(run_id: str) -> datetime | None:
-    """The slot of a run that a schedule started, by the run's id; None if it was started by hand or by somebody else."""
+    """Fire time of a run that a schedule started, from the run's id; None for any other run."""
     _, found, moment = run_id.rpartition("@")
     try:
-        slot = datetime.fromisoformat(moment) if found else None
+        fire_time = datetime.fromisoformat(moment) if found else None
     except ValueError:
         return None
-    return slot if slot is not None and slot.utcoffset() is not None else None
+    return fire_time if fire_time is not None and fire_time.utcoffset() is not None else None

@@ -197,7 +197,7 @@ async def _fire(tx: Transaction, wanted: Schedule) -> list[str]:
         await tx.execute(_ADVANCE, _row(failed))
         return []
     started = await _start(tx, wanted, {run_id_of(wanted.id, slot): slot for slot in todo.start})
-    for one in todo.passed:
+    for one in todo.skipped:
         tx.note(wanted.trail, "schedule_passed", to_json({"from": one.first, "to": one.last, "reason": one.why}))
     after = replace(todo.schedule, error="")
     if todo.start:
