@@ -198,7 +198,7 @@ class Driver:
 
     def _save(self) -> None:
         while scopes := [each for each in self.execution.open_operations() if isinstance(each, ScopeOperation)]:
-            self.execution.reached(scopes[0], self.execution.time)
+            self.execution.record_checkpoint(scopes[0], self.execution.time)
         self.history.extend(self.execution.unsaved)
         self.execution.unsaved = []
         for first, last in self.execution.checkpoints.take_trimmed():

@@ -33,7 +33,7 @@ class Play(Driver):
         self.lost: list[str] = []
         self._looked = 0
         #: Whether nobody can know if what followed from the last record has left: that was written without the rest.
-        self.is_uncertain = not history or _is_alone(history[-1])
+        self.is_uncertain = not history or _was_committed_alone(history[-1])
         super().__init__(self.machine.perform, program, history=history)
 
     @property
@@ -65,7 +65,7 @@ class Play(Driver):
         execution = self.execution
         known = bool(self.history) and not self.lefts
         effects = execution.effects[execution.known_effects :] if known else execution.effects
-        fresh = execution.fresh[execution.known if known else self._looked :]
+        fresh = execution.fresh[execution.known_fresh if known else self._looked :]
         # Wanting the same broadcasts twice is wanting them once.
         lines = [repr(effect) for effect in effects]
         self.left += [line for line in lines if not line.startswith("Listening") or line not in self.left]
@@ -171,11 +171,11 @@ def _histories(recording: Recording, cut: int) -> Iterator[tuple[Record, ...]]:
     yield recording.stages[cut]
     before = recording.stages[cut - 1] if cut else ()
     after = [each for each in recording.stages[cut] if not before or each.seq > before[-1].seq]
-    if len(after) > 1 and _is_alone(after[0]):
+    if len(after) > 1 and _was_committed_alone(after[0]):
         yield (*before, after[0])
 
 
-def _is_alone(record: Record) -> bool:
+def _was_committed_alone(record: Record) -> bool:
     """Whether a transaction wrote it."""
     return record.kind is RecordKind.STEP and record.location.rpartition("/")[2].startswith(DEED)
 

@@ -51,7 +51,7 @@ def test_a_removed_step_is_shown_with_what_the_code_asks_for_instead() -> None:
         "run 'run-1' does not follow its history any more:",
         "  - record 1: step 'charge'",
         "  + the code waits for step 'ship'",
-        "Nothing was written. Deploy code that makes the recorded calls in the recorded order, and the run goes on",
+        "nothing was written; deploy code that makes the recorded calls in the recorded order, and the run goes on",
     ]
 
 

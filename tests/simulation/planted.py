@@ -292,7 +292,7 @@ def transaction_repeated_unasked(patch: Patch) -> None:
 
 def transaction_with_a_turn_of_its_own(patch: Patch) -> None:
     """What followed from a transaction is taken to be durable with it."""
-    patch.setattr(Execution, "_is_alone", lambda self, record: False)
+    patch.setattr(Execution, "_was_committed_alone", lambda self, record: False)
 
 
 def transaction_unsealed(patch: Patch) -> None:
@@ -318,7 +318,7 @@ def renewed_without_looking(patch: Patch) -> None:
 
 def children_of_the_past_heard(patch: Patch) -> None:
     """A run that began anew is told of the children that it had before."""
-    patch.setattr(Execution, "is_of_the_past", lambda self, message: False)
+    patch.setattr(Execution, "is_from_earlier_generation", lambda self, message: False)
 
 
 def listeners_forgotten(patch: Patch) -> None:

@@ -1,7 +1,8 @@
-"""Finding and saying how code and history differ.
+"""Divergence: detection and description of differences between code and history.
 
-A record at a location that the code did not ask for is a divergence. So are recorded calls of one name that have changed places, which
-their locations do not show but the digests of their arguments do. Other arguments alone are only worth a warning.
+A record at a location that the code did not ask for is a divergence. So are recorded calls of one name that have
+changed places: their locations do not show it, but the digests of their arguments do. Different arguments alone only
+cause a warning.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _SHOWN = 5
 
 
 def diverged(run_id: str, record: Record, found: str) -> Diverged:
-    """The error for a record that the code cannot account for; `found` is what there is instead."""
+    """Make the error for a record that the code does not account for; `found`: what the code does instead."""
     expected = f"record {record.seq}: {record.kind} {record.location!r}"
     return Diverged(
         f"run {run_id!r} does not follow its history any more:\n"
         f"  - {expected}\n"
         f"  + {found}\n"
-        "Nothing was written. Deploy code that makes the recorded calls in the recorded order, and the run goes on",
+        "nothing was written; deploy code that makes the recorded calls in the recorded order, and the run goes on",
         expected=expected,
         found=found,
     )
@@ -33,7 +34,7 @@ def diverged(run_id: str, record: Record, found: str) -> Diverged:
 def position(
     location: str, operations: Collection[OpenOperation], messages: Collection[str], outcome: RunOutcome | None
 ) -> str:
-    """Where the code stands instead of waiting for what is recorded at `location`, in words."""
+    """Describe what the code waits for instead of the record at `location`."""
     if outcome is not None:
         error = outcome.error
         return "the workflow returned" if error is None else f"the workflow raised {type(error).__name__}: {error}"
@@ -49,7 +50,7 @@ def position(
 
 
 class RecordedArguments:
-    """What the calls of a history were given, by digest."""
+    """Digests of the arguments of recorded calls."""
 
     def __init__(self, run_id: str, history: Sequence[Record]) -> None:
         self._run_id = run_id
@@ -61,7 +62,7 @@ class RecordedArguments:
                 self._locations.setdefault(key, set()).add(record.location)
 
     def changed(self, operation: OpenOperation, record: Record) -> str:
-        """A warning that the operation's arguments are not the recorded ones. Raises `Diverged` if they belong to another record."""
+        """Make a warning that the arguments differ from the recorded ones. Raises `Diverged` if calls were swapped."""
         elsewhere = self._locations.get((operation.kind, _name(operation), operation.digest), set()) - {record.location}
         if elsewhere:
             found = f"the code calls it with the arguments of another recorded call, {min(elsewhere)!r}"
@@ -70,7 +71,7 @@ class RecordedArguments:
         return f"{record.kind} {record.location!r} was recorded with other arguments than the code gives it now"
 
     def check(self, operations: Iterable[OpenOperation]) -> None:
-        """Raise `Diverged` if an open operation is the call that a changed record is of: it would be made twice."""
+        """Raise `Diverged` if an open operation is the call of a changed record: the call would be made twice."""
         if not self._changed:
             return
         moved = {(operation.kind, _name(operation), operation.digest): operation.location for operation in operations}
@@ -82,5 +83,5 @@ class RecordedArguments:
 
 
 def _name(place: Record | OpenOperation) -> str:
-    """The location without its numbers: calls that could be mistaken for each other have it in common."""
+    """Location without its numbers, which calls that could be swapped have in common."""
     return re.sub(r"[#~]\d+", "", place.location)

@@ -1,8 +1,8 @@
-"""What earlier attempts at a run achieved.
+"""Results of earlier attempts at a run.
 
-When a workflow as a whole is tried again, it starts with an empty history, but what succeeded before is not done again: a step of the same
-place and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox. What failed is tried anew, and
-so is what was undone.
+A workflow that is tried again as a whole starts with an empty history, but successes are not repeated: a step with the
+same location and arguments gets its old result, a sleep that was slept is over, and messages are in the mailbox.
+Failures are tried again, and so is what was undone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from perdure.workflow.saga import UNDO
 
 
 class EarlierAttempts:
-    """The records of earlier attempts, by location."""
+    """Records of earlier attempts, by location."""
 
     def __init__(self, earlier: Sequence[Record]) -> None:
-        # A later attempt has those of the earlier ones in its own history too, but not from the inbox.
+        # A later attempt repeats the messages of earlier ones in its own history, without their inbox numbers.
         self.messages = tuple(
             record
             for record in earlier
@@ -35,7 +35,7 @@ class EarlierAttempts:
         ]
 
     def recall(self, operation: OpenOperation) -> Record | None:
-        """The result that an earlier attempt has of this operation."""
+        """Return an earlier attempt's record of this operation, if there is one."""
         record = self._records.get(operation.location) if self._records else None
         if record is None or record.kind is not operation.kind:
             return None
@@ -44,12 +44,12 @@ class EarlierAttempts:
         return record
 
     def child_location(self, location: str) -> str:
-        """Where a child is started: one that failed before is not the one to wait for now."""
+        """Location of a child. One that failed in an earlier attempt gets a new location, and so a new run."""
         failures = self._failed_children.count(location)
         return f"{location}@{failures + 1}" if failures else location
 
 
-#: What a first attempt has to remember.
+#: For a first attempt.
 NOTHING = EarlierAttempts(())
 
 

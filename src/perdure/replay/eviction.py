@@ -1,8 +1,8 @@
-"""Ending a run's code without a trace.
+"""Eviction: ending a run's code without side effects.
 
-Closing a coroutine runs the user's `finally` blocks and handlers, and dropping it prints warnings. So what is left of a run is ended by
-throwing a private exception through it; durable operations that it calls meanwhile never resolve (see `Execution`), and what does not
-end after a bounded number of throws is left alone for ever.
+Closing a coroutine runs the user's `finally` blocks and handlers, and dropping it prints warnings. So a private
+exception is thrown through what is left of a run. Durable operations that the code calls meanwhile never resolve, and
+code that does not end after a bounded number of throws stays in memory for ever.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from perdure.errors import Evicted
 from perdure.replay.futures import RunTask
 from perdure.replay.run_loop import RunLoop
 
-#: How often code may refuse to end before it is left alone.
+#: Throws after which code that does not end stays in memory.
 MAX_THROWS = 8
 
 
 def end_tasks(loop: RunLoop, main: RunTask[Any] | None) -> bool:
-    """End every task and generator of a run, the newest first and `main` last of all; False if one would not."""
+    """End every task and generator of a run, the newest first and `main` last; False if one did not end."""
     loop.closed = True
     if main is not None:
         loop.tasks = {main: None, **loop.tasks}
     if not loop.tasks and not loop.generators:
         return True
-    # In a copy, because what cleanup code sets is not for the worker to see.
+    # In a copy of the context: what cleanup code sets must not reach the worker.
     return copy_context().run(_end_all, loop)
 
 
@@ -41,7 +41,7 @@ def _end_all(loop: RunLoop) -> bool:
                 ended &= _end_task(task)
             for generator, _ in reversed(generators):
                 ended &= _throw_through(generator)
-            # Cleanup code may have started more. Of a task that was never begun nothing runs, so this comes to an end.
+            # Cleanup code may have started more. A task that has not begun runs no code, so this ends.
             if not loop.tasks and not loop.generators:
                 break
     return ended
@@ -52,7 +52,7 @@ def _end_task(task: Any) -> bool:
     coroutine = task.get_coro()
     if task.done() or coroutine is None or _throw_through(coroutine):
         return True
-    # Collected as garbage it would be closed, which it would refuse as loudly as Python can say. So it never is.
+    # The garbage collector would close it, and its refusal would be printed. So it is never collected.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
     return False
 
@@ -66,6 +66,6 @@ def _throw_through(code: Any) -> bool:
             thrower.send(None)
         for _ in range(MAX_THROWS):
             thrower.throw(error)
-    except BaseException:  # whatever it raises, it has ended; that is all that is wanted of it
+    except BaseException:  # any exception means that the code has ended
         return True
     return False

@@ -1,9 +1,13 @@
-"""One run being executed: history in, records and open operations out.
+"""Execution of one run: takes a history and completions, produces records and open operations.
 
-Pure: no store, no clock, no threads. The worker feeds it completions; each becomes a record, is applied at once, and the run's loop
-is drained until it is idle. Replay applies the recorded ones in the same way, so the workflow cannot tell the two apart. What the
-workflow asked for while draining is left in `fresh` and `dropped` for the worker, who lets nothing leave before the records that
-led to it are durable.
+Pure: no store, no clock, no threads. The worker feeds it completions; each becomes a record and is applied at once, and
+the run's loop is drained until it is idle. Replay applies recorded completions in the same way, so a workflow cannot
+tell the two apart. Operations that the workflow asks for while draining are left in `fresh` and `dropped` for the
+worker, which lets nothing leave before the records that led to it are durable.
+
+A version is pinned by a record that is made while the loop drains, and so leaves in the same turn as the record that
+led there. A history that goes on, or ends, without a pin where the code asks for one was therefore made by code that
+did not ask.
 """
 
 from __future__ import annotations
@@ -42,22 +46,22 @@ from perdure.workflow.context import Context
 from perdure.workflow.saga import UNDO
 from perdure.workflow.scopes import current_scope
 
-#: Counts versions apart from what else has their name; no name contains a tilde.
+#: Prefix that counts versions apart from other operations of the same name; no name contains a tilde.
 _APART = "~version."
 
-#: A version that nobody asks for any more may be any.
+#: Any version: the code says that it no longer asks.
 _ANY = -1
 
 
 class RecordIndex:
-    """The records of a history by kind and place, looked up once somebody asks."""
+    """Records of a history by kind and location, indexed on first use."""
 
     def __init__(self, history: Sequence[Record]) -> None:
         self._history = history
         self._index: dict[tuple[RecordKind, str], Record] | None = None
 
     def find(self, kind: RecordKind, location: str) -> Record | None:
-        """The record of that kind there."""
+        """Return the record of that kind at a location."""
         if self._index is None:
             self._index = {(record.kind, record.location): record for record in self._history}
         return self._index.get((kind, location))
@@ -66,28 +70,29 @@ class RecordIndex:
 NOTHING_RECORDED = RecordIndex(())
 
 
-# A member of an enum is slow to find by its class; these are looked at for every record.
+# Looking up an enum member through its class is slow; these are needed for every record.
 _ATTEMPT, _CANCEL, _CHILD, _FORK, _MESSAGE, _SCOPE, _STEP, _WAKE = (
-    RecordKind.ATTEMPT, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK, RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
+    RecordKind.ATTEMPT, RecordKind.CANCEL, RecordKind.CHILD, RecordKind.FORK,
+    RecordKind.MESSAGE, RecordKind.SCOPE, RecordKind.STEP, RecordKind.WAKE,
 )  # fmt: skip
 
 
 class Execution(OperationsApi):
-    """See the module. The `Runtime` that a `Context` talks to."""
+    """The execution of one run, and the `Runtime` that its `Context` calls."""
 
-    cancel_requested = False  # by the class, as in `OperationsApi`
+    cancel_requested = False  # class attributes, as in `OperationsApi`
     outcome: RunOutcome | None = None
     recorded = NOTHING_RECORDED
-    #: What the workflow ended with, while it still waits for children; see `OnClose.WAIT`.
+    #: Outcome of the workflow while the run still waits for children (`OnClose.WAIT`).
     _closing: RunOutcome | None = None
-    #: How many of `fresh` had been asked for, for others to see, before the run was taken up.
-    known = known_effects = 0
-    #: How many records of this attempt there were when the run was taken up, and how many have been applied.
+    #: Number of entries in `fresh` and `effects` that an earlier holder of the run has handed out already.
+    known_fresh = known_effects = 0
+    #: Records of this attempt that were there when the run was claimed, and records applied so far.
     replayed = _applied = 0
     _arguments: RecordedArguments | None = None
     _main: RunTask[Any] | None = None
     _undo_phase: UndoPhase | None = None
-    #: By location, the record that led to an operation which was open when the history had been replayed.
+    #: By location, the record that led to an operation that was open at the end of the replay.
     asked: dict[str, int] | None = None
 
     def __init__(
@@ -105,13 +110,13 @@ class Execution(OperationsApi):
         earlier = [record for record in history if record.run_attempt < origin.attempt] if origin.attempt > 1 else ()
         current = history[len(earlier) :]
         super().__init__(origin, EarlierAttempts(earlier) if earlier else NOTHING, Checkpoints(earlier, current), codec)
-        #: Whether earlier attempts have left something to `recall`.
-        self.remembers = bool(earlier)
-        #: Children that the workflow, now ended, no longer waits for.
+        #: Whether earlier attempts have left results for `recall`.
+        self.has_earlier = bool(earlier)
+        #: Children that the ended workflow no longer waits for.
         self.orphans: list[ChildOperation] = []
-        #: Records not yet handed to the worker.
+        #: Records that no turn has taken yet.
         self.unsaved: list[Record] = []
-        #: Digests of arguments that are not what the history has; not a divergence by itself.
+        #: Operations whose arguments differ from the recorded ones; that alone is no divergence.
         self.warnings: list[str] = []
         self.loop.on_error = self._on_stray_error
         self._logger = logger
@@ -120,13 +125,13 @@ class Execution(OperationsApi):
         self._history = current
         if current:
             self.recorded = RecordIndex(current)
-        #: The number of the next record.
+        #: Number of the next record.
         self.next_seq = history[-1].seq + 1 if history else 0
         self._errors = errors
-        #: Whether an error, at a time, is the end of the run.
+        #: Whether an error, at that time, is the end of the run.
         self._gives_up = gives_up
 
-    # the worker's side: running
+    # running
 
     def begin(self, drain_context: DrainContext | None = None) -> None:
         """Call the workflow function and run it to its first wait."""
@@ -139,31 +144,31 @@ class Execution(OperationsApi):
         return await self._start(Context(self))
 
     def replay(self, budget: Callable[[], bool]) -> bool:
-        """Apply recorded completions until all are applied (True) or `budget()` says to pause (False). Raises `Diverged`."""
+        """Apply recorded completions; True if all are applied, False if `budget()` ended a part. Raises `Diverged`."""
         history = self._history
         asked = self.asked = {} if self.asked is None else self.asked
-        # Entered once for all of them: each drain would otherwise do it anew.
+        # Entered once for all records; each drain would enter it again otherwise.
         with self.loop.inside():
             while self._applied < len(history):
                 if self.outcome is not None and not self._needs_no_operation(history[self._applied], None):
                     raise self._diverged(history[self._applied])
                 self._applied += 1
                 record = history[self._applied - 1]
-                if self._applied == len(history) and self._is_alone(record):
-                    self.know_all()
-                known = len(self.fresh)
+                if self._applied == len(history) and self._was_committed_alone(record):
+                    self.end_replay()
+                before = len(self.fresh)
                 if record.kind is _MESSAGE and record.digest:
                     self._replay_batch(record)
                 elif self.outcome is None:
                     self._apply(record)
-                for operation in self.fresh[known:]:
+                for operation in self.fresh[before:]:
                     asked[operation.location] = record.seq
                 if self._applied % 32 == 0 and not budget():
                     return False
         if self._arguments is not None:
             self._arguments.check(self._open.values())
         if self.replaying:
-            self.know_all()
+            self.end_replay()
         self.replayed = len(history)
         self.asked = {location: seq for location, seq in asked.items() if location in self._open}
         self._history, self.recorded = (), NOTHING_RECORDED
@@ -172,7 +177,7 @@ class Execution(OperationsApi):
         return True
 
     def _replay_batch(self, first: Record) -> None:
-        """Apply the messages that were taken in together with `first`, which is the record before the next one."""
+        """Apply the messages of one batch; `first` is its first record."""
         history, start = self._history, self._applied - 1
         while self._applied < len(history):
             following = history[self._applied]
@@ -182,25 +187,25 @@ class Execution(OperationsApi):
         if self.outcome is None:
             self._apply_messages(history[start : self._applied])
 
-    def _is_alone(self, record: Record) -> bool:
-        """Whether a record was written by a transaction, and so without the turn that what followed from it rides in."""
+    def _was_committed_alone(self, record: Record) -> bool:
+        """True if a record was committed by a transaction step, without the effects that followed from it."""
         operation = self._open.get(record.location)
         return record.kind is _STEP and isinstance(operation, StepOperation) and operation.request.transaction
 
-    def know_all(self) -> None:
-        """All there is of a history was applied; what follows happens for the first time."""
+    def end_replay(self) -> None:
+        """Note that the whole history was applied: from here on everything happens for the first time."""
         self.replaying = False
-        self.known, self.known_effects = len(self.fresh), len(self.effects)
+        self.known_fresh, self.known_effects = len(self.fresh), len(self.effects)
         if any(record.kind is _FORK for record in self._history[-2:]):
-            # A copy has asked for nothing yet; what others were to get, they got from the run that it was copied from.
-            self.known = self.known_effects = 0
+            # A fork has asked for nothing yet. Messages and runs were sent by the run that it was forked from.
+            self.known_fresh = self.known_effects = 0
             self.effects = [effect for effect in self.effects if not isinstance(effect, NewMessage | NewRun)]
 
     def record(
-        self, kind: RecordKind, location: str, payload: str | None, now: int, *, failed: bool = False, started_at: int = 0,
-        digest: str = "", attempts: int = 0, retry_at: int = 0, inbox_seq: int = 0,
+        self, kind: RecordKind, location: str, payload: str | None, now: int, *, failed: bool = False,
+        started_at: int = 0, digest: str = "", attempts: int = 0, retry_at: int = 0, inbox_seq: int = 0,
     ) -> None:  # fmt: skip
-        """Something happened: write it down and let the workflow see it."""
+        """Record a completion and let the workflow see it."""
         child = self._open.get(location) if kind is _CHILD else None
         if isinstance(child, ChildOperation) and not started_at:
             started_at = child.asked_at
@@ -214,10 +219,11 @@ class Execution(OperationsApi):
         self._apply(record)
 
     def record_messages(self, messages: Sequence[tuple[str, str | None, int]], now: int) -> None:
-        """Record messages that were taken in together (name, payload, entry of the inbox), then hand them over, one by one.
+        """Record a batch of messages (name, payload, inbox number), then hand them over one by one.
 
-        All of them have arrived when the first is received. Their records name the batch by the number of its first record, in
-        `digest`, which messages do not use otherwise. So replay has the same messages there at the same time.
+        All of them have arrived when the first is received. Their records name the batch by the number of its first
+        record, in `digest`, which messages do not use otherwise. So replay has the same messages there at the same
+        time.
         """
         at, batch = max(self.time, now), f"{self.next_seq}" if len(messages) > 1 else ""
         records = [
@@ -236,7 +242,7 @@ class Execution(OperationsApi):
             self._mailbox.put(record.location, record.seq, record.payload or "null")
         for record in batch:
             if self.outcome is not None or self._closing is not None:
-                break  # what is left of the batch stays unreceived
+                break  # the rest of the batch stays unreceived
             if record.at > self.time:
                 self.time = record.at
             self.loop.seconds = (self.time - self._origin.started_at) / 1e6
@@ -253,7 +259,10 @@ class Execution(OperationsApi):
         attempts: int,
         drain_context: DrainContext | None,
     ) -> None:
-        """An open step returned `value`, which is what `payload` decodes to. As `record`, with everything known already."""
+        """Record the result of an open step and let the workflow see it.
+
+        `payload` is `value` encoded. This is the fast path of `record`.
+        """
         if now > self.time:
             self.time = now
         location, origin, seq = operation.location, self._origin, self.next_seq
@@ -276,22 +285,24 @@ class Execution(OperationsApi):
             self.checkpoints.note(location[: location.rindex("/") + 1], seq)
         self._drain(drain_context)
 
-    def reached(self, operation: ScopeOperation, now: int) -> None:
-        """A scope has got so far: record that, and forget what lies before."""
-        self.unsaved = self.checkpoints.trim(operation.location, operation.mark.upto, operation.drop, self.unsaved)
-        self.record(RecordKind.SCOPE, operation.location, checkpoint_payload(operation.mark), now)
+    def record_checkpoint(self, operation: ScopeOperation, now: int) -> None:
+        """Record a checkpoint and trim what lies before it."""
+        self.unsaved = self.checkpoints.trim(
+            operation.location, operation.checkpoint.upto, operation.drop, self.unsaved
+        )
+        self.record(RecordKind.SCOPE, operation.location, checkpoint_payload(operation.checkpoint), now)
         self._closed_children -= places_below(self._closed_children, operation.drop)
 
     def carry(self, message: Message) -> None:
-        """Keep a message that came when the workflow had decided to begin anew, behind those that came before."""
+        """Keep a message that came after the decision to continue as new, behind earlier ones."""
         self._mailbox.arrive(message.name, self.next_seq + message.seq, message.payload or "null")
 
     def recall(self, operation: OpenOperation, now: int) -> bool:
-        """Complete an operation from an earlier attempt at this run, if that got as far with the same arguments."""
+        """Complete an operation with the result of an earlier attempt; False if there is none."""
         record = None if self._earlier is NOTHING else self._earlier.recall(operation)
         if record is None:
             return False
-        # It took as long as it did then.
+        # It takes as long as it did then.
         started_at = max(self.time, now) - (record.at - record.started_at) if record.started_at else 0
         self.record(
             record.kind, record.location, record.payload, now,
@@ -301,39 +312,42 @@ class Execution(OperationsApi):
 
     @property
     def silent(self) -> bool:
-        """Whether what the workflow does now was done before. A run without a history does everything for the first time."""
+        """True if what the workflow does now was done before. Never true of a run without a history."""
         return self.loop.closed or (self.replaying and bool(self._history))
 
     @property
     def mute(self) -> bool:
-        """See `Speaker`. A run without a history has said its first lines if it was taken up before."""
+        """True if log entries are suppressed.
+
+        A run without a history has written its first entries if it was claimed before.
+        """
         return self.silent or (self.replaying and self._origin.taken_up_before)
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """See `Runtime`. Not kept, so that a run that has ended is no knot for the garbage collector to untie."""
+        """Logger for `ctx.log`. Made each time, because a stored one would make a reference cycle."""
         return ReplayLog(self._logger, self)
 
     def describe(self, error: Exception) -> str:
-        """See `Runtime`."""
+        """Encode an exception as a failure."""
         return Failure.of(error, self._codec).to_json()
 
     def restore(self, failure: str) -> Exception:
-        """See `Runtime`."""
+        """Decode a failure to an exception."""
         return self._errors.restore(Failure.from_json(failure))
 
     def check_main(self, what: str) -> None:
-        """See `Runtime`."""
+        """Raise `WorkflowError` unless the main task of the workflow is the caller."""
         if asyncio.current_task(self.loop) is not self._main:
             raise WorkflowError(
                 f"{what}() was called in a task of run {self.run_id!r}; call it in the workflow function"
             )
 
     def evict(self) -> bool:
-        """Let go of the run without a trace; False if some of its code would not end."""
+        """End the run's code without side effects; False if some of it did not end."""
         return self.loop.closed or self._let_go()
 
-    # applying
+    # applying records
 
     def _apply(self, record: Record) -> None:
         kind = record.kind
@@ -364,7 +378,7 @@ class Execution(OperationsApi):
             self._stop_children()
             return
         assert self._main is not None
-        # Once is enough: what cleans up is left in peace, unless it has said by `uncancel` that it is done with that.
+        # Once only: cleanup code is not interrupted again, unless it has called `uncancel`.
         if not again or not self._main.cancelling():
             self._main.cancel(record.payload and self._codec.decode(record.payload, str, "reason of a cancellation"))
 
@@ -396,7 +410,7 @@ class Execution(OperationsApi):
                 return
             raise self._diverged(record)
         if record.kind is _SCOPE:
-            self.checkpoints.reached(record)
+            self.checkpoints.advance(record)
         if record.digest != operation.digest and record.digest:
             if self._arguments is None:
                 self._arguments = RecordedArguments(self.run_id, self._history)
@@ -404,7 +418,7 @@ class Execution(OperationsApi):
         elif isinstance(operation, TimerOperation) and record.at < operation.due and self._origin.attempt == 1:
             self.warnings.append(f"timer {record.location!r} was recorded before the time that the code sets it to now")
         if record.kind is _CHILD:
-            # A child that is opened again ends again; what its parent was told first stays.
+            # A reopened child ends again; its parent keeps the first outcome.
             self._closed_children.add(record.location)
         self._close(operation)
         self._resolve(operation, record)
@@ -427,19 +441,19 @@ class Execution(OperationsApi):
             if record.attempts:
                 attach_attempts(error, AttemptSummary(record.attempts, failure.given_up))
             future.set_exception(error)
-            future._log_traceback = False  # an error that nobody awaits is `NeverAwaited`
+            future._log_traceback = False  # an error that is never awaited becomes `NeverAwaited`
         elif record.payload is None:
             future.set_result(None)
         else:
             future.set_result(self._decode(operation, record.payload))
 
     def _decode(self, operation: OpenOperation, payload: str) -> Any:
-        """A result as the workflow will see it. Raises `DecodeError` if it is not of the declared type."""
+        """Decode a result for the workflow. Raises `DecodeError` if it is not of the declared type."""
         if isinstance(operation, StepOperation):
             returns = operation.request.spec.returns
         elif isinstance(operation, ScopeOperation):
             what = f"what {operation.location!r} of run {self.run_id!r} goes on with"
-            return self._codec.decode(operation.mark.value, operation.type, what)
+            return self._codec.decode(operation.checkpoint.value, operation.type, what)
         else:
             assert isinstance(operation, ChildOperation)
             returns = operation.call.returns
@@ -447,10 +461,10 @@ class Execution(OperationsApi):
             payload, returns, f"result of {operation.kind} {operation.location!r} of run {self.run_id!r}"
         )
 
-    # versions, and what the code no longer does
+    # versions and removed operations
 
     def version(self, name: str, latest: int) -> int:
-        """See `Runtime`."""
+        """Version of the code that this run follows."""
         self._check_inside()
         location = self._version_place(name)
         self._versions[location] = latest
@@ -463,7 +477,7 @@ class Execution(OperationsApi):
         return latest
 
     def removed(self, name: str, kind: RecordKind) -> asyncio.Future[None]:
-        """See `Runtime`."""
+        """Accept a record of an operation that the code no longer has."""
         self._check_inside()
         if kind is RecordKind.VERSION:
             self._versions.setdefault(self._version_place(name), _ANY)
@@ -483,11 +497,11 @@ class Execution(OperationsApi):
         return future
 
     def knows_child(self, location: str) -> bool:
-        """Whether the workflow has called a child there."""
+        """True if the workflow has called a child there."""
         return location in self._open or location in self._closed_children
 
     def position(self, location: str) -> str:
-        """Where the code stands instead of waiting for what is there, in words."""
+        """Describe what the code waits for instead of the record there."""
         return position(location, self._open.values(), self.awaited_messages(), self.outcome)
 
     def _diverged(self, record: Record) -> Diverged:
@@ -508,7 +522,7 @@ class Execution(OperationsApi):
         self.next_seq += 1
 
     def _needs_no_operation(self, record: Record, operation: OpenOperation | None) -> bool:
-        """Whether a record that no operation waits for is as it should be. Raises `Diverged`."""
+        """True if a record is right although no operation waits for it. Raises `Diverged`."""
         if record.kind is RecordKind.FORK:
             self._salt = f":{record.payload}"
             return True
@@ -559,7 +573,7 @@ class Execution(OperationsApi):
             self._end(replace(outcome, final=False))
 
     def _is_to_be_undone(self, error: BaseException) -> bool:
-        # An undo that is recorded says how this was decided, whatever the policy has become since.
+        # A recorded undo shows how this was decided, whatever the policy is by now.
         decided = any(record.location.endswith(UNDO) for record in self._history[self._applied :])
         return self.cancel_requested or decided or self._gives_up(error, self.time)
 
@@ -570,16 +584,16 @@ class Execution(OperationsApi):
                 self._begin_to_close(outcome)
             return
         self.outcome = outcome
-        # Those that were told when the workflow ended are told again: earlier versions waited with that.
+        # Children that were cancelled when the workflow ended are cancelled again: earlier versions did it only here.
         self.orphans += [child for child in children if child.options.on_close is OnClose.CANCEL]
         for operation in self._open.values():
-            # An abandoned child is started, too, if that has not come about yet.
+            # An abandoned child that has not been started yet is still started.
             operation.open = isinstance(operation, ChildOperation) and not operation.bound
         self._open.clear()
         self._let_go()
 
     def _begin_to_close(self, outcome: RunOutcome) -> None:
-        """The workflow has ended, the run has not: all that is left of it are children that it waits for."""
+        """End the workflow but not the run, which waits for children."""
         self._closing = outcome
         if self._is_last(outcome):
             self._closing = outcome if outcome.error is None else replace(outcome, final=True)
@@ -595,13 +609,13 @@ class Execution(OperationsApi):
             self._stop_children()
 
     def _is_last(self, outcome: RunOutcome) -> bool:
-        """Whether no further attempt at the run follows, which would take its children up again."""
+        """True if no further attempt at the run follows, which would take up its children again."""
         if outcome.status is not Status.FAILED or outcome.renewed is not None or self.cancel_requested:
             return outcome.final is not False
         return outcome.final is not False and (outcome.error is None or self._gives_up(outcome.error, self.time))
 
     def _let_children_go(self) -> None:
-        """Cancel the children that are not waited for. One that was only just asked for is not started."""
+        """Cancel children that the run does not wait for. One that was only just asked for is not started."""
         for child in [one for one in self._open.values() if isinstance(one, ChildOperation)]:
             if child.options.on_close is OnClose.CANCEL:
                 self._close(child)
@@ -617,7 +631,7 @@ class Execution(OperationsApi):
     def _let_go(self) -> bool:
         main = self._main
         ended = end_tasks(self.loop, None if main is None or main.done() else main)
-        # What is left holds nothing that holds it, so that its memory is free at once.
+        # Break reference cycles, so that the memory is freed at once.
         self._main = None
         self._undo_phase = None
         self._unawaited.clear()
@@ -630,14 +644,14 @@ class Execution(OperationsApi):
 
 
 class ReplayLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs what is new, with the run's id; says nothing while history is replayed or the run is let go."""
+    """Logger that adds the run's id, and is silent during replay and eviction."""
 
     def __init__(self, logger: logging.Logger, execution: Execution) -> None:
         super().__init__(logger, {})
         self._execution = execution
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - the name is the standard library's
-        """Whether a line of this level is written now."""
+        """True if an entry of this level is written now."""
         return not self._execution.mute and super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:

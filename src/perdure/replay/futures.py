@@ -51,27 +51,28 @@ class RunTask(asyncio.Task[T]):
 
 
 class CancelWatcher(Protocol):
-    """Whoever wants to know that the workflow gave an operation up."""
+    """An object that is told when the workflow abandons an operation."""
 
     def abandoned(self, operation: Any) -> None:
-        """The workflow cancelled it."""
+        """Handle an operation that the workflow has cancelled."""
 
 
 class OperationFuture(asyncio.Future[T]):
-    """A future that tells when the workflow gives it up, and of which it can be told whether anything ever waited for it.
+    """Future of a durable operation: reports its cancellation, and whether anything has ever awaited it.
 
-    One is made for every operation, so asyncio's own code makes it and waits for it: what that does not know, `new_operation_future` adds, and who waits
-    shows in its callbacks. Before it is resolved, `note_waiters` has to look at them.
+    One is made for every operation, so asyncio's own code, which is several times faster than a method in Python, makes
+    and awaits it. `new_operation_future` sets what that code does not know. Whether something waits shows in the
+    callbacks, so `note_waiters` has to check them before the future is resolved.
     """
 
     __slots__ = ("label", "operation", "stable_hash", "unawaited", "watcher")
 
-    #: The same in every replay; given once, when the future is made.
+    #: The same in every replay; set once, when the future is made.
     stable_hash: int
-    #: Where it is listed unless something has waited for it; None: nothing has to.
+    #: Table of futures that nothing has awaited, which lists this one; None if it need not be awaited.
     unawaited: dict[int, OperationFuture[Any]] | None
     label: str
-    #: Told when the workflow cancels it.
+    #: Told when the workflow cancels the operation.
     watcher: CancelWatcher | None
     operation: Any
 
@@ -80,11 +81,11 @@ class OperationFuture(asyncio.Future[T]):
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether nothing has waited for it, if it is listed."""
+        """True if nothing has awaited the future, provided that it is listed."""
         return not self._callbacks
 
     def note_waiters(self) -> None:
-        """Remember whether something waits for it by now. From now on, what does shows by itself."""
+        """Check whether something waits. Afterwards, awaiting the future is noted by itself."""
         unawaited = self.unawaited
         if unawaited is not None:
             if self._callbacks:
@@ -94,17 +95,17 @@ class OperationFuture(asyncio.Future[T]):
                 self.__class__ = UnawaitedFuture  # pyright: ignore[reportAttributeAccessIssue] # of the same layout
 
     def observe(self, fn: Callable[[Any], object]) -> None:
-        """Call back when it is done; that alone is not waiting for it."""
+        """Call back when the future is done, without counting as awaiting it."""
         self.note_waiters()
         _add_done_callback(self, fn)
 
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        """Whoever did not want to wait any longer has waited."""
+        """Remove a callback. Its owner has awaited the future."""
         self._is_awaited()
         return _remove_done_callback(self, fn)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Give the operation up."""
+        """Abandon the operation."""
         cancelled = _cancel(self, msg)
         if cancelled:
             self._is_awaited()
@@ -119,17 +120,17 @@ class OperationFuture(asyncio.Future[T]):
 
 
 class UnawaitedFuture(OperationFuture[T]):
-    """One that nothing had waited for when it was resolved, or when the engine began to observe it: whoever does so later says so."""
+    """A future that nothing had awaited when it was resolved or observed; it notes awaiting by itself."""
 
     __slots__ = ()
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether nothing has waited for it, if it is listed."""
+        """True if nothing has awaited the future, provided that it is listed."""
         return True
 
     def note_waiters(self) -> None:
-        """It does."""
+        """Do nothing: waiters are noted anyway."""
 
     def __await__(self) -> Generator[Any, None, T]:
         self._is_awaited()
@@ -138,17 +139,17 @@ class UnawaitedFuture(OperationFuture[T]):
     __iter__ = __await__
 
     def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
-        """Call back when it is done; whoever asks for that waits for it."""
+        """Call back when the future is done, which counts as awaiting it."""
         self._is_awaited()
         _add_done_callback(self, fn, context=context)
 
     def result(self) -> T:
-        """What came of it. `asyncio.gather` of Python 3.12 and newer does nothing else about what is done."""
+        """Return the result, which counts as awaiting: all that `gather` of Python 3.12 does with a done future."""
         self._is_awaited()
         return _result(self)
 
     def exception(self) -> BaseException | None:
-        """What went wrong."""
+        """Return the exception, which counts as awaiting."""
         self._is_awaited()
         return _exception(self)
 
@@ -156,7 +157,7 @@ class UnawaitedFuture(OperationFuture[T]):
 def new_operation_future(
     loop: RunLoop, scope: Scope, label: str, unawaited: dict[int, OperationFuture[Any]] | None
 ) -> OperationFuture[Any]:
-    """A new one, listed until something waits for it."""
+    """Make a future for an operation, listed until something awaits it."""
     future: OperationFuture[Any] = OperationFuture(loop=loop)
     future.stable_hash = number = loop.next_hash_in(scope)
     future.label = label

@@ -1,6 +1,6 @@
-"""Messages that have arrived in a run, and the receives that wait for one.
+"""Mailbox of a run: messages that have arrived, and receives that wait for one.
 
-Arriving is what the history records; taking happens while the loop drains. So a message outlives a receive that timed out.
+The history records arrivals; receives happen while the loop drains. So a message outlives a receive that timed out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from perdure.replay.futures import OperationFuture
 from perdure.workflow.runtime import ExpectedMessage, ReceivedMessage
 from perdure.workflow.scopes import Scope
 
-#: Number of its record, payload.
+#: Number of the message's record, and payload.
 ArrivedMessage = tuple[int, str]
 
 
 class Receiver:
-    """One receive that waits."""
+    """A receive that waits."""
 
     __slots__ = ("future", "named", "scope", "types")
 
@@ -32,22 +32,23 @@ class Receiver:
         self.types = {one.name: one.type for one in expected}
         self.future = future
         self.scope = scope
-        #: Whether it wants to know which name it was.
+        #: Whether the result includes the message's name.
         self.named = named
 
 
 class Mailbox(Struct):
-    """Per name: messages without a receiver, or receivers without a message."""
+    """By name: messages without a receiver, or receivers without a message."""
 
     _codec: Codec
     _run_id: str
-    #: Told which record went to which scope, by its path. Not a method of whoever owns this: the two would keep each other alive.
+    #: Called with the scope's path and the record's number when a message is received inside a scope. A method of the
+    #: owner would make a reference cycle.
     _taken: Callable[[str, int], None]
     _messages: dict[str, deque[ArrivedMessage]] = {}
     _receivers: dict[str, deque[Receiver]] = {}
 
     def arrive(self, name: str, seq: int, payload: str) -> None:
-        """Give a message to the first who waits for it, or keep it."""
+        """Give a message to the first receiver, or keep it."""
         receivers = self._receivers.get(name)
         while receivers:
             receiver = receivers.popleft()
@@ -57,11 +58,11 @@ class Mailbox(Struct):
         self._messages.setdefault(name, deque()).append((seq, payload))
 
     def put(self, name: str, seq: int, payload: str) -> None:
-        """Keep a message of a batch until it is offered. A question meanwhile whether one is there finds it."""
+        """Keep a message of a batch until it is offered. `has` finds it meanwhile."""
         self._messages.setdefault(name, deque()).append((seq, payload))
 
     def offer(self, name: str, seq: int) -> bool:
-        """Give a message that was put to the first receiver that waits for it; False if there is none, or it is taken."""
+        """Give a message that was put to the first receiver; False if there is none, or the message is gone."""
         letters = self._messages.get(name)
         if not letters or letters[0][0] > seq or not self._waiting(name):
             return False
@@ -74,25 +75,25 @@ class Mailbox(Struct):
     ) -> None:
         """Resolve `future` with the first message of those names, now or when it arrives."""
         receiver = Receiver(expected, future, scope, named=named)
-        # In the middle of a batch, those that have waited for longer come first.
+        # In the middle of a batch, receivers that have waited longer come first.
         waiting = [name for name in receiver.types if name in self._messages and not self._waiting(name)]
         if waiting:
             name = min(waiting, key=lambda name: self._messages[name][0])
             self._hand_over(name, self._pop(name), receiver)
             return
         for name in receiver.types:
-            # Those that timed out stay where they are until here, or they would pile up where no message ever comes.
+            # Receivers that timed out are removed here; otherwise they would pile up where no message ever comes.
             self._waiting(name)
             self._receivers.setdefault(name, deque()).append(receiver)
 
     def awaited_names(self) -> list[str]:
-        """The names that something waits for."""
+        """Return the names that a receive waits for."""
         return [
             name for name, queue in self._receivers.items() if any(not receiver.future.done() for receiver in queue)
         ]
 
     def waiting_inside(self, path: str) -> list[tuple[str, str]]:
-        """Where in the scope of that path something waits, and what it is."""
+        """Return the scopes inside a path in which a receive waits, with descriptions."""
         receivers = {id(receiver): receiver for queue in self._receivers.values() for receiver in queue}
         return [
             (receiver.scope.path, f"{receiver.future.label} in {receiver.scope.location!r}")
@@ -101,21 +102,21 @@ class Mailbox(Struct):
         ]
 
     def has(self, name: str) -> bool:
-        """Whether a receive of that name would get a message that is there."""
+        """True if a receive of that name would get a message at once."""
         letters = self._messages.get(name, ())
         return len(letters) > 0 and len(letters) > self._waiting(name)
 
     def unreceived(self) -> list[tuple[str, ArrivedMessage]]:
-        """What arrived and nobody took, in order."""
+        """Return the messages that were not received, in order."""
         letters = [(name, letter) for name, queue in self._messages.items() for letter in queue]
         return sorted(letters, key=lambda entry: entry[1])
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Drop all receivers."""
         self._receivers.clear()
 
     def _waiting(self, name: str) -> int:
-        """Number of receivers that wait for a name; the first in line is one of them afterwards."""
+        """Count the receivers of a name that still wait, and remove finished ones from the front."""
         queue = self._receivers.get(name)
         if not queue:
             return 0
@@ -144,7 +145,7 @@ class Mailbox(Struct):
 
 
 def bound(receiving: OperationFuture[Any], expired: OperationFuture[Any], names: Sequence[str]) -> None:
-    """Let a receive fail when its timer goes off, and call the timer off when it has ended."""
+    """Fail a receive when its timer fires, and cancel the timer when the receive has ended."""
 
     def on_expired(_: Any) -> None:
         if not receiving.done():

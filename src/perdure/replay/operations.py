@@ -1,4 +1,4 @@
-"""The durable operations that a run has open."""
+"""Durable operations that a run has open, and its timers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OpenOperation:
-    """Something asked for at a location, and the future that the workflow has of it."""
+    """An operation at a location, with the workflow's future of it."""
 
     __slots__ = ("digest", "future", "location", "open")
     kind: RecordKind
@@ -29,21 +29,21 @@ class OpenOperation:
     def __init__(self, location: str, future: OperationFuture[Any] | None, digest: str = "") -> None:
         self.location = location
         self.future = future
-        #: Of the arguments, where there are any.
+        #: Digest of the arguments, if there are any.
         self.digest = digest
         #: Whether the workflow still waits for it.
         self.open = True
 
 
 class StepOperation(OpenOperation):
-    """A step, with what its failed attempts left behind."""
+    """A step, with the state that failed attempts have left."""
 
     __slots__ = ("attempts", "ephemeral", "request", "retry_at")
     kind = RecordKind.STEP
     future: OperationFuture[Any]
 
     def __init__(self, location: str, future: OperationFuture[Any], request: StepRequest, digest: str) -> None:
-        # Not by way of `OpenOperation`: this is made for every step, and each level costs.
+        # Not through `OpenOperation`: one is made for every step, and each call costs.
         self.location = location
         self.future = future
         self.digest = digest
@@ -53,12 +53,12 @@ class StepOperation(OpenOperation):
         self.ephemeral = request.options.ephemeral is True
         #: Attempts used up so far.
         self.attempts = 0
-        #: When the next attempt is due.
+        #: Time of the next attempt.
         self.retry_at = 0
 
 
 class TimerOperation(OpenOperation):
-    """A timer: of `ctx.sleep` (its future), of `receive` or of asyncio (its handle)."""
+    """A timer of `ctx.sleep` or `receive` (with a future), or of asyncio (with a handle)."""
 
     __slots__ = ("asked_at", "due", "handle", "order")
     kind = RecordKind.TIMER
@@ -73,16 +73,16 @@ class TimerOperation(OpenOperation):
         handle: RunTimerHandle | None = None,
     ) -> None:
         super().__init__(location, future)
-        #: The workflow's time when it was set.
+        #: Workflow time at which the timer was set.
         self.asked_at = asked_at
         self.due = min(due, FAR)
-        #: Timers due at the same time fire in the order in which they were set.
+        #: Timers that are due at the same time fire in the order in which they were set.
         self.order = order
         self.handle = handle
 
     @property
     def name(self) -> str:
-        """What it is called, wherever and however often."""
+        """Name of the timer: its location without scope and number."""
         return self.location.rpartition("/")[2].partition("#")[0]
 
     def __lt__(self, other: TimerOperation) -> bool:
@@ -107,39 +107,39 @@ class ChildOperation(OpenOperation):
         digest: str,
     ) -> None:
         super().__init__(location, future, digest)
-        #: The workflow's time when it was asked for.
+        #: Workflow time at which the child was asked for.
         self.asked_at = asked_at
         self.call = call
         self.child_id = child_id
         self.options = options
-        #: Whether it does not outlive its parent.
+        #: Whether the child ends with its parent.
         self.bound = options.on_close is not OnClose.ABANDON
-        #: Children of the run that were under way when it was asked for.
+        #: Children of the run that were under way at that time.
         self.siblings = 0  # equivalent: constant: set by the caller, which counts them
 
 
 class ScopeOperation(OpenOperation):
-    """A scope that has got so far; done as soon as it is recorded."""
+    """A checkpoint of a scope; complete as soon as it is recorded."""
 
-    __slots__ = ("drop", "mark", "type")
+    __slots__ = ("checkpoint", "drop", "type")
     kind = RecordKind.SCOPE
 
     def __init__(
-        self, location: str, future: OperationFuture[Any], mark: Checkpoint, type: Any, drop: Sequence[str]
+        self, location: str, future: OperationFuture[Any], checkpoint: Checkpoint, type: Any, drop: Sequence[str]
     ) -> None:
         super().__init__(location, future)
-        self.mark = mark
-        #: What the mark's value is decoded to.
+        self.checkpoint = checkpoint
+        #: Type that the checkpoint's value is decoded to.
         self.type = type
-        #: Paths of what is forgotten then.
+        #: Paths whose records are trimmed then.
         self.drop = drop
 
 
 class RemovedOperation(OpenOperation):
-    """What the code no longer does at a place where the history has it."""
+    """An operation that the history has and the code no longer asks for."""
 
     __slots__ = ("was",)
-    #: Nothing is completed by a record of this kind, so that it is not mistaken for what it stands in for.
+    #: A kind that completes nothing, so that the operation is not mistaken for the one that it stands in for.
     kind = RecordKind.ATTEMPT
     future: OperationFuture[Any]
 
@@ -149,9 +149,9 @@ class RemovedOperation(OpenOperation):
 
 
 class Timers(Struct):
-    """A heap; those that were cancelled are passed over when they come to the top."""
+    """Heap of a run's timers, the first due on top. Cancelled ones are skipped there."""
 
-    #: Empty when there is nothing to wait for.
+    #: Empty if there is nothing to wait for.
     heap: list[TimerOperation] = []
     _count: int = 0
     _room: int = 64
@@ -164,10 +164,10 @@ class Timers(Struct):
         future: OperationFuture[None] | None = None,
         handle: RunTimerHandle | None = None,
     ) -> TimerOperation:
-        """A new timer, set at the workflow's time `now`."""
+        """Set a timer at the workflow time `now`."""
         self._count += 1
         if len(self.heap) > self._room:
-            # Most timers bound something that ends well before; those would stay until they are due.
+            # Most timers bound something that ends well before; their remains would stay until they are due.
             self.heap = [timer for timer in self.heap if timer.open]
             heapq.heapify(self.heap)
             self._room = 2 * len(self.heap) + 64  # equivalent: constant: only how often the heap is cleaned
@@ -176,20 +176,20 @@ class Timers(Struct):
         return operation
 
     def first(self) -> TimerOperation | None:
-        """The open timer that is due first."""
+        """Return the open timer that is due first."""
         while self.heap and not self.heap[0].open:
             heapq.heappop(self.heap)
         return self.heap[0] if self.heap else None
 
     def first_of(self, name: str) -> TimerOperation | None:
-        """The open timer of that name that is due first."""
+        """Return the open timer of that name that is due first."""
         return min((timer for timer in self.heap if timer.open and timer.name == name), default=None)
 
     def move(self, timer: TimerOperation, due: int) -> None:
-        """Let it be due at another time."""
+        """Change the time at which a timer is due."""
         timer.due = due
         heapq.heapify(self.heap)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all timers."""
         self.heap.clear()

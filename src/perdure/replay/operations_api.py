@@ -1,6 +1,6 @@
-"""What a workflow has asked for: the operations that are open, each at its place.
+"""Operations API of an execution: the calls that a workflow makes through its `Context`.
 
-The half of an execution that the workflow talks to, by way of its `Context`. The other half, `Execution`, feeds it completions.
+It keeps the open operations, each at its location. `Execution` derives from it and feeds in completions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from perdure.workflow.scopes import Scope, WorkflowRandom, current_scope
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):
-    """What a run is known by, and where its time and randomness begin."""
+    """Identity of a run, and the origin of its time and randomness."""
 
     run_id: str
     type: str
@@ -57,47 +57,47 @@ class RunOrigin(Struct, frozen=True, kw_only=True):
     seed: str
     generation: int
     attempt: int
-    #: Whether an earlier holder ran it to its first wait in this attempt and let go of it in order, with or without a record.
+    #: Whether an earlier holder of this attempt ran the workflow to its first wait and ended its claim in order.
     taken_up_before: bool = False
 
     @property
     def randomness(self) -> str:
-        """What its random numbers grow from."""
+        """Seed of the run's random numbers."""
         return random_source(self.seed, self.generation)
 
     @property
     def life(self) -> int:
-        """The generation that began with nothing, of which this one is the continuation."""
+        """Generation that began with nothing, which this one continues."""
         return root_generation(self.seed, self.generation)
 
 
 class OperationsApi(ABC):
-    """Implements what a `Runtime` does with what it is asked for."""
+    """Implements the calls of `Runtime` that open operations and cause effects."""
 
-    # What most runs never change is theirs by the class: each of very many runs would take the time to set it.
+    # Class attributes: most of very many runs never change them, and setting them would take time.
     undos: UndoLog | None = None
     replaying = True
-    #: Of the broadcasts that it listens to.
+    #: Topics of broadcasts that the run has subscribed to.
     topics: frozenset[str] = frozenset()
-    #: Whether it ever asked for a step that does not wait for what was done before.
-    hasty = False
-    #: What tells the randomness of a copy from that of the run that it was copied from.
+    #: Whether the run has ever asked for an ephemeral step, which does not wait for earlier records.
+    has_ephemeral = False
+    #: Difference between the randomness of a fork and that of its origin.
     _salt = ""
     _open_children = 0
 
     def __init__(self, origin: RunOrigin, earlier: EarlierAttempts, checkpoints: Checkpoints, codec: Codec) -> None:
         self.run_id = origin.run_id
         self.time = origin.started_at
-        #: Operations asked for, and started ones given up, since the worker last looked.
+        #: New operations, and abandoned ones that had begun, that the worker has not collected.
         self.fresh: list[OpenOperation] = []
         self.dropped: list[OpenOperation] = []
-        #: What the workflow did without waiting for it since the worker last looked.
+        #: Effects that the worker has not collected.
         self.effects: list[Effect] = []
         self.checkpoints = checkpoints
         self.loop = RunLoop(origin.run_id, self)
         self._origin = origin
         life = origin.life
-        #: What the ids of its children, and keys, follow from: a run that began anew has children of its own.
+        #: Base of the ids of children, and of keys: a run that continues as new has children of its own.
         self._parent = origin.run_id if life == 1 else f"{origin.run_id}~{life}"
         self._key = f"{origin.run_id}:{life}"
         self._codec = codec
@@ -105,7 +105,7 @@ class OperationsApi(ABC):
         self._open: dict[str, OpenOperation] = {}
         self._closed_children: set[str] = set()
         self._early_children: dict[str, Record] = {}
-        #: By place, the latest version that the code knows; and places of what the code no longer does.
+        #: By location, the latest version that the code knows; and locations of removed operations.
         self._versions: dict[str, int] = {}
         self._removed: set[str] = set()
         self._root = self.loop.root
@@ -115,20 +115,20 @@ class OperationsApi(ABC):
 
     @abstractmethod
     def _resolve(self, operation: OpenOperation, record: Record) -> None:
-        """Hand a completion to the workflow."""
+        """Resolve an operation's future with its record."""
 
-    # the worker's side
+    # called by the worker
 
     def next_timer(self) -> TimerOperation | None:
-        """The timer that is due first."""
+        """Return the timer that is due first."""
         return self.timers.first() if self.timers.heap else None
 
     def sleep(self) -> TimerOperation | None:
-        """The sleep that ends first; a timer that bounds something is none."""
+        """Return the sleep that ends first. Timers that bound something do not count."""
         return self.timers.first_of("sleep")
 
     def move_timer(self, location: str, due: int) -> bool:
-        """Let a timer be due at another time; False if there is none."""
+        """Change the time at which a timer is due; False if there is no such timer."""
         timer = self._open.get(location)
         if not isinstance(timer, TimerOperation):
             return False
@@ -136,15 +136,18 @@ class OperationsApi(ABC):
         return True
 
     def open_operations(self) -> list[OpenOperation]:
-        """What the workflow waits for, in the order in which it was asked for."""
+        """Return the open operations, in the order in which they were asked for."""
         return list(self._open.values())
 
     def awaited_messages(self) -> list[str]:
-        """The names of the messages that the workflow waits for."""
+        """Return the names of the messages that the workflow waits for."""
         return self._mailbox.awaited_names()
 
-    def is_of_the_past(self, message: Message) -> bool:
-        """Whether it is the end of a child that the run had before it began anew; one of now may be at the same place."""
+    def is_from_earlier_generation(self, message: Message) -> bool:
+        """True if a message is the end of a child of an earlier generation.
+
+        A child of this generation may be at the same location.
+        """
         if self._origin.life == 1 or message.kind is not RecordKind.CHILD or not message.key.startswith("child:"):
             return False
         called = self._open.get(message.name)
@@ -155,14 +158,17 @@ class OperationsApi(ABC):
         return not message.key.startswith(tuple(f"child:{id}:" for id in own))
 
     def unreceived(self) -> list[tuple[str, int, str]]:
-        """Messages that arrived and nobody took: name, number of the record, payload."""
+        """Return the messages that were not received: name, number of the record, payload."""
         return [(name, seq, payload) for name, (seq, payload) in self._mailbox.unreceived()]
 
-    # the workflow's side: Runtime
+    # called by the workflow (`Runtime`)
 
     @property
     def random(self) -> WorkflowRandom:
-        """See `Runtime`. The attempt is left out of the seed: an idempotency key stays what it was."""
+        """Random generator of the current scope.
+
+        The attempt is not part of the seed, so that idempotency keys stay the same.
+        """
         self._check_inside()
         scope = current_scope.get(self._root)
         if scope.random is None or scope.random[0] != self._salt:
@@ -171,7 +177,7 @@ class OperationsApi(ABC):
         return scope.random[1]
 
     def step(self, request: StepRequest) -> asyncio.Future[Any]:
-        """See `Runtime`."""
+        """Ask for a step at the next location of its name."""
         loop = self.loop
         if not loop.is_current:
             self._check_inside()
@@ -191,11 +197,11 @@ class OperationsApi(ABC):
         location = scope.next(name)
         if loop.closed:
             return new_operation_future(loop, scope, location, None)
-        # As `_opened` does, which would be another call for every step.
+        # As `_opened` does; inlined, because every step passes here.
         future = new_operation_future(loop, scope, location, self._unawaited)
         operation = StepOperation(location, future, request, digest)
         if operation.ephemeral:
-            self.hasty = True
+            self.has_ephemeral = True
         self._open[location] = operation
         self.fresh.append(operation)
         future.watcher, future.operation = self, operation
@@ -203,16 +209,16 @@ class OperationsApi(ABC):
         return future
 
     def step_at(self, location: str, request: StepRequest) -> asyncio.Future[Any]:
-        """See `Runtime`."""
+        """Ask for a step at a location that was reserved before."""
         digest = self._codec.digest((request.args, request.kwargs), request.name)
         future = self._watch(current_scope.get(self._root), location)
         operation = StepOperation(location, future, request.owned(), digest)
         if operation.ephemeral:
-            self.hasty = True
+            self.has_ephemeral = True
         return self._opened(operation, future)
 
     def reserve_location(self, request: StepRequest) -> str:
-        """See `Runtime`."""
+        """Reserve the next location of a step."""
         self._check_inside()
         scope = current_scope.get(self._root)
         check_function(scope, request.name, request.spec.identity, self._origin)
@@ -220,19 +226,19 @@ class OperationsApi(ABC):
         return scope.next(request.name)
 
     def observe(self, operation: asyncio.Future[Any], ended: Callable[[asyncio.Future[Any]], None]) -> str:
-        """See `Runtime`."""
+        """Call back when an operation has ended, without awaiting it; return its label."""
         assert isinstance(operation, OperationFuture)
         operation.observe(ended)
         return operation.label
 
     def sleep_until(self, due: int) -> asyncio.Future[None]:
-        """See `Runtime`."""
+        """Sleep until a time."""
         self._check_inside()
         location, future = self._place("sleep")
         return self._opened(self.timers.set(location, self.time, due, future), future)
 
     def receive(self, expected: Sequence[ExpectedMessage], due: int | None, *, named: bool) -> asyncio.Future[Any]:
-        """See `Runtime`."""
+        """Receive the next message of some names, until `due` if that is given."""
         self._check_inside()
         names = [one.name for one in expected]
         scope = current_scope.get(self._root)
@@ -247,23 +253,23 @@ class OperationsApi(ABC):
         return future
 
     def call(self, call: Call[Any], options: ChildOptions) -> asyncio.Future[Any]:
-        """See `Runtime`."""
+        """Call a child and await its result."""
         self._check_inside()
         location, future = self._place(call.type)
         self._begin_child(call, options, location, future)
         return future
 
     def spawn(self, call: Call[Any], options: ChildOptions) -> SpawnedChild:
-        """See `Runtime`."""
+        """Start a child without awaiting it."""
         self._check_inside()
         scope = current_scope.get(self._root)
         location = scope.next(call.type)
-        # Nobody has to wait for it, so it is not among those that were forgotten.
+        # Not listed as unawaited: a spawned child need not be awaited.
         future = new_operation_future(self.loop, scope, location, None)
         return SpawnedChild(self._begin_child(call, options, location, future).child_id, location, future)
 
     def start(self, call: Call[Any], options: ChildOptions, wake_at: int) -> str:
-        """See `Runtime`."""
+        """Start an independent run; return its id."""
         self._check_inside()
         location = current_scope.get(self._root).next(call.type)
         placed = call.place(max(wake_at, self.time), options.queue, options.priority, options.deadline)
@@ -302,11 +308,14 @@ class OperationsApi(ABC):
         return operation
 
     def encode(self, value: Any, what: str, declared: Any = Any) -> str:
-        """See `Runtime`."""
+        """Encode a value of the workflow. Raises `EncodeError`."""
         return self._codec.encode(value, f"{what} of run {self.run_id!r}", declared)
 
     def effect(self, name: str, make: Callable[[str], Effect]) -> None:
-        """See `Runtime`. The attempt is left out of the key: what was sent is not sent again by another one."""
+        """Cause an effect with the next turn, under a key.
+
+        The attempt is not part of the key, so that another attempt does not send it again.
+        """
         self._check_inside()
         location = current_scope.get(self._root).next(f"~{name}")
         effect = make(short_key(f"{self._key}:{location}"))
@@ -314,29 +323,29 @@ class OperationsApi(ABC):
             self.effects.append(effect)
 
     def subscribe(self, subscription: Subscription) -> None:
-        """See `Runtime`."""
+        """Subscribe to a topic of broadcasts."""
         self._check_inside()
         if subscription.topic not in self.topics:
             self.topics |= {subscription.topic}
             self.effect("listen", lambda _: subscription)
 
     def has_arrived(self, name: str) -> bool:
-        """See `Runtime`."""
+        """True if a message of that name could be received at once."""
         return self._mailbox.has(name)
 
     def open_scope(self, name: str) -> Scope:
-        """See `Runtime`."""
+        """Open a scope at the next location of its name."""
         self._check_inside()
         return Scope(current_scope.get(self._root).next(name) + "/")
 
     def checkpoint(self, scope: Scope) -> Checkpoint | None:
-        """See `Runtime`."""
-        return self.checkpoints.mark(scope.location)
+        """Return the latest checkpoint of a scope."""
+        return self.checkpoints.latest(scope.location)
 
     def save_checkpoint(
         self, scope: Scope, checkpoint: Checkpoint, type: Any, drop: Sequence[str]
     ) -> asyncio.Future[Any]:
-        """See `Runtime`."""
+        """Save a checkpoint of a scope, which trims what lies before it."""
         self._check_inside()
         for operation in list(self._open.values()):
             if isinstance(operation, ChildOperation) and is_location_over(
@@ -347,15 +356,15 @@ class OperationsApi(ABC):
         for location, what in open_here + self._mailbox.waiting_inside(scope.path):
             if is_location_over(location, scope.path, checkpoint.upto, drop):
                 raise WorkflowError(
-                    f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; await it "
-                    "inside of that part"
+                    f"{what} of run {self.run_id!r} is still under way though its part of the workflow is over; "
+                    "await it inside of that part"
                 )
-        self.loop.forsake_generators(lambda path: is_location_over(path, scope.path, checkpoint.upto, drop))
+        self.loop.drop_generators(lambda path: is_location_over(path, scope.path, checkpoint.upto, drop))
         future = self._watch(current_scope.get(self._root), scope.location)
         return self._opened(ScopeOperation(scope.location, future, checkpoint, type, drop), future)
 
     def _leave_behind(self, operation: ChildOperation, *, stop: bool) -> None:
-        """The part of the workflow that started a child is over: that of a lost branch is stopped, one that lives on does."""
+        """Let go of a child whose part of the workflow is over: stop it if its branch lost, or let it go on."""
         if stop:
             operation.future.cancel()
         elif not operation.bound:
@@ -363,7 +372,7 @@ class OperationsApi(ABC):
             self._closed_children.add(operation.location)
 
     def finished_iterations(self, scope: Scope, upto: int) -> list[str]:
-        """See `Runtime`."""
+        """Return the paths of a loop's iterations before `upto` that have records."""
         return self.checkpoints.finished_iterations(scope.path, upto)
 
     def _check_inside(self) -> None:
@@ -373,10 +382,10 @@ class OperationsApi(ABC):
                 "where replay would not see it; give a step what it needs as an argument"
             )
 
-    # timers that asyncio asks for
+    # timers of asyncio
 
     def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
-        """See `TimerSink`."""
+        """Set a durable timer for a handle of asyncio."""
         handle.location = current_scope.get(self._root).next("sleep" if is_sleep else "timer")
         if self.loop.closed:
             return
@@ -388,7 +397,7 @@ class OperationsApi(ABC):
         self.loop.idle_callbacks = 0
 
     def drop_timer(self, handle: RunTimerHandle) -> None:
-        """See `TimerSink`."""
+        """Cancel the durable timer of a handle."""
         operation = self._open.pop(handle.location, None)
         if operation is not None:
             operation.open = False
@@ -404,7 +413,8 @@ class OperationsApi(ABC):
         return location, self._watch(scope, location)
 
     def _opened(self, operation: OpenOperation, future: OperationFuture[Any]) -> OperationFuture[Any]:
-        # A run that is being let go gets futures that never resolve: raising here could be caught and tried again for ever.
+        # A run that is being evicted gets futures that never resolve: an exception could be caught and the call retried
+        # without end.
         if not self.loop.closed:
             self._open[operation.location] = operation
             self.fresh.append(operation)
@@ -419,7 +429,7 @@ class OperationsApi(ABC):
             self._open_children -= 1
 
     def abandoned(self, operation: OpenOperation) -> None:
-        """See `CancelWatcher`."""
+        """Close an operation that the workflow has cancelled."""
         if operation.open:
             self._close(operation)
             if isinstance(operation, ChildOperation):
@@ -429,9 +439,9 @@ class OperationsApi(ABC):
 
 
 def check_function(scope: Scope, name: str, function: object, origin: RunOrigin) -> None:
-    """Raise `DuplicateName` if another function was a step of that name.
+    """Raise `DuplicateName` if another function was a step of that name in this scope.
 
-    In that scope: places elsewhere are others, and what an iteration did that is over is not known on replay.
+    Only in this scope: locations elsewhere differ, and replay does not know what a finished iteration did.
     """
     known = scope.functions.setdefault(name, function)
     if known is not function and known != function:

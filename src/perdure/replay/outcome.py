@@ -1,4 +1,4 @@
-"""How a workflow ended."""
+"""Outcomes of workflows: completed, failed, cancelled, or continued as new."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from perdure.workflow.runtime import ContinueAsNewSignal
 
 
 class RunOutcome(Struct, frozen=True):
-    """The end of a run, as it is to be stored."""
+    """The end of a run, as it is stored."""
 
     status: Status
     #: The result, or a `Failure`, as JSON.
     payload: str | None
-    #: What it raised.
+    #: The exception that the workflow raised.
     error: BaseException | None = None
-    #: What it goes on with, if it begins anew; the status says nothing then.
+    #: The call that a run continues as new with; the status has no meaning then.
     renewed: Call[Any] | None = None
-    #: True: what the run did has been undone, so no further attempt may follow. False: one has to, which goes on from there.
+    #: True: the run was undone, so no further attempt may follow. False: one has to follow, which goes on from there.
     final: bool | None = None
 
 
 class OutcomeContext(Struct, frozen=True):
-    """What is needed to make an outcome of a result."""
+    """Values needed to make an outcome."""
 
     run_id: str
     type: str
@@ -39,7 +39,7 @@ class OutcomeContext(Struct, frozen=True):
 
 
 def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[str], *, stopped: bool) -> RunOutcome:
-    """The outcome of a finished workflow. `forgotten` are operations that nothing awaited."""
+    """Make the outcome of a finished workflow; `forgotten`: operations that nothing awaited."""
     if main.cancelled():
         reason = _reason(main)
         if not stopped:
@@ -52,14 +52,17 @@ def outcome_of(main: asyncio.Task[Any], ending: OutcomeContext, forgotten: list[
     if raised is not None:
         return failed(raised, ending.codec)
     if forgotten:
-        message = f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; await each operation, or gather them"
+        message = (
+            f"the workflow {ending.type} ended without awaiting {', '.join(forgotten)}; "
+            "await each operation, or gather them"
+        )
         return failed(NeverAwaited(message), ending.codec)
     return _completed(main.result(), ending)
 
 
 def cancelled(run_id: str, type: str, reason: str, codec: Codec) -> RunOutcome:
-    """The outcome of a run that was cancelled."""
-    # An error of ours, because a parent gets it too, and a CancelledError would say that the parent is to stop.
+    """Make the outcome of a cancelled run."""
+    # Not a CancelledError: a parent gets the error, too, and would take that for its own cancellation.
     because = f": {reason}" if reason else ""
     error = RunCancelled(f"run {run_id!r} ({type}) was cancelled{because}", run_id=run_id)
     return RunOutcome(Status.CANCELLED, Failure.of(error, codec).to_json(), error)
@@ -73,7 +76,7 @@ def _renewed(call: Call[Any], ending: OutcomeContext) -> RunOutcome:
 
 
 def failed(error: BaseException, codec: Codec) -> RunOutcome:
-    """An error as an outcome."""
+    """Make the outcome of an error."""
     return RunOutcome(Status.FAILED, Failure.of(error, codec).to_json(), error)
 
 

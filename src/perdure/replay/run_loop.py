@@ -1,8 +1,8 @@
 """The event loop of one run: a FIFO of ready callbacks, and nothing else.
 
-Workflow code runs on it, one drain at a time, from a plain callback of the worker's loop. It has no clock (time is what the
-history says), no sockets and no threads; asking for one is an error that says to use a step. Same completions in, in the same
-order, same interleaving out: that is what makes asyncio itself replayable.
+Workflow code runs on it, one drain at a time, from a plain callback of the worker's loop. It has no clock (the history
+has the time), no sockets and no threads; asking for one raises an error that says to use a step. The same completions
+in the same order give the same interleaving, which makes asyncio itself replayable.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from perdure.workflow.scopes import Scope, current_scope
 
 
 class DrainContext:
-    """The worker's loop, and where new asynchronous generators go.
+    """Environment in which loops of runs are drained: the worker's loop, and hooks for asynchronous generators.
 
-    Finding out and setting that up takes as long as some steps do, so whoever drains many runs enters it once.
+    Setting it up takes as long as some steps do, so a caller that drains many runs enters it once.
     """
 
     __slots__ = ("_hooks", "entered", "loop")
 
     def __init__(self) -> None:
-        #: What runs while no run does.
+        #: The loop that runs when no run does.
         self.loop = _get_running_loop()
         self._hooks = sys.get_asyncgen_hooks()
-        #: Whether new asynchronous generators are kept by the runs that begin them.
+        #: Whether new asynchronous generators are held by their runs.
         self.entered = False  # equivalent: constant: nothing is drained before it is entered
 
     def __enter__(self) -> DrainContext:
@@ -52,30 +52,30 @@ class DrainContext:
 
 
 def _hold(generator: AsyncGenerator[Any, Any]) -> None:
-    """Let the run hold it that begins it."""
+    """Let the run that begins a generator hold it."""
     hold = getattr(_get_running_loop(), "hold_generator", None)
     if hold is not None:
         hold(generator)
 
 
 def _keep(_: AsyncGenerator[Any, Any]) -> None:
-    """Generators are held by the run, so nothing is left to finalize."""
+    """Do nothing: the run holds its generators, so there is nothing to finalize."""
 
 
 T = TypeVar("T")
 
-#: Callbacks in a row, none of which asked for anything durable, after which a drain is taken to be an endless loop.
+#: Callbacks without a durable operation after which a drain counts as an endless loop.
 STUCK_AFTER = 100_000
 
 
 class TimerSink(Protocol):
-    """What becomes of `call_at`: the run's durable timers."""
+    """Receiver of asyncio's timers, which become durable timers of the run."""
 
     def add_timer(self, when: float, handle: RunTimerHandle, *, is_sleep: bool) -> None:
         """Fire `handle` at `when`."""
 
     def drop_timer(self, handle: RunTimerHandle) -> None:
-        """It was cancelled."""
+        """Cancel the timer of a handle."""
 
 
 class ReadyCallback(Struct, eq=False):
@@ -84,19 +84,19 @@ class ReadyCallback(Struct, eq=False):
     callback: Callable[..., object]
     args: tuple[Any, ...]
     context: Context
-    #: It is not to be called any more.
+    #: Whether the callback was cancelled.
     off: bool = False
 
     def cancel(self) -> None:
-        """Do not call it any more."""
+        """Cancel the callback."""
         self.off = True
 
     def cancelled(self) -> bool:
-        """Whether it was called off."""
+        """True if the callback was cancelled."""
         return self.off
 
     def run(self) -> None:
-        """Call it, unless it was called off."""
+        """Call it, unless it was cancelled."""
         if not self.off:
             self.context.run(self.callback, *self.args)
 
@@ -110,59 +110,59 @@ class RunTimerHandle(asyncio.TimerHandle):
         super().__init__(when, ready.run, (), loop)
         self.location = ""
         self.ready = ready
-        self._scheduled = True  # else asyncio does not tell the loop of a cancel
+        self._scheduled = True  # else asyncio does not tell the loop of a cancellation
 
     def cancel(self) -> None:
-        """Do not fire any more."""
+        """Cancel the timer."""
         self.ready.cancel()
         super().cancel()
 
 
 def _refuse_io(*_: object, **__: object) -> NoReturn:
     raise NotInWorkflow(
-        "workflow code does no I/O of its own (sockets, threads, subprocesses, signals): its effects would be repeated on "
-        "replay. Do this in a step: `await ctx.step(function, ...)`"
+        "workflow code does no I/O of its own (sockets, threads, subprocesses, signals): its effects would be repeated "
+        "on replay; do this in a step: `await ctx.step(function, ...)`"
     )
 
 
 class RunLoop(asyncio.AbstractEventLoop):
-    """See the module."""
+    """Event loop of one run."""
 
     def __init__(self, run_id: str, timers: TimerSink) -> None:
         self._ready: deque[ReadyCallback] = deque()
         self._timers: TimerSink | None = timers
         # A bare counter would collide between runs in asyncio's global set of tasks.
         self._hash_base = crc32(run_id.encode()) << 24
-        #: Where everything is that is in no other scope.
+        #: Scope of everything that is in no other scope.
         self.root = Scope()
-        #: Callbacks run since the workflow last asked for something durable: very many of them, and it is spinning.
+        #: Callbacks since the last durable operation; very many mean an endless loop.
         self.idle_callbacks = 0
-        #: Workflow time since the run began, that of the record being applied.
+        #: Workflow time since the start of the run: that of the record being applied.
         self.seconds = 0.0
         self.closed = False
-        #: The thread that executes code of the run at this moment; 0 for none.
+        #: Thread that executes code of the run at the moment; 0 if none does.
         self._thread = 0
         self.tasks: dict[RunTask[Any], None] = {}
-        #: Those that may not be over, each with the path of the scope in which it was begun.
+        #: Generators that may not be finished, with the path of the scope in which each began.
         self.generators: list[tuple[AsyncGenerator[Any, Any], str]] = []
-        #: Told about errors that no task or future could deliver.
+        #: Called with errors that no task or future could deliver.
         self.on_error: Callable[[dict[str, Any]], None] = _ignore
 
     # identity
 
     def next_hash(self) -> int:
-        """A number that no other future of any run has, the same in every replay."""
+        """Return a number that no other future of any run has, the same in every replay."""
         return self.next_hash_in(current_scope.get(self.root))
 
     def next_hash_in(self, scope: Scope) -> int:
-        """The same, for what is made in that scope."""
+        """Return such a number for an object that is made in a scope."""
         scope.futures += 1
         if not scope.path:
             return self._hash_base + scope.futures
         return self._hash_base + (scope.number << 24) + scope.futures
 
     def next_task_name(self) -> str:
-        """A name for a task without one."""
+        """Return a name for a task that was given none."""
         scope = current_scope.get(self.root)
         scope.tasks += 1
         return f"{scope.path}task-{scope.tasks}"
@@ -170,12 +170,12 @@ class RunLoop(asyncio.AbstractEventLoop):
     # time
 
     def time(self) -> float:
-        """Seconds of workflow time since the run began."""
+        """Return the seconds of workflow time since the start of the run."""
         return self.seconds
 
     # callbacks
 
-    # The parameters of the three are those of `AbstractEventLoop`, which types them with a variadic type variable.
+    # The parameters are those of `AbstractEventLoop`, which types them with a variadic type variable.
 
     def call_soon(  # type: ignore[override] # see above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -204,7 +204,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         return handle
 
     def fire(self, handle: RunTimerHandle) -> None:
-        """Queue the callback of a timer whose time has come."""
+        """Queue the callback of a timer that is due."""
         self._ready.append(handle.ready)
 
     def _timer_handle_cancelled(self, handle: RunTimerHandle) -> None:
@@ -220,14 +220,14 @@ class RunLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
     ) -> RunTask[Any]:
-        """Make a task of this run. A durable operation is taken as well, so that a `TaskGroup` can own one."""
+        """Make a task of this run. Also accepts a durable operation, so that a `TaskGroup` can own one."""
         if asyncio.isfuture(coro):
             coro = _await(coro)
         elif _inside_as_completed():
             coro.close()
             raise WorkflowError(
-                "asyncio.as_completed over bare coroutines starts them in an order that differs from process to process; "
-                "wrap each in asyncio.create_task(...) first"
+                "asyncio.as_completed over bare coroutines starts them in an order that differs from process to "
+                "process; wrap each in asyncio.create_task(...) first"
             )
         task: RunTask[Any] = RunTask(coro, loop=self, name=name, context=context)
         self.tasks[task] = None
@@ -235,7 +235,7 @@ class RunLoop(asyncio.AbstractEventLoop):
         return task
 
     def create_main_task(self, coro: Coroutine[Any, Any, Any], context: Context) -> RunTask[Any]:
-        """Make the task of the workflow itself. It is not listed with the others: whoever asks for it looks after it."""
+        """Make the main task of the workflow. It is not listed with the others; the caller keeps it."""
         return RunTask(coro, loop=self, name=None, context=context)
 
     def _forget(self, task: Any) -> None:
@@ -244,7 +244,7 @@ class RunLoop(asyncio.AbstractEventLoop):
     # draining
 
     def drain(self, drain_context: DrainContext | None = None) -> None:
-        """Run callbacks until none is ready, in what was entered for that, if it was. Raises `LoopStuck` when that never happens."""
+        """Run callbacks until none is ready. Raises `LoopStuck` if that never happens."""
         if self._thread:
             self._run_ready()
         elif not self._ready:
@@ -253,7 +253,7 @@ class RunLoop(asyncio.AbstractEventLoop):
             with self.inside():
                 self._run_ready()
         else:
-            # As `inside` does, which would be two more calls for every step.
+            # As `inside` does; inlined, because every step passes here.
             self._thread = get_ident()
             _set_running_loop(self)
             try:
@@ -278,20 +278,20 @@ class RunLoop(asyncio.AbstractEventLoop):
             try:
                 handle.context.run(handle.callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
-                # The task that raised it has it as its exception, which is where the run's outcome is taken from.
+                # The task that raised it has it as its exception, from which the run's outcome is made.
                 continue
             except Exception as error:
                 self.call_exception_handler({"message": "error in a callback of the workflow", "exception": error})
 
     @property
     def is_current(self) -> bool:
-        """Whether it is the code of this run that is being executed."""
-        # Not by asking asyncio, which asks the operating system for the process at each call.
+        """True if code of this run is being executed by the caller's thread."""
+        # asyncio is not asked, because it asks the operating system for the process id at each call.
         return self._thread == get_ident()
 
     @contextmanager
     def inside(self) -> Generator[None]:
-        """Let this be the running loop and the keeper of new generators. Not while it is already."""
+        """Make this the running loop and the holder of new generators. Not reentrant."""
         with DrainContext() as drain_context:
             self._thread = get_ident()
             _set_running_loop(self)
@@ -302,45 +302,49 @@ class RunLoop(asyncio.AbstractEventLoop):
                 _set_running_loop(drain_context.loop)
 
     def hold_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Keep it, so that the garbage collector never decides when its `finally` runs."""
-        # `ag_frame` is there in CPython, though not in the types of an async generator.
+        """Hold a generator, so that the garbage collector never decides when its `finally` runs."""
+        # CPython has `ag_frame`; the type of an async generator does not.
         if len(self.generators) > 64:
-            self.generators = [held for held in self.generators if held[0].ag_frame is not None]  # type: ignore[attr-defined]
+            self.generators = [
+                held
+                for held in self.generators
+                if held[0].ag_frame is not None  # type: ignore[attr-defined]
+            ]
         self.generators.append((generator, current_scope.get(self.root).path))
 
-    def forsake_generators(self, is_location_over: Callable[[str], bool]) -> None:
-        """Let go of those that were begun in parts of the workflow that are over. One that was abandoned there ends in silence."""
+    def drop_generators(self, is_location_over: Callable[[str], bool]) -> None:
+        """Drop generators that began in parts of the workflow that are over. An abandoned one ends silently."""
         if self.generators:
             self.generators = [held for held in self.generators if not is_location_over(held[1])]
 
     def untie(self) -> None:
-        """Let go of whoever drives the run; it has ended."""
+        """Drop the references to the execution: the run has ended."""
         self._timers = None
         self.on_error = _ignore
         self._ready.clear()
 
-    # what asyncio asks a loop
+    # methods that asyncio calls
 
     def get_debug(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
-        """Whenever anyone can ask."""
+        """Return True: only running code can ask."""
         return True
 
     def is_closed(self) -> bool:
-        """Whether the run was let go."""
+        """True if the run was evicted."""
         return self.closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Pass on what asyncio could not deliver, except from a run that is being let go."""
+        """Report what asyncio could not deliver, except during eviction."""
         if not self.closed:
             self.on_error(context)
 
     default_exception_handler = call_exception_handler
 
-    # Typed loosely, because the parameters of what is refused do not matter.
+    # Typed loosely: the parameters of refused methods do not matter.
     _refuse: Any = _refuse_io
 
     set_debug = _refuse
@@ -389,7 +393,7 @@ class RunLoop(asyncio.AbstractEventLoop):
 
 
 def in_workflow() -> bool:
-    """Whether the caller is workflow code: the running loop is that of a run."""
+    """True if the caller is workflow code: the running loop is that of a run."""
     return isinstance(_get_running_loop(), RunLoop)
 
 
@@ -398,7 +402,7 @@ async def _await(future: asyncio.Future[T]) -> T:
 
 
 def _ignore(_: dict[str, Any]) -> None:
-    """Nobody wants to know."""
+    """Ignore errors of a run that has ended."""
 
 
 def _inside_as_completed() -> bool:

@@ -1,4 +1,4 @@
-"""The last thing that a run does which failed or was cancelled: undo what it did."""
+"""Undo of a run that has failed or was cancelled, before its outcome is final."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perdure.replay.outcome import RunOutcome
 from perdure.replay.run_loop import RunLoop
 from perdure.workflow.saga import UndoLog
 
-#: How many failed undos an outcome lists; the history has all.
+#: Failed undos that an outcome lists; the history has all of them.
 _LISTED = 16
 
 
 class UndoPhase:
-    """Undoes what a run did. Its tasks are over or cancelled by then, so that no cancellation can interrupt it."""
+    """Undoes what a run did. Its tasks are over or cancelled by then, so no cancellation can interrupt it."""
 
     def __init__(self, outcome: RunOutcome, undos: UndoLog, loop: RunLoop) -> None:
         self._outcome = outcome
@@ -31,11 +31,11 @@ class UndoPhase:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to be undone."""
+        """True if nothing is left to be undone."""
         return self._task.done()
 
     def outcome(self, codec: Codec) -> RunOutcome:
-        """The run's outcome, with the errors of the undos that failed."""
+        """Outcome of the run, with the errors of failed undos."""
         self._task.result()
         outcome = replace(self._outcome, final=True)
         problems = list(self._undos.errors.items())[:_LISTED]
@@ -45,7 +45,7 @@ class UndoPhase:
         return replace(outcome, payload=replace(Failure.of(outcome.error, codec), not_undone=failures).to_json())
 
     async def _undo(self) -> None:
-        # A step that is under way is waited for: cancelled, nobody would know whether it is to be undone.
+        # A step under way is awaited: if it were cancelled, it would be unknown whether it has to be undone.
         await self._undos.settle()
         for task in tuple(self._loop.tasks):
             if task is not asyncio.current_task():

@@ -177,7 +177,7 @@ class Journal:
                 return verdicts
 
     async def _block(self, turn: Turn, error: Exception, actor: str) -> bool:
-        """Block a run whose turn cannot be written; False if that failed, too: the run is not the cause."""
+        """Block a run because its turn cannot be written; False if that failed, too: the run is not the cause."""
         pause = self._guard.failed(error)
         block = Block(Reason.UNDECODABLE, Failure.of(error, Codec()).to_json())
         try:

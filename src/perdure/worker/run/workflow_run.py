@@ -125,7 +125,7 @@ class WorkflowRun(HeldRun):
         if records:
             self._replay()
         else:
-            execution.know_all()
+            execution.end_replay()
             self._replayed(reading)
 
     @guarded
@@ -141,7 +141,7 @@ class WorkflowRun(HeldRun):
             logger.warning("run %s: %s", self.run.id, warning)
         if self._execution.replayed:
             # The start of a child is part of the turn of the record that led to it, so it is durable with the record.
-            fresh, known = self._execution.fresh, self._execution.known
+            fresh, known = self._execution.fresh, self._execution.known_fresh
             fresh[:known] = [operation for operation in fresh[:known] if not isinstance(operation, ChildOperation)]
             del self._execution.effects[: self._execution.known_effects]
         elif self.run.attempt == self.run.generation == 1:
@@ -313,7 +313,7 @@ class WorkflowRun(HeldRun):
             if execution.fresh or execution.dropped or execution.effects:
                 self._collect(now)
             durable = not (self._committing or execution.unsaved)
-            if self._ready and (durable or execution.hasty or self.run.deadline <= now):
+            if self._ready and (durable or execution.has_ephemeral or self.run.deadline <= now):
                 if self._orders is None or not self._orders.blocks_steps:
                     self._dispatch(reading, durable=durable)
             elif not (durable or self._committing) and self._draft.urgent and self._commit_lock is None:
@@ -338,7 +338,7 @@ class WorkflowRun(HeldRun):
         assert execution is not None
         first, *others = execution.fresh or (None,)
         if type(first) is StepOperation and first.open and not (
-            others or execution.dropped or execution.effects or execution.remembers
+            others or execution.dropped or execution.effects or execution.has_earlier
         ):  # fmt: skip
             # Shortcut for the usual case, one new step; `_collect_all` would do the same.
             self._ready.append(first)
@@ -372,7 +372,7 @@ class WorkflowRun(HeldRun):
                     self._ready.append(operation)
                 elif isinstance(operation, ScopeOperation):
                     self._draft.urgent = True
-                    execution.reached(operation, now)
+                    execution.record_checkpoint(operation, now)
                 elif isinstance(operation, ChildOperation):
                     self._start_child(execution, operation, now)
 
@@ -476,7 +476,7 @@ class WorkflowRun(HeldRun):
         execution = self._execution
         if execution is not None:
             records, execution.unsaved = tuple(execution.unsaved), []
-            if execution.checkpoints.let_go:
+            if execution.checkpoints.has_trimmed:
                 self._draft.trim(execution.checkpoints.take_trimmed(), self.seen)
         if self._has_emitted or self._services.emit_buffer.pending:
             self._take_emitted()
@@ -702,7 +702,7 @@ def _says_nothing(message: Message, execution: Execution) -> bool:
     if message.kind is RecordKind.WAKE:
         # A wake-up before the run began only changed when it begins.
         return message.payload is None or execution.sleep() is None
-    return execution.is_of_the_past(message)
+    return execution.is_from_earlier_generation(message)
 
 
 def _record(execution: Execution, message: Message, now: int) -> None:
