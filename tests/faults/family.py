@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 
 #: A child that lives longer than this many seconds shows its stacks and ends: whatever it waits for is not going to come.
-LONGEST_LIFE = 120.0
+LONGEST_LIFE = 230.0
 
 
 class Child:

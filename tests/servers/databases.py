@@ -21,10 +21,11 @@ def mysql_dsn() -> str:
 async def execute(dsn: str, statements: Sequence[str]) -> list[tuple[Any, ...]]:
     """Run statements on a connection of their own; the rows of the last."""
     from perdure.store.mysql.driver import MysqlConnector
+    from perdure.store.server.timeouts import Timeouts
 
     url = parse(dsn)
     assert isinstance(url, MysqlUrl)
-    connection = await MysqlConnector(url).connect()
+    connection = await MysqlConnector(url).connect(Timeouts(statement=120.0, connect=60.0))
     try:
         answers = await connection.send(statements)
         return list(answers[-1].rows)
