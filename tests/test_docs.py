@@ -1,4 +1,4 @@
-"""What the documentation shows is true: every Python snippet runs, every command line exists, every link leads somewhere."""
+"""The documentation is true: every Python snippet runs, every command line parses, every link and every named file exists."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ import pytest
 from perdure.cli.app import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: Pages that lead a reader through the source.
+MAPS = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+PAGES = [ROOT / "README.md", *MAPS, *sorted({*(ROOT / "docs").rglob("*.md")} - {*MAPS})]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: A file or folder in backticks: with a slash, or with the ending of a source file.
+PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w.-]+\.(?:py|sql|toml|json|yaml))`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 #: Runs the snippets of one page one after the other in one module, as a reader would; `await` needs no function around it.
@@ -102,8 +106,19 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_fits_a_screen() -> None:
+@pytest.mark.parametrize("page", MAPS, ids=named)
+def test_every_file_named_on_a_page_exists(page: Path) -> None:
+    paths = PATH.findall(page.read_text(encoding="utf-8"))
+    missing = [path for path in paths if not any((base / path).exists() for base in (ROOT / "src" / "perdure", ROOT))]
+    assert missing == []
+
+
+def test_the_architecture_is_short() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= 3500
+
+
+def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 60
+    assert len(lines) <= 100
     [example] = snippets(ROOT / "README.md", "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 24
