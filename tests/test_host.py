@@ -219,7 +219,7 @@ async def test_stopping_at_once_ends_it_whether_it_has_started_or_not() -> None:
         ends.clear()
 
 
-async def test_somebody_who_stops_waiting_for_the_end_does_not_prevent_it() -> None:
+async def test_cancelling_the_wait_for_the_end_does_not_prevent_it() -> None:
     gate = threading.Event()
 
     async def main() -> None:

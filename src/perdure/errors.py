@@ -309,7 +309,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreRefused(StoreUnavailable):
-    """The server does not let this user in, or has no such database. A worker that starts does not wait for a change of that."""
+    """The server refuses the user, or has no such database. A starting worker does not wait for that to change."""
 
 
 class StoreReadOnly(StoreError):

@@ -57,7 +57,7 @@ async def test_a_lock_whose_holder_is_gone_is_stolen_when_its_time_is_over(stage
 
 @pytest.fixture
 def soon_extended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks are extended every few hundredths of a second although they last for a minute, which no busy machine outlasts."""
+    """Extend locks every few hundredths of a second, though they last for a minute, which no busy machine exceeds."""
     monkeypatch.setattr(locks, "RENEWED_AFTER", 1 / 2000)
 
 
@@ -94,7 +94,7 @@ async def test_a_block_that_loses_its_lock_is_cancelled_and_says_so(stage: Stage
     assert task.cancelling() == 0
 
 
-async def test_a_lock_that_is_granted_to_somebody_who_was_cancelled_meanwhile_is_free(
+async def test_a_lock_granted_after_its_waiter_was_cancelled_is_released(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = stage.engine()

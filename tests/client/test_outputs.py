@@ -1,4 +1,4 @@
-"""What runs show, what they are asked, and what is broadcast to them."""
+"""States, streams, questions and broadcasts of runs."""
 
 from __future__ import annotations
 
@@ -287,9 +287,9 @@ async def test_bad_input_is_refused_before_anything_is_written(on_disk: Stage) -
 async def test_a_run_that_is_not_there_shows_nothing(on_disk: Stage) -> None:
     engine = on_disk.engine(*WORKFLOWS)
     run = await engine.start(tokens(1))
-    run.id = "nobody"
+    run.id = "missing"
     for look in (run.state("a"), run.states(), run.ask("why"), items_of(run)):
-        with pytest.raises(RunNotFound, match="nobody"):
+        with pytest.raises(RunNotFound, match="missing"):
             await look
 
 
@@ -305,7 +305,7 @@ def test_code_that_is_not_async_looks_and_asks_too(tmp_path: Path) -> None:
         for item in run.stream("tokens", follow=False):
             assert item == StreamItem(0, 0)
             break
-        assert blocking.broadcast(stop, "x", correlation="nobody") == 0
+        assert blocking.broadcast(stop, "x", correlation="missing") == 0
 
 
 @workflow("outputs.deep.v1")

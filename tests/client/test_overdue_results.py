@@ -120,7 +120,7 @@ async def test_a_worker_waits_loudly_for_a_server_that_is_away(
     kind: str, closed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_worker, "FIRST_PAUSE", 0.01)
-    engine = Engine(f"{kind}://nobody@127.0.0.1:{closed}/shop", [slow])
+    engine = Engine(f"{kind}://user@127.0.0.1:{closed}/shop", [slow])
     starting = asyncio.ensure_future(engine.worker().start())
     await eventually(lambda: caplog.text.count("waits for its database") >= 2)
     starting.cancel()

@@ -212,8 +212,8 @@ async def test_a_finished_run_is_not_paused(stage: Stage) -> None:
 
 async def test_what_is_to_be_paused_is_named_once(on_disk: Stage) -> None:
     engine = on_disk.engine(quick)
-    with pytest.raises(RunNotFound, match="'nobody'"):
-        await engine.pause("nobody")
+    with pytest.raises(RunNotFound, match="'missing'"):
+        await engine.pause("missing")
     for wrong in ({}, {"type": "a", "queue": "b"}, {"queue": "a/b"}, {"type": ""}):
         with pytest.raises(UsageError):
             await engine.pause(**wrong)

@@ -49,9 +49,9 @@ async def test_a_deleted_run_is_hidden_restored_and_its_result_stays_readable(st
     assert await run.undelete()
     assert "d" in [one.id for one in (await engine.list()).runs]
     with pytest.raises(RunNotFound):
-        await engine.delete("nobody")
+        await engine.delete("missing")
     with pytest.raises(RunNotFound):
-        await engine.undelete("nobody")
+        await engine.undelete("missing")
     assert [event.kind for event in await run.events()][-2:] == ["deleted", "undeleted"]
 
 

@@ -186,7 +186,7 @@ async def test_only_what_failed_is_retried(stage: Stage) -> None:
         with pytest.raises(RunFinished, match="'fine' completed"):
             await run.retry()
     with pytest.raises(RunNotFound):
-        await Handle(engine, "nobody", Any).retry()
+        await Handle(engine, "missing", Any).retry()
 
 
 async def test_a_parent_that_was_told_of_the_failure_is_not_disturbed_by_the_second_outcome(stage: Stage) -> None:

@@ -193,7 +193,7 @@ async def test_start_many_that_meets_a_stranger_starts_none(stage: Stage) -> Non
 
 
 class Overtaken(Retrying):
-    """A store to which somebody else comes first, just when runs are to be created."""
+    """A store in which another client creates a run first, just before runs are created."""
 
     def __init__(self, store: Store, first: NewRun) -> None:
         super().__init__(store, Host())
@@ -201,7 +201,7 @@ class Overtaken(Retrying):
 
     async def create(self, runs: Sequence[NewRun], actor: str, **options: Any) -> list[CreatedRun]:
         if self._first:
-            await super().create([self._first.pop()], "somebody else")
+            await super().create([self._first.pop()], "another client")
         return await super().create(runs, actor, **options)
 
 
@@ -214,7 +214,7 @@ async def test_start_many_starts_none_when_a_stranger_comes_first(stage: Stage) 
         assert await store.query("SELECT id FROM perdure_runs") == [("b",)]
 
 
-async def test_start_many_starts_the_others_when_somebody_comes_first_with_the_same_input(stage: Stage) -> None:
+async def test_start_many_starts_the_others_when_another_client_starts_one_with_the_same_input(stage: Stage) -> None:
     store = open_store(stage.url, Host())
     first = NewRun(id="b", type="start.echo.v1", input='{"value":2}', write_id="theirs")
     async with Engine(stage.url, [echo], store=Overtaken(store, first)) as engine:

@@ -1,4 +1,4 @@
-"""Errors of somebody's application, and what lies around them in its module."""
+"""Errors of an application, and other names in its module."""
 
 from __future__ import annotations
 

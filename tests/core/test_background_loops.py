@@ -1,4 +1,4 @@
-"""A background loop survives its errors, says so, and ends only when it is told to."""
+"""A background loop survives its errors, logs them, and ends only when it is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors keep what they are given."""
+"""Errors keep their arguments and attributes."""
 
 from __future__ import annotations
 

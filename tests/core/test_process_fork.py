@@ -1,4 +1,4 @@
-"""What a forked child does with descriptors of its parent."""
+"""A forked child detaches the descriptors of its parent."""
 
 from __future__ import annotations
 

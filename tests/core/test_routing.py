@@ -1,4 +1,4 @@
-"""Patterns of types mean what their characters say."""
+"""Patterns match types character by character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as its path says, and the libraries that people ask servers with."""
+"""A real HTTP server that answers as its path requests, and the HTTP libraries that call it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import requests
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """`/429?after=7` is a 429 that asks for 7 seconds; `date=60` asks for a date, `undated` leaves out the server's own."""
+    """Answers `/429?after=7` with a 429 and Retry-After of 7 s; `date=60` sends a date, `undated` omits the Date."""
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)

@@ -1,7 +1,8 @@
-"""Workers, clients and trouble around schedules, in one process and from a seed.
+"""A simulation of schedules: workers, clients and faults in one process, from a seed.
 
-Nobody serves what is scheduled; runs end by being cancelled, now and then. One schedule is left alone, one lets its slots wait in line,
-and one is steered in every way. Whatever dies, stands still or loses its answer: each slot is dealt with once.
+No worker serves the scheduled type; runs end by being cancelled now and then. One schedule is never changed, one lets
+its fire times wait, and one is changed in every way. Through crashes, stalls and lost answers, each fire time is
+handled once.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Keeper:
 
 
 class TimedWorld(World):
-    """See the module."""
+    """A world with schedules and a client that changes them."""
 
     async def _main(self) -> list[str]:
         system = SimSystem(self.loop, self._observer, self._fork("observer"), self.database.on_crash_point)
@@ -139,7 +140,7 @@ class TimedWorld(World):
             if schedule.id != "busy":
                 wrong += _unaccounted(schedule, fired, events)
             if schedule.due_at < self.store.clock() - 10 * SECOND and not schedule.paused:
-                wrong.append(f"{schedule.id}: it was due and nobody looked after it")
+                wrong.append(f"{schedule.id}: it was due and was not fired")
         return wrong + await self._overlapping()
 
     async def _overlapping(self) -> list[str]:
@@ -152,7 +153,7 @@ class TimedWorld(World):
 
 
 def _unaccounted(schedule: Schedule, fired: list[int], events: list[Event]) -> list[str]:
-    """Slots of a schedule that nobody steered which were neither run nor are waiting, nor passed over with a reason."""
+    """Fire times of an unchanged schedule that neither started a run nor wait, nor were skipped with a reason."""
     known = {*fired, *schedule.waiting}
     for event in events:
         if event.kind == "schedule_passed":
@@ -172,7 +173,7 @@ def _data(event: Event) -> dict[str, Any]:
 
 
 def simulate(seed: int) -> tuple[list[str], int]:
-    """What was wrong in the world of a seed, and how many runs there were."""
+    """Run the world of a seed; returns the violations found and the number of runs."""
     with _undisturbed():
         world = TimedWorld(seed)
         try:

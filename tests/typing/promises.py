@@ -1,4 +1,4 @@
-"""What type checkers must know about the public interface. Never run; checked by mypy and pyright.
+"""Promises of the public interface to type checkers. Never run; checked by mypy and pyright.
 
 Each expected error is marked, and both checkers complain about a mark that is not needed.
 """

@@ -1,4 +1,4 @@
-"""Type checkers see what the public interface promises, and its misuse."""
+"""Type checkers accept the promised uses of the public interface, and report misuse."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ async def test_waking_a_run_that_is_not_asleep_is_refused_and_says_why(stage: St
         with pytest.raises(RunFinished):
             await run.wake()
         with pytest.raises(RunNotFound):
-            await engine.wake("nobody")
+            await engine.wake("missing")
 
 
 async def test_a_paused_sleep_is_not_woken() -> None:

@@ -75,8 +75,7 @@ async def test_one_of_many_activities_costs_as_much_as_one_of_few(
         # What only the first of all has to do is not what this is about.
         await work(engine, 50)
         few = many = math.inf
-        # What else the process does, its garbage collector most of all, takes part in some by chance. What grows with their number
-        # is in every one.
+        # The least of five, because the garbage collector slows down some of them by chance.
         for _ in range(5):
             few = min(few, await cost(engine, work, FEW))
             many = min(many, await cost(engine, work, MANY))

@@ -42,7 +42,7 @@ async def report(ctx: Context, minutes: int = 0) -> str:
 
 @workflow("schedules.stranger.v1")
 async def stranger(ctx: Context) -> None:
-    """Served by nobody here."""
+    """A workflow that no worker here serves."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def schedules(env: Environment) -> Schedules:
 
 
 async def slots(env: Environment, *statuses: Status) -> list[str]:
-    """When the runs were due that schedules have started, the oldest first."""
+    """Fire times of the runs that schedules have started, oldest first."""
     page = await env.engine.list(status=list(statuses) or None, limit=1000)
     return sorted(f"{slot:%d %H:%M}" for run in page.runs if (slot := fire_time_of(run.id)) is not None)
 
@@ -67,7 +67,7 @@ async def passed(env: Environment, id: str) -> list[str]:
 
 
 def jump(env: Environment, duration: timedelta) -> None:
-    """Let time pass in which nobody is there."""
+    """Let time pass while no worker runs."""
     env._clock.move_to(env._clock.now() + int(duration.total_seconds() * 1e6))
 
 
@@ -82,7 +82,7 @@ async def test_a_schedule_that_goes_while_another_one_finds_it_in_the_way_makes_
     async def look_too_late(id: str) -> Schedule | None:
         monkeypatch.undo()
         there = await look(id) if replace else None
-        await store.delete_schedule(id, "somebody")
+        await store.delete_schedule(id, "operator")
         return there
 
     monkeypatch.setattr(store, "schedule", look_too_late)
@@ -226,7 +226,9 @@ async def test_the_same_again_is_no_change(env: Environment) -> None:
     with pytest.raises(ScheduleExists, match="'job'"):
         await schedules(env).create("job", report(1), Every("1h", start=START), jitter="1m")
     replaced = await schedules(env).create("job", report(2), Every("2h"), replace=True)
-    assert (replaced.input, replaced.timing.interval) == ('{"minutes":2}', timedelta(hours=2))  # type: ignore[union-attr] # an Every
+    assert replaced.input == '{"minutes":2}'
+    assert isinstance(replaced.timing, Every)
+    assert replaced.timing.interval == timedelta(hours=2)
 
 
 async def test_a_run_can_be_started_by_hand(env: Environment) -> None:

@@ -1,4 +1,4 @@
-"""Many processes behind one breaker and one limit, some of them killed: never more at once than is allowed, and all of it gets done."""
+"""Many processes share a breaker and a limit, and some are killed: the bounds hold, and all work gets done."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Fleet:
         self._processes.append(process)
 
     async def die_or(self, done: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait for the first to die by itself, or kill it when something else has come true; whether it died by itself."""
+        """Wait for the first process to die, or kill it when `done`; returns True if it died by itself."""
         dying = asyncio.ensure_future(self._processes[0].wait())
 
         async def is_over() -> bool:
@@ -74,7 +74,7 @@ class Fleet:
         self._processes.clear()
 
     def lines(self, what: str) -> list[tuple[str, int, int]]:
-        """What happened there, by which process and when."""
+        """Events of the test, by process and time."""
         found = []
         for line in self._ledger.read_text().splitlines():
             where, did, pid, at = line.split()
@@ -114,7 +114,7 @@ async def test_probes_and_steps_stay_bounded_in_a_stampede_whoever_dies(place: S
     first = await engine.start(act(str(ledger)))
     await fleet.start()
     await eventually(lambda: is_open(engine), within=60)
-    # Nobody knows any more what opened it but the database.
+    # Only the database still knows that it is open.
     await fleet.kill_one()
     assert await is_open(engine)
     for _ in range(WORKERS):

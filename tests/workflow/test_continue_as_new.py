@@ -1,4 +1,4 @@
-"""A run that begins anew: its children of before are not those of now, and whoever speaks to it does not notice."""
+"""Runs that continue as new: children belong to their generation, and senders notice no difference."""
 
 from __future__ import annotations
 

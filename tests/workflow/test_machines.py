@@ -42,7 +42,7 @@ class Request:
 
 @activity("machine.notify.v1", retry=Retry.never())
 async def notify(who: str) -> str:
-    if who == "nobody":
+    if who == "unknown":
         raise LookupError("no such person")
     return f"told {who}"
 
@@ -182,7 +182,7 @@ async def test_a_machine_rebuilds_itself_from_the_history_in_another_worker(stag
 async def test_what_an_activity_or_a_child_could_not_do_is_told_with_its_error(stage: Stage) -> None:
     class Careful(StateMachine[None, str], type="machine.careful.v1"):
         def on_start(self, input: None) -> Actions:
-            return self.activity("tell", notify("nobody"))
+            return self.activity("tell", notify("unknown"))
 
         def on_activity_failed(self, id: str, error: Exception) -> Actions:
             self.said = f"{id}: {type(error).__name__}"
@@ -197,7 +197,7 @@ async def test_what_an_activity_or_a_child_could_not_do_is_told_with_its_error(s
 async def test_a_failure_that_no_handler_takes_is_the_machines(stage: Stage) -> None:
     class Careless(StateMachine[None, str], type="machine.careless.v1"):
         def on_start(self, input: None) -> Actions:
-            return self.activity("tell", notify("nobody"))
+            return self.activity("tell", notify("unknown"))
 
     with pytest.raises(RunFailed, match="no such person") as caught:
         await machine_of(stage, Careless)
@@ -334,8 +334,8 @@ async def test_time_chance_and_ids_are_the_same_on_replay(on_disk: Stage) -> Non
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "a duplicate id": (lambda m: [m.timer("x", 1), m.activity("x", quick(1))], "a timer of that id is under way"),
-    "an unknown id": (lambda m: [m.timer("x", 1), m.cancel("y")], "'y', which is not under way; what is: 'x'"),
+    "a duplicate id": (lambda m: [m.timer("x", 1), m.activity("x", quick(1))], "a timer of that id is running"),
+    "an unknown id": (lambda m: [m.timer("x", 1), m.cancel("y")], "'y', which is not running; these are: 'x'"),
     "completing twice": (lambda m: [m.complete(1), m.complete(2)], "which is the end"),
     "an action after the end": (lambda m: [m.fail(ValueError("no")), m.timer("x", 1)], "which is the end"),
     "something else": (lambda m: "timer", "returned 'timer'; a handler returns an action"),

@@ -106,8 +106,8 @@ async def test_a_message_to_nobody_is_refused(stage: Stage) -> None:
     engine = stage.engine(collect)
     await engine.open()
     before = await stage.dump()
-    with pytest.raises(RunNotFound, match="'nobody'"):
-        await engine.send("nobody", "number", 1)
+    with pytest.raises(RunNotFound, match="'missing'"):
+        await engine.send("missing", "number", 1)
     assert await stage.dump() == before
 
 

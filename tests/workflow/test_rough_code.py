@@ -1,4 +1,4 @@
-"""What user code does to the engine that it runs in, and does not do to its neighbours."""
+"""Effects of rough user code on its own run, and none on others."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_a_parent_that_waits_for_its_child_ends_after_it_with_its_own_outc
         child = await engine.get("p/spawn.patient.v1")
         await until(child, Status.WAITING)
         await until(run, Status.WAITING)
-    # Whoever takes it up next finds a workflow that has ended and a run that has not.
+    # The next worker finds a workflow that has ended and a run that has not.
     async with engine.worker():
         assert await run.status() is Status.WAITING
         await child.send("word", "last")

@@ -243,7 +243,7 @@ async def test_a_run_that_nobody_takes_expires_too(stage: Stage) -> None:
         return None
 
     engine = stage.engine(idle)
-    run = await engine.start(idle(), queue="nobody", deadline="1ms")
+    run = await engine.start(idle(), queue="missing", deadline="1ms")
     async with engine.worker(lease="300ms"):
         with pytest.raises(RunFailed, match="Expired"):
             await run.result("20s")

@@ -1,4 +1,4 @@
-"""What an engine takes: decorated functions and state machines, listed by hand or found in a package.
+"""Definitions for an engine: decorated functions and state machines, listed by hand or found in a package.
 
 A definition is a value; nothing is registered anywhere.
 """

@@ -68,7 +68,7 @@ class ActivityControl(AttemptControl, Protocol):
         """Record a heartbeat."""
 
     def is_cancelled(self) -> bool:
-        """Whether the result is no longer wanted."""
+        """Tell whether the result is no longer wanted."""
 
     async def cancelled(self) -> None:
         """Wait until the result is no longer wanted."""

@@ -56,7 +56,7 @@ def test_a_nasty_value_is_refused_or_comes_back_equal(pair: tuple[Any, Any]) -> 
 
 
 def contains_set(value: Any) -> bool:
-    """Whether there is a set in it, whose order is not part of its value."""
+    """Tell whether a value contains a set, whose order is not part of its value."""
     match value:
         case set() | frozenset():
             return True
@@ -382,10 +382,14 @@ from decimal import Decimal
 from perdure.core.codec.codec import Codec
 from tests.core.values import *
 codec = Codec()
-words = {"alpha", "beta", "gamma", "delta", "epsilon", None, 1, 2.5, (1, "x"), frozenset({"a", "b", "c"}), frozenset({"d", "e"})}
+words = {
+    "alpha", "beta", "gamma", "delta", "epsilon", None, 1, 2.5, (1, "x"),
+    frozenset({"a", "b", "c"}), frozenset({"d", "e"})
+}
 values = [
     words, [words], {"k": words}, {w: 1 for w in ("b", "a")}, {Colour.RED: 1, Colour.NULL: 2}, set(Colour), set(Word),
-    {frozenset({frozenset({"x", "y"}), frozenset({"z"})}), frozenset()}, Line("a", Decimal("1.10"), frozenset("abcdef")),
+    {frozenset({frozenset({"x", "y"}), frozenset({"z"})}), frozenset()},
+    Line("a", Decimal("1.10"), frozenset("abcdef")),
     [Line("a", None, frozenset("uvwxyz"))], {Line(c, None, frozenset("pqr" + c)) for c in "abc"}, (("o-1", 999), {}),
     {Leaf("a", 1.0), Leaf("b")}, {frozenset("abc"), frozenset("xyz")}, [[{frozenset("abc"), frozenset("xyz")}]],
 ]

@@ -1,4 +1,4 @@
-"""Types are decoded for the first time by several threads at one moment, which once ended the process."""
+"""Several threads decode a type for the first time at once, which used to crash the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[3] / "src" / "perdure"
 MAKER = SOURCE / "core" / "codec" / "decoders.py"
 
-#: Classes that nobody has decoded yet, as long as their number lasts.
+#: Numbers of classes that have not been decoded yet.
 SHAPES = """
 import sys, threading, types
 from perdure.core.codec.codec import Codec
@@ -62,7 +62,7 @@ PLAIN = {"str", "int", "float", "bool", "list", "dict", "tuple", "Any", "None", 
 
 
 def learnings(tree: ast.AST) -> Iterator[ast.Call]:
-    """Where msgspec is given a type that it may have to learn about."""
+    """Calls that give msgspec a type to inspect."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

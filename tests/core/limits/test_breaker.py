@@ -1,4 +1,4 @@
-"""What a breaker makes of what it hears, without a database."""
+"""State changes of a breaker by reports, without a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of real libraries, raised by a real server, are told apart."""
+"""Errors of real libraries, raised against a real server, are classified."""
 
 from __future__ import annotations
 

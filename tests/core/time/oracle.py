@@ -1,7 +1,7 @@
-"""When a cron expression comes, found out the slow way: every minute of some years is looked at.
+"""An oracle of cron expressions: it checks every minute of some years.
 
-Nothing of this is shared with the code that it judges, nor with the library which that one uses, except for the time zones
-themselves. A set of minutes is one large number, with a bit for each, so that a minute costs nanoseconds.
+It shares nothing with the code under test, nor with the library behind that code, except for the time zone database. A
+set of minutes is one large integer with a bit for each minute, so that a minute costs nanoseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def numbers(field: str, low: int, high: int) -> set[int]:
-    """What a field of plain numbers, ranges and steps stands for."""
+    """Values of a field of plain numbers, ranges and steps."""
     found: set[int] = set()
     for part in field.split(","):
         span, _, step = part.partition("/")
@@ -40,7 +40,7 @@ def numbers(field: str, low: int, high: int) -> set[int]:
 
 
 def is_day(text: str, day: date) -> bool:
-    """Whether a day is one of the month that the field names: a number, L for the last, LW for the last weekday."""
+    """Tell whether a day of the month matches a field: a number, L for the last day, LW for the last weekday."""
     last = calendar.monthrange(day.year, day.month)[1]
     for part in text.split(","):
         if part == "L":
@@ -56,7 +56,7 @@ def is_day(text: str, day: date) -> bool:
 
 
 def is_weekday(text: str, day: date) -> bool:
-    """Whether a day is one of the week that the field names: 5#2 is the second Friday, 5L the last."""
+    """Tell whether a day matches a field of weekdays: 5#2 is the second Friday, 5L the last."""
     today = day.isoweekday() % 7
     last = calendar.monthrange(day.year, day.month)[1]
     for part in text.split(","):
@@ -73,7 +73,7 @@ def is_weekday(text: str, day: date) -> bool:
 
 
 class Calendar:
-    """The minutes of some years, by a wall clock that nobody ever sets."""
+    """The minutes of some years, on a wall clock that is never set."""
 
     def __init__(self, first: int, last: int) -> None:
         # A week more at both ends: wall clocks are up to a day ahead of UTC, or behind it.
@@ -149,7 +149,7 @@ class Calendar:
 
 
 def has_changes(zone: str, first: int, last: int) -> bool:
-    """Whether the clocks of a time zone are set in these years."""
+    """Tell whether the clocks of a time zone are set in these years."""
     place = ZoneInfo(zone)
     days = (date(last + 1, 1, 1) - date(first, 1, 1)).days
     moments = (datetime(first, 1, 1, tzinfo=UTC) + timedelta(days=number) for number in range(days))

@@ -1,4 +1,4 @@
-"""Cron expressions against an oracle that looks at every minute, in every time zone whose clocks are set."""
+"""Cron expressions against an oracle that checks every minute, in every time zone whose clocks are set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.core.time.oracle import DAY, Calendar, has_changes
 WHOLE = bool(os.environ.get("PERDURE_PROVE"))
 FIRST, LAST = 2024, 2030 if WHOLE else 2026
 EXPRESSIONS = 200
-#: Expressions that come more often than this a day are looked at in the days around each change only, when not once a year.
+#: Expressions that fire more often a day are checked only in the days around each change, in the short version of the
+#: test.
 OFTEN = 24 if WHOLE else 2
 AROUND = 2 * DAY
 

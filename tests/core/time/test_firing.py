@@ -1,4 +1,4 @@
-"""What a schedule does with slots that are due, missed, or in each other's way: decided without a database."""
+"""Planning of fire times that are due, missed or overlapping, without a database."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class BreakerState(Struct):
         return FAR - 1 if self.by_hand else self.since + self.rule.reset
 
     def lacks(self, held: int) -> str:
-        """What the next call lacks if `held` calls have passed: "open", "room", or nothing."""
+        """The obstacle of the next call if `held` calls have passed: "open", "room", or nothing."""
         if self.circuit is Circuit.OPEN:
             return "open"
         return "room" if self.circuit is Circuit.HALF_OPEN and held >= self.rule.probes else ""

@@ -101,12 +101,12 @@ class LimitBounds(Struct, frozen=True):
     burst: int = 1
 
     def __str__(self) -> str:
-        said = []
+        parts = []
         if self.concurrency:
-            said.append(f"{self.concurrency} at once")
+            parts.append(f"{self.concurrency} at once")
         if self.pace:
-            said.append(f"{SECOND / self.pace:g} a second, {self.burst} in a burst")
-        return ", ".join(said) or "any number"
+            parts.append(f"{SECOND / self.pace:g} a second, {self.burst} in a burst")
+        return ", ".join(parts) or "any number"
 
     @property
     def slack(self) -> int:

@@ -38,7 +38,7 @@ FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 
 class Reason(StrEnum):
-    """What a waiting run waits for, or why a blocked run is blocked."""
+    """Reason why a run is waiting or blocked."""
 
     TIMER = "timer"
     MESSAGE = "message"
@@ -178,7 +178,7 @@ ABANDONED = "abandon:"
 
 
 class OnClose(StrEnum):
-    """What happens to a child that is unfinished when its parent ends."""
+    """Policy for a child that is unfinished when its parent ends."""
 
     #: The child is cancelled.
     CANCEL = "cancel"

@@ -238,7 +238,7 @@ class MachineRunner(Generic[I, O]):
         opened = self._open.get(action.id)
         if opened is None:
             there = ", ".join(map(repr, self._open)) or "none"
-            self._refuse(handler, f"wants to cancel {action.id!r}, which is not under way; what is: {there}")
+            self._refuse(handler, f"wants to cancel {action.id!r}, which is not running; these are: {there}")
         if opened.child is not None:
             self.stopping.add(action.id)
             opened.child.cancel(action.reason)
@@ -250,7 +250,7 @@ class MachineRunner(Generic[I, O]):
         check_name(id, f"id of {_a(what)}")
         before = self._open.get(id)
         if before is not None:
-            self._refuse(handler, f"wants to start {_a(what)} {id!r}, but {_a(before.what)} of that id is under way")
+            self._refuse(handler, f"wants to start {_a(what)} {id!r}, but {_a(before.what)} of that id is running")
         self._open[id] = opened = _Pending(id, what)
         return opened
 
