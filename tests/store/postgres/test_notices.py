@@ -62,7 +62,7 @@ async def two_engines(url: str, flow: Workflow[Any, Any]) -> AsyncIterator[Engin
 @asynccontextmanager
 async def overheard(url: str) -> AsyncIterator[list[str]]:
     """What is said about a place."""
-    channel = a_store(url)._notices._channel
+    channel = a_store(url)._notifier._channel
     said: list[str] = []
     connection = await asyncpg.connect(postgres_dsn())
     await connection.add_listener(channel, lambda *arguments: said.append(arguments[3]))
@@ -127,8 +127,8 @@ async def test_what_is_said_in_one_moment_is_one_hint(listening: str) -> None:
     await store.open()
     async with overheard(listening) as said:
         for _ in range(100):
-            store._notices.say(Change.READY)
-            store._notices.say(Change.FINISHED)
+            store._notifier.announce(Change.READY)
+            store._notifier.announce(Change.FINISHED)
         await eventually(lambda: said, saying="the hint being heard")
         await store.close()
     assert [payload.partition(" ")[0] for payload in said] == [str(int(Change.READY | Change.FINISHED))]
@@ -188,7 +188,7 @@ async def test_a_lost_connection_is_replaced_and_what_was_missed_is_made_up_for(
     admin = await asyncpg.connect(postgres_dsn())
     for _ in range(3):
         heard.clear()
-        listens = f'LISTEN "{stores[0]._notices._channel}"'
+        listens = f'LISTEN "{stores[0]._notifier._channel}"'
         assert await admin.fetch("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = $1", listens)
         await eventually(lambda: Change.ALL in heard, saying="the store listening again")
     heard.clear()

@@ -103,7 +103,7 @@ async def test_a_file_by_another_name_is_the_same(on_disk: Stage, tmp_path: Path
 
 async def test_a_database_in_memory_cannot_be_reached(tmp_path: Path) -> None:
     async with Engine("sqlite://", [echo]) as engine:
-        with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(UsageError, match="Use a file"):
+        with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(UsageError, match="use a file"):
             await engine.start(echo("x"), connection=connection)
 
 

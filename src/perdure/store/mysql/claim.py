@@ -1,9 +1,9 @@
-"""Claiming on MySQL and MariaDB.
+"""Claim runs on MySQL and MariaDB: a preview, and a transaction only if there is something to do.
 
-Only if a look (`looking`) finds something to do follows the transaction: wake what is due, choose, lock, take. Each (queue, type) pair
-is one range of the claim index, read in its order and without locks; what is chosen is then locked by its primary key, skipping what
-others hold, and looked at again. Rows are never locked by way of another index: two who meet on the same rows from different indexes
-would wait in a circle.
+The preview is one cheap statement, which is all that an idle worker costs. The transaction wakes due runs, chooses,
+locks and takes. Each (queue, type) pair is one range of the claim index, read in index order and without locks. Chosen
+rows are then locked by their primary key, skipping rows that are locked, and checked again. Rows are never locked
+through another index: two transactions that lock the same rows through different indexes would deadlock.
 """
 
 from __future__ import annotations
@@ -24,33 +24,39 @@ from perdure.store.sql.limits.gates import limited
 from perdure.store.sql.rows import RUN, to_run
 from perdure.store.sql.runs.claim import Suspect, group, is_poison, is_suspect, set_aside
 
-#: Runs that a worker may take.
+#: Holds for runs that the worker may take.
 MINE = "ready_queue IN (:queues) AND type IN (:types)"
 
 PREVIEW = f"""
 SELECT :now,
   (SELECT JSON_ARRAYAGG(id) FROM perdure_workers WHERE status = 'alive'),
-  EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held) WHERE status = 'running' AND worker = :worker AND nonce = :nonce),
+  EXISTS (
+    SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_held)
+    WHERE status = 'running' AND worker = :worker AND nonce = :nonce
+  ),
   (SELECT MIN(waits_until) FROM perdure_runs FORCE INDEX (perdure_runs_to_wake)),
-  (SELECT COUNT(*) FROM (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {MINE} LIMIT :limit) AS found),
+  (
+    SELECT COUNT(*)
+    FROM (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim) WHERE {MINE} LIMIT :limit) AS found
+  ),
   EXISTS (SELECT 1 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim_by_age) WHERE {MINE} AND wake_at > :now),
   (SELECT JSON_ARRAYAGG(JSON_ARRAY(kind, name)) FROM perdure_pauses),
   (SELECT MIN(due_at) FROM perdure_schedules)
 """
 
 
-#: So many that are ready are as good as any number. To see that a row is there costs nearly as much as to read it.
+#: The preview counts ready runs up to this number. Counting a row costs nearly as much as reading it.
 MANY = 16
 
 
 class MysqlPreview(ClaimPreview, frozen=True, kw_only=True):
-    """What a look found; of those that are ready it counts no more than `MANY`."""
+    """Result of the preview; it counts at most `MANY` ready runs."""
 
     paused: frozenset[tuple[str, str]]
 
 
 async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | int) -> MysqlPreview:
-    """Find out whether there is anything to do."""
+    """Read whether there is anything to claim."""
     [answer] = await tx.send(
         tx.text(
             PREVIEW,
@@ -77,9 +83,9 @@ async def preview_claim(tx: MysqlTransaction, request: ClaimRequest, now: Sql | 
     )
 
 
-#: How many due runs one claim makes ready, at most.
+#: Maximum number of due runs that one claim makes ready.
 _DUE = 512
-#: When to look again if others had locked what we could have taken, in microseconds.
+#: Microseconds until the next claim if other claimers had locked runs that this one could have taken.
 _MOMENT = 5_000
 
 _LEFT_TO_OTHERS = "home <> :worker AND home IN (:alive)"
@@ -123,7 +129,7 @@ FOR UPDATE SKIP LOCKED
 _WAKE = "UPDATE perdure_runs SET status = 'pending', reason = NULL WHERE id IN (:ids)"
 _NOT_YET = "UPDATE perdure_runs SET status = 'waiting', reason = 'timer' WHERE id IN (:ids)"
 
-#: Ready, and not left to the worker that had it last.
+#: Ready, and not left to the worker that held it last.
 _FREE = """ready_queue = :queue AND type = :type AND wake_at <= :now AND claims < :claims_below
   AND (home IS NULL OR home = :worker OR wake_at <= :left_before OR home NOT IN (:alive))"""
 
@@ -143,7 +149,7 @@ ORDER BY wake_at, id
 LIMIT :limit)
 """
 
-#: Only what has led to nothing before is worth a look at its row.
+#: Runs whose claims have led to no progress so far.
 SUSPECTS = """
 (SELECT priority, wake_at, id, claims, token
 FROM perdure_runs FORCE INDEX (perdure_runs_to_claim)
@@ -161,7 +167,7 @@ FOR UPDATE SKIP LOCKED
 
 _LAST = "SELECT run_id, MAX(seq) FROM perdure_history WHERE run_id IN (:ids) GROUP BY run_id"
 
-#: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
+#: The rows exist and are locked, so that the INSERT always becomes an UPDATE of each.
 _TAKE = """
 INSERT INTO perdure_runs (id, token, claims, progress, started_at, seed, marked, deadline)
 VALUES :rows
@@ -188,7 +194,7 @@ SELECT
 async def claim(
     tx: MysqlTransaction, request: ClaimRequest, seen: MysqlPreview, entropy: Callable[[int], bytes]
 ) -> ClaimResult:
-    """Wake what is due, then take ready runs."""
+    """Make due runs ready, then take ready runs."""
     if seen.held:
         [answer] = await tx.send(tx.text(_HELD, worker=request.worker, nonce=request.nonce))
         runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in answer.rows)
@@ -197,7 +203,7 @@ async def claim(
 
 
 class _Claim:
-    """One claim."""
+    """One claim under way."""
 
     def __init__(
         self, tx: MysqlTransaction, request: ClaimRequest, seen: MysqlPreview, entropy: Callable[[int], bytes]
@@ -215,32 +221,32 @@ class _Claim:
             "suspect_after": SUSPECT_AFTER,
             "left_before": seen.now - request.affinity,
         }
-        #: Rows that were asked for; those of them that are locked, by id; and the number of the last record of each that has one.
+        #: Ids that a lock was tried for; the locked runs by id; and the number of the last record of each that has one.
         self._asked: set[str] = set()
         self._locked: dict[str, tuple[int, Run]] = {}
         self._homes: dict[str, str | None] = {}
         self._last: dict[str, int] = {}
 
     async def claim(self) -> ClaimResult:
-        """Wake, choose, lock, take."""
+        """Wake due runs, choose, lock and take."""
         await self._move_on_time()
         request = self._request
         first = request.limit - request.by_age
         ready, old = await self._candidates(FAR)
         doubtful = [row for row in sorted({*ready, *old}) if row[3] >= SUSPECT_AFTER]
         if doubtful:
-            # What lies behind them has to be looked for anew.
+            # Suspects filled part of the page, so candidates are read again without them.
             ready, old = await self._candidates(SUSPECT_AFTER)
             if request.alone:
                 [found] = await self._tx.send(self._everywhere(SUSPECTS, 2 * request.limit, FAR))
                 doubtful = sorted({*doubtful, *found.rows})
         suspects = await self._judge(ready, doubtful)
         if old and len(ready) >= first:
-            # Usually nobody holds any of them; then this is all that is asked.
+            # Usually no row is locked, and then this one query locks all.
             chosen = {row[2] for row in ready[:first]}
             await self._hold([*ready[:first], *[row for row in old if row[2] not in chosen][: request.by_age]])
         taken = await self._lock(ready, first)
-        # A pass that did not find enough has seen all there is.
+        # A pass that did not find enough runs has seen all of them.
         if request.by_age and len(taken) >= first:
             chosen = set(taken)
             taken += await self._lock([row for row in old if row[2] not in chosen], request.by_age)
@@ -261,12 +267,12 @@ class _Claim:
 
     @property
     def _leaves_nothing(self) -> bool:
-        """Whether what may be taken is all there is: none is left to another worker, and no time has come that was not known."""
+        """Tell whether no ready run stays behind: none is left to another worker, and no timer changed anything."""
         to_nobody = not self._request.affinity or self._seen.alive == [self._request.worker]
         return to_nobody and not self._seen.due and not self._seen.early
 
     async def _move_on_time(self) -> None:
-        """Make ready what is due, and wait what was made ready before its time."""
+        """Make due runs ready, and let runs wait that were made ready before their time."""
         if self._seen.due:
             due = await self._ids(DUE, limit=max(_DUE, self._request.limit))
             self._move(_WAKE, await self._ids(_LOCK_WAITING, ids=sql_list(due)) if due else [])
@@ -275,13 +281,13 @@ class _Claim:
             self._move(_NOT_YET, await self._ids(_LOCK_EARLY, ids=sql_list(early)) if early else [])
 
     async def _candidates(self, claims_below: int) -> tuple[list[Row], list[Row]]:
-        """Runs in the order of priority, and by age, as (priority, wake_at, id, claims, token)."""
+        """Return runs by priority, and runs by age, as (priority, wake_at, id, claims, token)."""
         if not self._request.queues or not self._request.types:
             return [], []
         first = self._request.limit - self._request.by_age
-        # Where there are fewer than are wanted, the first pass sees them all. Those that are due will be ready in a moment.
+        # If fewer are ready than wanted, the first pass sees all of them. Due runs are about to be ready.
         by_age = self._request.by_age if self._seen.due or self._seen.ready >= min(first, MANY) else 0
-        # More than are wanted: some may be somebody else's by now, unless there is nobody else.
+        # Read some more than wanted, because other workers, if there are any, may take some meanwhile.
         spare = 16 if self._seen.alive == [self._request.worker] else max(16, first)
         questions = [self._everywhere(BY_PRIORITY, first + spare, claims_below)]
         if by_age:
@@ -297,7 +303,7 @@ class _Claim:
         )
 
     async def _judge(self, ready: list[Row], doubtful: Sequence[Row]) -> list[Suspect]:
-        """Sort out the doubtful: those that have got on are ready, others are suspects, or set aside."""
+        """Sort doubtful runs: those that have made progress are ready, the others are suspects or are set aside."""
         suspects: list[Suspect] = []
         if not doubtful:
             return suspects
@@ -317,7 +323,7 @@ class _Claim:
         return suspects
 
     async def _lock(self, candidates: Sequence[Row], enough: int) -> list[str]:
-        """The first of the candidates that are free, locked, in their order."""
+        """Lock the first free candidates; return their ids in order."""
         got: list[str] = []
         at = 0
         while len(got) < enough and at < len(candidates):
@@ -328,12 +334,12 @@ class _Claim:
         return got
 
     async def _hold(self, places: Sequence[Row]) -> None:
-        """Lock those that are free, and were not asked for before."""
+        """Lock the free rows among those that were not tried before."""
         new = [row for row in places if row[2] not in self._asked]
         if not new:
             return
         self._asked.update(row[2] for row in new)
-        # One that was never claimed has no history.
+        # A run that was never claimed has no history.
         begun = {row[2] for row in new if row[4] > 0}
         questions = [self._tx.text(_LOCK, ids=sql_list(row[2] for row in new), now=self._seen.now)]
         if begun:
@@ -342,7 +348,7 @@ class _Claim:
         locked = {row[2]: (row[0], to_run(row[2:])) for row in answer.rows}
         self._locked.update(locked)
         self._homes.update((row[2], row[1]) for row in answer.rows)
-        # Somebody had them since they were chosen.
+        # Another worker has claimed and given back these since they were chosen.
         missed = [id for id, (_, run) in locked.items() if run.token > 0 and id not in begun]
         if missed:
             last += await self._tx.send(self._tx.text(_LAST, ids=sql_list(missed)))

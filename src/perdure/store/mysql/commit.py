@@ -1,9 +1,10 @@
-"""Making turns durable on MySQL and MariaDB.
+"""Commit turns of any kind on MySQL and MariaDB, in two round trips.
 
-Two round trips: the first locks every row that the turns touch, skipping those that somebody else holds, and asks whatever the
-decision needs to know; then it is decided here what becomes of each row; the second writes everything and commits. Nothing ever
-waits for a lock here, so that nobody can wait in a circle. A turn one of whose rows was skipped is BUSY and leaves no trace.
-Two turns of one run are decided one after the other.
+The first round trip locks every row that the turns touch, skips rows that are locked, and reads what the decision
+needs. Then this process decides the new state of each row. The second round trip writes everything and commits. No
+statement waits for a lock, so that no deadlock is possible. A turn that has a skipped row is BUSY and leaves no trace.
+Two turns of one run are decided one after the other. `commit_simple` is the fast path for turns that touch no other
+run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from perdure.store.server.commit_batch import CommitBatch, Written
 from perdure.store.sql.dialect import Row
 from perdure.store.sql.turn import message_keys, split_by_run
 
-HISTORY = "run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt"
+HISTORY = (
+    "run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, "
+    "run_attempt"
+)
 
 _LOCK = f"""
 SELECT {COLUMNS}
@@ -30,7 +34,7 @@ ORDER BY id
 FOR UPDATE SKIP LOCKED
 """
 
-#: Parents never change. The children are locked already, or they are somebody else's.
+#: A run never changes its parent. The children are locked already, or locked by another transaction.
 _LOCK_PARENTS = f"""
 SELECT {", ".join("p." + column for column in COLUMNS.split(", "))}
 FROM perdure_runs c FORCE INDEX (PRIMARY)
@@ -41,7 +45,7 @@ FOR UPDATE SKIP LOCKED
 
 _THERE = "SELECT id FROM perdure_runs WHERE id IN (:ids)"
 
-#: Ranges of the primary key, and of the unique one, that the planner can see: it does not look into lists of pairs.
+#: Spelled as ranges of a key, because the planner does not use indexes for lists of pairs.
 _WRITTEN = f"SELECT {HISTORY} FROM perdure_history FORCE INDEX (PRIMARY) WHERE :spans"
 _KNOWN = "SELECT run_id, message_key FROM perdure_messages FORCE INDEX (perdure_messages_by_key) WHERE :keys"
 
@@ -60,14 +64,14 @@ SET consumed = 1, payload = NULL
 WHERE run_id = :run_id AND seq <= :upto AND consumed = 0
 """
 
-#: What is written of every row.
+#: Columns that are written for every row.
 _ALWAYS = (
     "status", "reason", "token", "wake_at", "inbox_seq", "inbox_read", "marked", "attempt", "started_at", "finished_at",
 )  # fmt: skip
 
 
 async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[TurnOutcome]:
-    """Decide what becomes of the turns; one verdict each. Everything is written with the end of the transaction."""
+    """Decide the new state of each turn; return one outcome each. The end of the transaction writes everything."""
     tx.optimistic = not doubtful
     verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
@@ -77,12 +81,12 @@ async def commit(tx: MysqlTransaction, turns: Sequence[Turn], *, doubtful: bool)
 
 
 async def deliver(tx: MysqlTransaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
-    """Put messages into the inboxes of runs whose rows are locked."""
+    """Deliver messages to the inboxes of runs whose rows are locked."""
     return await _MysqlBatch(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
 class _MysqlBatch(CommitBatch[MysqlTransaction]):
-    """Turns of different runs. What the decision needs is asked for in the packet that locks."""
+    """A batch of turns of different runs. The packet that locks also reads what the decision needs."""
 
     _answers: dict[str, Sequence[Row]]
 
@@ -153,7 +157,7 @@ class _MysqlBatch(CommitBatch[MysqlTransaction]):
             self._write_alike(alike)
 
     def _write_alike(self, drafts: Sequence[RunDraft]) -> None:
-        # Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
+        # The rows exist and are locked, so that the INSERT always becomes an UPDATE of each.
         first = drafts[0]
         columns = [*_ALWAYS, *(["home"] if first.moves else [])]
         columns += [*(["output"] if first.sets_output else []), *(["error"] if first.sets_error else [])]

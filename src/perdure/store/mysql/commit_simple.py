@@ -1,8 +1,8 @@
-"""Turns that reach nobody else: records, what was read, and an outcome or a wait, all in one packet.
+"""Commit turns that touch no other run on MySQL and MariaDB, in one packet: records, reads, and an outcome or a park.
 
-Its first statement locks the rows that are free and counts those for which the lease holds. If that is not all of them, the
-statement fails, and with it the packet, before anything is written. Then, or if a record is there already, everything is left to
-the transaction that can sort it out.
+The first statement of the packet locks the rows that are free and counts those whose lease holds. If that is not all of
+them, the statement fails, and with it the packet, before anything is written. Then, or if a record exists, the
+transaction in `commit` handles all turns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from perdure.store.mysql.transaction import MysqlTransaction, Sql, literal, sql_
 from perdure.store.sql.audit import note_finish, park_event
 from perdure.store.sql.turn import KINDS, has_extras, record_row
 
-#: A number that has no successor, so that a difference is an error. Leases of one claim have their nonce in common, and mostly
-#: their token, so that a condition for each such group is quicker than one for each lease.
+#: The largest number plus a difference is an error, so that the statement fails unless all leases hold. Leases of one
+#: claim share their nonce, and mostly their token, so that one condition per group is faster than one per lease.
 FENCE = """
 SELECT 9223372036854775807 + ABS(COUNT(*) - :count)
 FROM perdure_runs FORCE INDEX (PRIMARY)
@@ -27,10 +27,10 @@ WHERE status = 'running' AND (:groups)
 FOR UPDATE SKIP LOCKED
 """
 
-#: Where several servers take writes, a lock on one is no concern of the others; only rows that are written are compared.
+#: In a cluster a lock is local to one server and only written rows are compared, so the row has to be written.
 _PROVE = "UPDATE perdure_runs SET wake_at = wake_at + 1 WHERE id IN (:ids)"
 
-#: The only record of the only turn: one statement, and no transaction around it.
+#: Inserts the only record of the only turn, without a transaction around it.
 _RECORD = f"""
 INSERT INTO perdure_history ({HISTORY})
 SELECT :row
@@ -39,16 +39,16 @@ WHERE id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'
 FOR UPDATE SKIP LOCKED
 """
 
-#: What most records have in the other columns is what the server puts there by itself. It reads every value that it is sent.
+#: Most records have the default values in all other columns, and the server spends time on every value that it gets.
 _PLAIN_RECORDS = """
 INSERT INTO perdure_history (run_id, seq, token, kind, location, payload, at, started_at, digest, attempts)
 VALUES :rows
 """
 
-#: Around the five sql_texts of a record.
+#: Number of quotes around the five texts of a record.
 _QUOTES = 10
 
-#: Rows that are there, under our lock: the INSERT always finds them and becomes an UPDATE of each.
+#: The rows exist and are locked, so that the INSERT always becomes an UPDATE of each.
 _READ = """
 INSERT INTO perdure_runs (id, inbox_read)
 VALUES :rows
@@ -63,7 +63,7 @@ ON DUPLICATE KEY UPDATE status = VALUES(status), reason = NULL, output = VALUES(
   inbox_read = GREATEST(inbox_read, VALUES(inbox_read))
 """
 
-#: `started_at` carries the time that it is, and is left as it was.
+#: `started_at` carries the current time and keeps its stored value.
 _PARK = """
 INSERT INTO perdure_runs (id, inbox_read, wake_at, reason, started_at)
 VALUES :rows
@@ -76,22 +76,25 @@ ON DUPLICATE KEY UPDATE
 
 
 def is_simple(turns: Sequence[Turn]) -> bool:
-    """Whether one packet can write them, as far as can be told from here."""
-    return len({turn.lease.run_id for turn in turns}) == len(turns) > 0 and all(map(_stays_at_home, turns))
+    """Tell whether one packet can write these turns, as far as this process knows."""
+    return len({turn.lease.run_id for turn in turns}) == len(turns) > 0 and all(map(_touches_no_other_run, turns))
 
 
-def _stays_at_home(turn: Turn) -> bool:
+def _touches_no_other_run(turn: Turn) -> bool:
     if turn.children or turn.sends or has_extras(turn):
         return False
     after = turn.next
     if type(after) is Finish:
-        # The usual id of a child has a slash. One that has none is found out by the fence, which costs a round trip more.
+        # Ids of children usually have a slash. The fence stops a child without one, for one more round trip.
         return "/" not in turn.lease.run_id
     return after is None or type(after) is Park
 
 
 async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
-    """Write all of them, or none; whether they were written. Also raises what `errors.is_refusal` tells."""
+    """Write all of the turns or none; return whether they were written.
+
+    Raises errors that `errors.is_refusal` knows.
+    """
     clustered = tx.connection.clustered
     if not clustered and len(turns) == 1 and len(turns[0].records) == 1 and turns[0].next is None and not turns[0].read:
         return await _commit_record(tx, turns[0])
@@ -104,7 +107,7 @@ async def commit_simply(tx: MysqlTransaction, turns: Sequence[Turn]) -> bool:
         run_id = lease.run_id
         besides = ""
         match turn.next:
-            # First what a step leaves.
+            # The most frequent case, a step, comes first.
             case None if not turn.read:
                 pass
             case Finish(status=status, payload=payload):
@@ -156,7 +159,7 @@ async def _commit_record(tx: MysqlTransaction, turn: Turn) -> bool:
 
 
 def _plain_row(turn: Turn, record: Record) -> str | None:
-    """The row of the usual record, such as that of a step; None if it needs another column, or something in it has to be escaped."""
+    """Return the row of an ordinary record; None if it needs another column, or a value has to be escaped."""
     if record.failed or record.retry_at or record.inbox_seq or record.run_attempt != 1 or record.payload is None:
         return None
     lease = turn.lease
@@ -164,7 +167,7 @@ def _plain_row(turn: Turn, record: Record) -> str | None:
         f"('{lease.run_id}',{record.seq},{lease.token},'{KINDS[record.kind]}','{record.location}','{record.payload}',"
         f"{record.at},{record.started_at},'{record.digest}',{record.attempts})"
     )
-    # Another quote than those that are written here, or a backslash, is in a value.
+    # Any other quote, or a backslash, belongs to a value.
     return row if row.count("'") == _QUOTES and "\\" not in row else None
 
 

@@ -1,7 +1,7 @@
-"""The driver, as far as it is used here.
+"""The driver, asyncmy, as far as Perdure uses it.
 
-Statements are sent as packets of several, whose answers come back in order; the first that fails is the last that is executed.
-The driver's cursors are passed over: they cost as much as the rest of a statement.
+Several statements are sent in one packet and their results come back in order; execution stops at the first that fails.
+The driver's cursors are not used, because they cost as much as the rest of a statement.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from perdure.store.server.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from perdure.store.sql.dialect import Row
 from perdure.store.url import MysqlUrl
 
-#: What the server or the driver says is wrong, with its number; the one thing that is asked for by its name.
+#: Errors of the server and of the driver, with a number, and the error for a key that is taken.
 DriverError: type[Exception] = asyncmy.errors.MySQLError
 AlreadyThere: type[Exception] = asyncmy.errors.IntegrityError
 
-#: Seconds that saying goodbye to a connection may take.
-_GOODBYE = 2.0
-#: What a server may say that does not know TLS.
+#: Seconds that closing a connection in order may take.
+_CLOSE_SECONDS = 2.0
+#: Errors of a server that does not support TLS.
 _BAD_HANDSHAKE = frozenset({1043, 2013})
-#: An UPDATE counts the rows that it found, whether or not they had the values already.
+#: Client flag: an UPDATE counts the rows that it found, also if their values did not change.
 _FOUND_ROWS = 2
 
 
@@ -46,58 +46,58 @@ class _Driver(Protocol):
     _transport: asyncio.Transport | None
 
     def get_transaction_status(self) -> bool:
-        """Whether a transaction is open."""
+        """Tell whether a transaction is open."""
 
     async def query(self, sql: bytes) -> int:
-        """Send statements; read the first answer."""
+        """Send statements; read the first result."""
 
     async def next_result(self) -> int:
-        """Read the next answer."""
+        """Read the next result."""
 
     async def ensure_closed(self) -> None:
-        """End it in order."""
+        """Close the connection in order."""
 
     def close(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
 
 
 class MysqlResult(Struct, frozen=True):
-    """What a statement gave: its rows, or how many it found or made."""
+    """Result of a statement: its rows, or how many rows it found or inserted."""
 
     rows: tuple[Row, ...]
     count: int
-    #: What it passed to LAST_INSERT_ID.
+    #: The value that the statement passed to LAST_INSERT_ID.
     last_insert_id: int = 0
 
 
 class MysqlConnection:
-    """One session with the server, of one event loop."""
+    """One session with the server, used by one event loop."""
 
     def __init__(self, driver: _Driver, timeouts: Timeouts) -> None:
         self.timeouts = timeouts
         self._driver = driver
-        #: Set by whoever begins a transaction, for whoever has to end it.
+        #: Set when a transaction begins and reset when it ends, so that an error handler knows whether to roll back.
         self.in_transaction = False
-        #: How large a packet the server takes, in bytes.
+        #: Maximum packet size of the server in bytes.
         self.packet = 1 << 20
-        #: Which of the servers that were met at this address it leads to.
+        #: Number of the server at this address, counted up whenever another server takes its place.
         self.epoch = 0
-        #: Its server is one of several that take writes.
+        #: True: its server is one of several of a cluster that accept writes.
         self.clustered = False
         self.trace: Callable[[str], object] | None = None
 
     @property
     def server_version(self) -> str:
-        """As the server says it."""
+        """Version as the server reports it."""
         return self._driver.server_version
 
     @property
     def driver(self) -> object:
-        """The driver's own connection, for functions of the user's."""
+        """Connection of the driver, for functions of the user."""
         return self._driver
 
     def is_busy(self) -> bool:
-        """Whether it is in the middle of a transaction, as the server last said."""
+        """Tell whether a transaction is open, as of the last result of the server."""
         return self._driver.get_transaction_status()
 
     async def send(self, statements: Sequence[str]) -> list[MysqlResult]:
@@ -105,33 +105,33 @@ class MysqlConnection:
         if self.trace is not None:
             for statement in statements:
                 self.trace(statement)
-        answers: list[MysqlResult] = []
+        results: list[MysqlResult] = []
         async with asyncio.timeout(self.timeouts.statement):
             for packet in self._packets(statements):
-                answers += await self._answers(packet)
-        return answers
+                results += await self._results(packet)
+        return results
 
     def is_closed(self) -> bool:
-        """Whether it is over."""
+        """Tell whether the connection is closed."""
         return not self._driver.connected or self._driver._stream_broken
 
     def fileno(self) -> int:
-        """The descriptor of its socket."""
+        """Return the file descriptor of its socket; -1 if it has none."""
         transport = self._driver._transport
         return -1 if transport is None else transport.get_extra_info("socket").fileno()
 
     def terminate(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         transport = self._driver._transport
         if transport is not None:
-            # Closing an encrypted one in order takes an answer of the server, for which nobody waits.
+            # Closing an encrypted transport in order would wait for an answer of the server.
             transport.abort()
         self._driver.close()
 
     async def close_gracefully(self) -> None:
-        """End it in order if that is possible, and anyway."""
+        """Close the connection in order, or at once if that fails."""
         try:
-            async with asyncio.timeout(_GOODBYE):
+            async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._driver.ensure_closed()
         except Exception:
             self.terminate()
@@ -149,20 +149,20 @@ class MysqlConnection:
             packet.append(statement)
         return [*packets, b";".join(packet)]
 
-    async def _answers(self, packet: bytes) -> list[MysqlResult]:
+    async def _results(self, packet: bytes) -> list[MysqlResult]:
         driver = self._driver
         await driver.query(packet)
-        answers: list[MysqlResult] = []
+        results: list[MysqlResult] = []
         while True:
             result = driver._result
-            answers.append(MysqlResult(result.rows or (), result.affected_rows, result.insert_id or 0))
+            results.append(MysqlResult(result.rows or (), result.affected_rows, result.insert_id or 0))
             if not result.has_next:
-                return answers
+                return results
             await driver.next_result()
 
 
 class MysqlConnector:
-    """To a server: encrypted if the URL wants that or the server can do it, which is found out once."""
+    """Opens connections: encrypted if the URL requires it or the server supports it, which is tried once."""
 
     def __init__(self, url: MysqlUrl) -> None:
         self._url = url
@@ -175,7 +175,7 @@ class MysqlConnector:
             self._context.verify_mode = ssl.CERT_NONE
 
     async def connect(self, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> MysqlConnection:
-        """A new session."""
+        """Open a connection."""
         if self._context is None or self._url.ssl != "preferred":
             return await _connect(self._url, self._context, timeouts)
         try:

@@ -1,7 +1,7 @@
-"""Migrating MySQL and MariaDB, where every DDL statement commits by itself.
+"""Apply migrations on MySQL and MariaDB, where every DDL statement commits by itself.
 
-So each statement of the files can be run again after a crash. Of several processes that start at once one does it: a lock of the
-server keeps the others out, and, because on a cluster that lock is one node's own, so does a row with a date of expiry.
+So each statement of the files can be run again after a crash. One process at a time migrates: a lock of the server
+keeps the others out, and so does a row that expires, because in a cluster the lock is local to one node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.store.mysql.driver import AlreadyThere
 from perdure.store.mysql.errors import ERRORS, is_made
 from perdure.store.mysql.transaction import MysqlTransaction
 
-#: Seconds to wait for another process, microseconds for which the row keeps others out, and how often to look at it.
+#: Seconds to wait for another process; microseconds until the row expires; and how often to check the row.
 _PATIENCE = 10
 _EXPIRES = 10_000_000
 _TRIES = 60
@@ -40,18 +40,18 @@ _GIVE_BACK = "DELETE FROM perdure_migrations WHERE version = :version AND checks
 
 
 async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
-    """Apply what is missing. Raises `StoreUnavailable` if somebody else takes too long."""
+    """Apply the missing migrations. Raises `StoreUnavailable` if another process takes too long."""
     nonce = system.entropy(16).hex()
     [answer] = await tx.send(tx.text(_LOCK, tables=tables, patience=_PATIENCE))
     try:
         if answer.rows[0][0] != 1:
-            raise StoreUnavailable("Somebody else migrates this database; try again when they are done.")
+            raise StoreUnavailable("another process migrates this database; try again when it is done")
         await tx.execute(migrations.TABLE, {})
         await _take(tx, nonce, system)
         await migrations.migrate(tx, MYSQL, is_made)
         await tx.execute(_GIVE_BACK, {"version": migrations.IN_PROGRESS, "nonce": nonce})
     except Exception:
-        # The error that stopped it is the one to raise. A connection that is lost, or is dropped with a cancellation, takes its lock along.
+        # Keep the error that stopped the migration. A lost or dropped connection releases its lock.
         with suppress(*ERRORS):
             await tx.send(tx.text(_UNLOCK, tables=tables))
         raise
@@ -59,7 +59,7 @@ async def migrate(tx: MysqlTransaction, tables: str, system: System) -> None:
 
 
 async def _take(tx: MysqlTransaction, nonce: str, system: System) -> None:
-    # The row of somebody who was ended in the middle of it is in the way until it expires.
+    # The row of a process that was killed in the middle stays in the way until it expires.
     for _ in range(_TRIES):
         row = {"version": migrations.IN_PROGRESS, "nonce": nonce, "now": tx.now, "expires": tx.now + _EXPIRES}
         try:
@@ -70,4 +70,4 @@ async def _take(tx: MysqlTransaction, nonce: str, system: System) -> None:
                 return
         await system.sleep(_PAUSE)
         tx.locked()
-    raise StoreUnavailable("Somebody else migrates this database and does not come to an end.")
+    raise StoreUnavailable("another process migrates this database and does not finish; check whether it still runs")

@@ -1,4 +1,7 @@
-"""Create and load runs on MySQL and MariaDB, many in one round trip."""
+"""Create and load runs on MySQL and MariaDB, many in one round trip.
+
+A run whose id or key is taken fails the packet before its COMMIT; the shared verb then finds out which.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ VALUES :rows
 
 
 async def create_new_runs(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
-    """Create them all. Raises `AlreadyThere` if one is there."""
+    """Create all of the runs. Raises `AlreadyThere` if one exists."""
     if not runs:
         return []
     for new in runs:
@@ -37,12 +40,12 @@ async def create_new_runs(tx: MysqlTransaction, runs: Sequence[NewRun]) -> list[
 
 
 def rows_of(runs: Sequence[NewRun], now: int) -> list[tuple[object, ...]]:
-    """The rows of `NEW_RUNS`."""
-    # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
+    """Return the rows for `NEW_RUNS`."""
+    # In the order of ids, so that two transactions that create the same runs do not deadlock.
     return [tuple(params_of(new, now).values()) for new in sorted(runs, key=lambda new: new.id)]
 
 
-#: The next transaction only. Its first query takes the snapshot that the others read, too.
+#: Affects the next transaction only, whose first query takes the snapshot for all.
 SNAPSHOT = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION READ ONLY")
 
 _RUNS = f"SELECT {RUN} FROM perdure_runs WHERE id IN (:ids)"
@@ -64,7 +67,7 @@ ORDER BY m.run_id, m.seq
 
 
 async def load_runs(tx: MysqlTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
-    """Runs with their histories and a page of what is unread."""
+    """Return runs with their histories and one page of unread messages each."""
     ids = sql_list(run_ids)
     tx.connection.in_transaction = True
     tx.later(*SNAPSHOT)

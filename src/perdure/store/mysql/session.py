@@ -1,4 +1,4 @@
-"""A session as the store needs it: what is set on it, and what is asked of the server."""
+"""Settings of a session, and the identity of its server."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from perdure.store.server.identity import ServerIdentity
 from perdure.store.server.timeouts import Timeouts
 from perdure.store.sql.dialect import Row
 
-#: Bytes that a packet may have at the least; a payload of the usual limit, escaped, and its neighbours.
+#: Minimum packet size in bytes: a payload of the usual limit, escaped, with other statements.
 _SMALLEST_PACKET = 4 << 20
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-#: MySQL before could not compare text byte by byte with blanks at its end.
+#: Older MySQL could not compare text byte by byte including trailing blanks.
 _OLDEST = {"MariaDB": (10, 6, 0), "MySQL": (8, 0, 17)}
 
-#: Comparing byte by byte, blanks at the end included, is called differently; the tables are made with the same.
-_PER_KIND = {
+#: The collation that compares byte by byte, including trailing blanks; the tables use the same.
+_SET_NAMES = {
     "MariaDB": "SET NAMES utf8mb4 COLLATE utf8mb4_nopad_bin",
     "MySQL": "SET NAMES utf8mb4 COLLATE utf8mb4_0900_bin",
 }
-#: Values are exactly what they are: nothing is cut off, padded or translated.
+#: Values are stored exactly: nothing is truncated, padded or converted.
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'",
     "SET SESSION group_concat_max_len = 16777216",
 )
-#: Seconds for which a session is kept that nobody uses, at the least: making one takes time as well.
+#: Minimum seconds that the server keeps an idle session, because opening one takes time.
 _SHORTEST_IDLE = 5
 
-#: As the server has them for everybody.
+#: Sets the limits to the defaults of the server.
 _RELAXED = "SET SESSION innodb_lock_wait_timeout = DEFAULT, net_write_timeout = DEFAULT, {} = DEFAULT"
 
-_ASKED = "SELECT @@max_allowed_packet, @@sql_mode"
+_SERVER_LIMITS = "SELECT @@max_allowed_packet, @@sql_mode"
 
-#: The identity of the server, and how far it has written its log of changes, if it keeps one. MariaDB has no name of its own that every version
-#: knows; servers that replicate have different numbers, and copies of one mostly another host or port.
+#: The server's name, and the position of its binary log if it keeps one. Not every version of MariaDB has a unique
+#: name; servers that replicate have different ids, and copies of a server mostly a different host or port.
 _NAME = {"MariaDB": "CONCAT(@@server_id, ' ', @@hostname, ':', @@port)", "MySQL": "@@server_uuid"}
 _WHO = {
     "MariaDB": f"SELECT {_NAME['MariaDB']}, @@gtid_binlog_pos",
     "MySQL": f"SELECT {_NAME['MySQL']}, @@gtid_executed",
 }
-#: Asked for in a way that takes no offence at variables which the server does not have: Galera's, and those of Group Replication.
+#: Detects Galera and Group Replication. SHOW does not fail for variables that the server lacks.
 _CLUSTER = (
     "SHOW GLOBAL VARIABLES WHERE (Variable_name = 'wsrep_on' AND Value = 'ON') "
     "OR (Variable_name = 'group_replication_group_name' AND Value <> '')"
@@ -53,23 +53,26 @@ _NUMBER = re.compile(r"\d+")
 
 
 def name_of(connection: MysqlConnection) -> Sql:
-    """An expression for the server's name."""
+    """Return the SQL expression for the server's name."""
     return Sql(_NAME[_kind_of(connection)])
 
 
 def who_asks(connection: MysqlConnection) -> str:
-    """The statement that asks a server who it is."""
+    """Return the statement that reads the server's identity."""
     return _WHO[_kind_of(connection)]
 
 
 def who_is(row: Row) -> ServerIdentity:
-    """Its answer."""
+    """Return the identity in a row of the statement of `who_asks`."""
     name, written = row
     return ServerIdentity(name, _position(written))
 
 
 def _position(written: str) -> dict[str, int]:
-    """The last transaction of each stream: `domain-server-number` of MariaDB, `server:1-number:…` of MySQL."""
+    """Return the last transaction of each stream of the log.
+
+    MariaDB writes `domain-server-number`, MySQL `server:1-number:…`.
+    """
     position: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in written.split(","))):
         stream, separator, rest = part.partition(":")
@@ -85,49 +88,52 @@ def _kind_of(connection: MysqlConnection) -> str:
 
 
 async def prepare(connection: MysqlConnection, where: str) -> ServerIdentity:
-    """Set up a session; who the server is. Raises `StoreError` where the server does not fit."""
+    """Set up a session; return the server's identity. Raises `StoreError` if the server is unsuitable."""
     text, kind = connection.server_version, _kind_of(connection)
-    # MariaDB pretends to be 5.5.5 first, for old replicas.
+    # MariaDB prefixes its version with 5.5.5 for old replicas.
     version = _VERSION.search(text.removeprefix("5.5.5-"))
     if version is None or tuple(map(int, version.groups())) < _OLDEST[kind]:
         oldest = ".".join(map(str, _OLDEST[kind]))
-        raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer.")
-    answers = await connection.send(
-        [_PER_KIND[kind], *_SETTINGS, *_limits(kind, connection.timeouts), _CLUSTER, _ASKED, _WHO[kind]]
+        raise StoreError(f"{where} is {kind} {text}; Perdure needs {kind} {oldest} or newer")
+    results = await connection.send(
+        [_SET_NAMES[kind], *_SETTINGS, *_limits(kind, connection.timeouts), _CLUSTER, _SERVER_LIMITS, _WHO[kind]]
     )
-    [(packet, mode)], [who] = answers[-2].rows, answers[-1].rows
-    connection.clustered = bool(answers[-3].rows)
+    [(packet, mode)], [who] = results[-2].rows, results[-1].rows
+    connection.clustered = bool(results[-3].rows)
     if packet < _SMALLEST_PACKET:
         raise StoreError(
-            f"{where} takes packets of {packet:,} bytes at the most, which is too little. Set max_allowed_packet to 16M or "
-            "more on the server."
+            f"{where} takes packets of at most {packet:,} bytes, which is too little; set max_allowed_packet to 16M or "
+            "more on the server"
         )
     if "STRICT_ALL_TABLES" not in mode.split(","):
         raise StoreError(
-            f"{where} does not keep the sql_mode that Perdure sets; without a strict one, values would be cut off silently. "
-            "Look at what stands between here and the server."
+            f"{where} does not keep the sql_mode that Perdure sets, without which values would be cut off silently; "
+            "check the proxy between this process and the server"
         )
     connection.packet = packet
-    # Nothing that one of several has acknowledged is missing on the others, and a proxy may lead to any of them.
+    # No server of a cluster lacks what another one has acknowledged, and a proxy may lead to any of them.
     return ServerIdentity(None) if connection.clustered else who_is(who)
 
 
 async def relax(connection: MysqlConnection) -> None:
-    """Let a session take its time, for statements of the user's."""
+    """Remove the time limits of a session, for statements of the user."""
     limit = "max_statement_time" if "mariadb" in connection.server_version.lower() else "max_execution_time"
     await connection.send([_RELAXED.format(limit)])
 
 
 def _limits(kind: str, timeouts: Timeouts) -> list[str]:
-    """Waits are short, so that whoever holds a lease hears of trouble in time; locks of somebody who is gone are gone soon."""
-    # MySQL cannot end a transaction that nobody goes on with, only a session.
+    """Return statements that set time limits.
+
+    Waits are short, so that a worker learns of trouble while its lease lasts and locks of a dead client end soon.
+    """
+    # MySQL cannot end an idle transaction, only an idle session.
     if kind == "MySQL":
         idle = max(_SHORTEST_IDLE, int(1.7 * timeouts.statement))
         limits = f"max_execution_time = {int(1000 * timeouts.server_statement)}, wait_timeout = {idle}"
     else:
         idle = max(1, int(1.25 * timeouts.statement))
         limits = f"max_statement_time = {timeouts.server_statement}, idle_transaction_timeout = {idle}"
-    # For how long the server waits for somebody who does not take what it sends.
+    # Seconds that the server waits for a client that does not read its results.
     writing = max(1, int(timeouts.statement))
     return [
         f"SET SESSION innodb_lock_wait_timeout = {max(1, int(timeouts.lock))}, net_write_timeout = {writing}, {limits}"

@@ -1,7 +1,7 @@
 """The store on MySQL 8.0.17 and newer and on MariaDB 10.6 and newer.
 
-A verb is a transaction on one connection, in READ COMMITTED. Statements travel in packets, so that the hot verbs are one round
-trip or two. Only what both servers understand is used.
+A verb is a transaction on one connection, in READ COMMITTED. Statements are sent in packets of several, so that the hot
+verbs take one or two round trips. The SQL is what both servers understand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from perdure.store.sql.runs.create import is_single
 from perdure.store.sql.turn import Fence
 from perdure.store.url import MysqlUrl
 
-#: The holders are leapt over along the index, so that the cost is one look a worker and not one a run.
+#: Tells whether there is anything to sweep, in one cheap statement. DISTINCT skips along the index, so that the cost
+#: is one read per worker and not one per run.
 SWEEP_PREVIEW = f"""
 SELECT :now,
   EXISTS (SELECT 1 FROM perdure_workers WHERE status = 'alive' AND heartbeat_at + lease < :now)
@@ -62,12 +63,12 @@ SELECT :now,
 """
 
 
-#: Every row that sending touches, parents of those that it may end included. Whoever locks several and waits locks them in this
-#: order; otherwise two of them wait for each other.
+#: Every row that sending touches, including parents of runs that it may end. All transactions that wait for several
+#: locks take them in the order of ids; otherwise two of them would deadlock.
 _PARENTS = "SELECT parent_id FROM perdure_runs WHERE id IN (:ids) AND parent_id IS NOT NULL"
 _LOCK_IN_ORDER = "SELECT 1 FROM perdure_runs FORCE INDEX (PRIMARY) WHERE id IN (:ids) ORDER BY id FOR UPDATE"
 
-#: LAST_INSERT_ID has the server tell the time that it wrote.
+#: LAST_INSERT_ID makes the server return the time that it wrote.
 _BEAT = """
 UPDATE perdure_workers
 SET heartbeat_at = LAST_INSERT_ID(:now)
@@ -76,31 +77,31 @@ WHERE id = :id AND status = 'alive' AND heartbeat_at >= :last AND :who <=> :serv
 
 
 class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
-    """The verbs of `Store` over one MySQL or MariaDB database. `time` replaces the server's clock in tests."""
+    """The `Store` over one MySQL or MariaDB database. `time` replaces the server's clock in tests."""
 
     def __init__(
         self, url: MysqlUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
         super().__init__(MYSQL, url.prefix, system, migrate=migrate, audit=url.audit, pool=url.pool, time=time)
-        # While the server writes one batch, the worker makes the next.
+        # While the server writes one batch, this process prepares the next.
         self.lanes = 2
         self.where = url.where
         self._way = MysqlConnector(url)
         self._templates = StatementTemplates(url.prefix)
-        #: Several servers take writes.
+        #: True: several servers of a cluster accept writes.
         self._clustered = False
-        #: What was paused when a claim last looked.
+        #: The paused types and queues that the last preview found.
         self._paused: frozenset[tuple[str, str]] = frozenset()
         self._lent = LoopPools(system, self._open_relaxed, MysqlConnection.close_gracefully, url.pool, self._is_current)
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         await super().close()
         await self._lent.close()
 
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[object]:
-        """A connection for a function of the user's."""
+        """Lend a connection to a function of the user."""
         async with lend(self._lent, MysqlConnection.is_busy) as connection:
             yield connection.driver
 
@@ -118,7 +119,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return Fence(written=self._clustered)
 
     async def now(self) -> int:
-        """The server's time."""
+        """Return the server's time."""
 
         async def ask(tx: MysqlTransaction) -> int:
             asked = self._clock.start_measurement()
@@ -130,7 +131,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
     async def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
     ) -> builtins.list[CreatedRun]:
-        """Create runs; in one round trip unless one of them is there already."""
+        """Create runs; in one round trip unless one of them exists."""
 
         async def quickly(tx: MysqlTransaction) -> builtins.list[CreatedRun] | None:
             try:
@@ -144,14 +145,14 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
     async def _beat(self, tx: MysqlTransaction, worker_id: str, last: int) -> int | None:
-        """By the server's own clock; not on another server than the one that was met, to which a proxy may lead."""
+        """Write a heartbeat with the server's time, unless a proxy leads to another server than before."""
         clustered = tx.connection.clustered
         server = None if clustered else self._tracker.server
         who = Sql("NULL") if server is None else name_of(tx.connection)
         beat = tx.text(_BEAT, id=worker_id, now=self._time(), last=0 if clustered else last, who=who, server=server)
         [answer] = await tx.send(beat)
         if answer.count:
-            # One of several may lag behind what another one has acknowledged.
+            # A server of a cluster may lag behind what another one has acknowledged.
             return 0 if clustered else answer.last_insert_id
         if not clustered:
             known = self._tracker.snapshot()
@@ -160,7 +161,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return None
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """Wake what is due, then take ready runs."""
+        """Make due runs ready, then claim ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
         seen, request = await self._preview(request)
@@ -172,7 +173,10 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         )
 
     async def _preview(self, request: ClaimRequest) -> tuple[MysqlPreview, ClaimRequest]:
-        """A look, and the claim without what is paused: as far as is known from the last look, so that one is mostly enough."""
+        """Preview a claim; return the preview and the request without paused types and queues.
+
+        The preview assumes what the last one found paused, so that one query is mostly enough.
+        """
         wanted = unpaused(request, self._paused)
         seen = await self._read("claim", lambda tx: self._preview_once(tx, wanted))
         if seen.paused != self._paused:
@@ -182,7 +186,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return seen, wanted
 
     async def sweep(self, limit: int) -> SweepResult:
-        """Bury the dead, give back what they held and so on; one statement as long as there is nothing to do."""
+        """Declare workers dead, reclaim their runs and so on; one statement as long as there is nothing to do."""
         self._check_open()
         self._system.crash_point("sweep.enter")
         if await self._read("sweep", self._prepare_sweep):
@@ -191,11 +195,11 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return SweepResult(dead_workers=(), released=0, expired=0, more=False)
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
-        """Histories and unread inboxes, as of one moment."""
+        """Load runs with their histories and unread messages from one snapshot."""
         return await self._read("load", lambda tx: load_runs(tx, run_ids, self.inbox_page))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
-        """Make turns durable; in one round trip if they reach nobody else."""
+        """Commit turns; in one round trip if they touch no other run."""
         try:
             return await self._commit_turns(turns, actor)
         except ServerReplaced:
@@ -219,7 +223,10 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return [TurnOutcome.APPLIED] * len(turns) if written else None
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
-        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
+
+        For tests and tools.
+        """
         pieces = sql.split("?") if params else [sql]
         named = "".join(f"{piece}:p{place} " for place, piece in enumerate(pieces[:-1])) + pieces[-1]
         values = {f"p{place}": value for place, value in enumerate(params)}
@@ -229,14 +236,14 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         try:
             await workers.register(tx, worker)
         except AlreadyThere:
-            # Registered before, by the same request; its row stays as it is.
+            # An earlier attempt of the same request has registered it.
             return
 
     async def _open_connection(self) -> MysqlConnection:
-        # The driver loses a cancellation that comes at the wrong moment of connecting, so it is kept away from it.
+        # The driver may swallow a cancellation while it connects, so it is shielded from ours.
         opening = self._system.spawn(self._opened(), "perdure connecting")
         try:
-            # Its own timeout ends when the server is reached, whether or not that ever says a word.
+            # The driver's own timeout ends when the socket is connected, even if the server never answers.
             async with asyncio.timeout(self._timeouts.connect):
                 return await asyncio.shield(opening)
         except (asyncio.CancelledError, TimeoutError):
@@ -283,7 +290,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         await tx.commit()
 
     async def _roll_back(self, connection: MysqlConnection, error: Exception) -> None:
-        """End a transaction that an error has stopped. A connection that cannot do that is lost, whatever stopped it."""
+        """Roll back a transaction after an error. A connection on which that fails counts as lost."""
         if not await self._rolled_back(connection):
             raise ConnectionError(f"{self.where}: a connection was lost during ROLLBACK") from error
 
@@ -312,7 +319,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         await migrate(tx, self._tables, self._system)
 
     def _time(self) -> Sql | int:
-        """What a statement is to take for the time."""
+        """Return the time for a statement: the server's clock, or the time of a test."""
         told = self._clock.told
         return Sql(NOW) if told is None else told
 
@@ -338,7 +345,7 @@ class MysqlStore(ServerStore[MysqlConnection, MysqlTransaction]):
         return await commit(tx, turns, doubtful=doubtful)
 
     async def _prepare_sweep(self, tx: MysqlTransaction) -> bool:
-        """Whether a sweep would find something."""
+        """Tell whether a sweep would find something."""
         asked = self._clock.start_measurement()
         [answer] = await tx.send(tx.text(SWEEP_PREVIEW, now=self._time(), remembered=workers.REMEMBERED))
         [(now, anything)] = answer.rows

@@ -1,7 +1,10 @@
-"""A transaction on MySQL or MariaDB, as shared verbs see it.
+"""A transaction on MySQL or MariaDB, as the shared SQL verbs see it, and its statements.
 
-Whatever needs no answer waits and travels with the next question, or with the COMMIT: a round trip costs more than most
-statements. A statement for many rows is one INSERT of many rows, or many statements in one packet.
+A statement whose result is not needed is queued and sent with the next query or with the COMMIT, because a round trip
+costs more than most statements. A statement for many rows is one INSERT of many rows, or many statements in one packet.
+
+The driver's parameters allow neither, so values are written into the SQL text. A template has `:name` where a value
+goes. A value that was filled in is never parsed again, so that nothing in it can become SQL.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 
 
 class Sql(str):
-    """Text that is SQL already."""
+    """Text that is SQL, and goes into a statement unchanged."""
 
     __slots__ = ()
 
@@ -30,8 +33,11 @@ NULL = Sql("NULL")
 
 
 def literal(value: object) -> str:
-    """A value. In UTF-8, with backslashes as escapes (both set on every session), only these two characters matter."""
-    # The usual kinds first, and nothing called that need not be: a run with one step has 47 of them.
+    """Return a value as an SQL literal.
+
+    Every session uses UTF-8 with backslashes as escapes, so that only the quote and the backslash need escaping.
+    """
+    # The usual types come first and without function calls: a run with one step has 47 values.
     if type(value) is str:
         return f"'{value}'" if "'" not in value and "\\" not in value else _escaped(value)
     if type(value) is int:
@@ -44,7 +50,7 @@ def literal(value: object) -> str:
         return _escaped(value)
     if isinstance(value, int):
         return str(int(value))
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be stored in a column.")
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be stored in a column")
 
 
 def _escaped(value: str) -> str:
@@ -52,12 +58,12 @@ def _escaped(value: str) -> str:
 
 
 def sql_list(values: Iterable[object]) -> Sql:
-    """What stands between the parentheses of `IN (…)`; of no values, something that nothing equals."""
+    """Return the list for `IN (…)`; for no values, NULL, which equals nothing."""
     return Sql(", ".join(map(literal, values)) or NULL)
 
 
 def sql_texts(values: Sequence[str]) -> Sql:
-    """The same of texts, in a fraction of the time: almost never is there anything to escape in one of many."""
+    """Return the list for `IN (…)` of texts, in a fraction of the time, as texts hardly ever need escaping."""
     joined = "','".join(values)
     if not values or "\\" in joined or joined.count("'") != 2 * len(values) - 2:
         return sql_list(values)
@@ -65,27 +71,27 @@ def sql_texts(values: Sequence[str]) -> Sql:
 
 
 def sql_row(values: Iterable[object]) -> Sql:
-    """One of the rows that follow `VALUES`."""
+    """Return one row for `VALUES`."""
     return Sql("(" + ",".join(map(literal, values)) + ")")
 
 
 def sql_rows(rows: Iterable[Iterable[object]]) -> Sql:
-    """What follows `VALUES`."""
+    """Return the rows for `VALUES`."""
     return Sql(", ".join(map(sql_row, rows)))
 
 
 class StatementTemplates:
-    """Statements for tables with a certain prefix, each rendered once."""
+    """Statement templates for one table prefix, each rendered once."""
 
     def __init__(self, tables: str) -> None:
         self._tables = tables
         self._parts: dict[str, list[str]] = {}
 
     def fill(self, template: str, values: Mapping[str, object]) -> str:
-        """The statement with these values."""
+        """Fill values into a template; return the statement."""
         parts = self._parts.get(template)
         if parts is None:
-            # Text and names in turn.
+            # Text and names alternate.
             parts = self._parts[template] = _PARAMETER.split(MYSQL.render(template, self._tables).strip())
         if len(parts) == 1:
             return parts[0]
@@ -96,7 +102,7 @@ class StatementTemplates:
 
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
 
-#: How many rows of an INSERT go into one statement, and how much text; the server wants no more than a packet at a time.
+#: Maximum number of rows in one INSERT, because a statement has to fit into a packet.
 _ROWS = 1000
 
 _NOTES = """
@@ -106,7 +112,7 @@ VALUES :rows
 
 
 class MysqlTransaction(ServerTransactionLog):
-    """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
+    """A `Transaction` on MySQL or MariaDB. Without `locking`, reads lock no rows."""
 
     def __init__(
         self,
@@ -125,16 +131,16 @@ class MysqlTransaction(ServerTransactionLog):
         self._templates = templates
         self._locking = locking
         self._waiting: list[str] = []
-        #: Whether nothing that is written can be there already, unless it was written before by the same request.
+        #: True: no written row can exist, except from an earlier attempt of the same request.
         self.optimistic = False
 
     async def execute(self, sql: str, params: Params) -> int:
-        """Run one statement; how many rows it found or made."""
+        """Run one statement; return how many rows it found or inserted."""
         [answer] = await self.send(self._templates.fill(sql, params))
         return answer.count
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run one statement for each of the rows, all at once."""
+        """Run one statement for each row of parameters, in one packet; return how many rows it found or inserted."""
         if not rows:
             return 0
         values = _VALUES.search(sql)
@@ -153,7 +159,7 @@ class MysqlTransaction(ServerTransactionLog):
     async def fetch(self, sql: str, params: Params) -> list[Row]:
         """Run a query."""
         if "{for_update}" in sql:
-            # It may wait for locks; the time is what it is afterwards.
+            # The query may wait for locks, so the time is read anew afterwards.
             self.locked()
             if not self._locking:
                 sql = sql.replace("{for_update}", "")
@@ -161,24 +167,24 @@ class MysqlTransaction(ServerTransactionLog):
         return list(answer.rows)
 
     def text(self, template: str, **values: object) -> str:
-        """A statement of this database only."""
+        """Fill a template that is written for MySQL and MariaDB."""
         return self._templates.fill(template, values)
 
     def later(self, *statements: str) -> None:
-        """Have statements executed whose answers nobody needs, before the next that are sent."""
+        """Queue statements whose results are not needed; they are sent before the next ones."""
         self._waiting += statements
 
     def insert(self, template: str, rows: Sequence[Sequence[object]], **values: object) -> None:
-        """Have many rows inserted later; the template says `VALUES :rows`."""
+        """Queue an INSERT of many rows; the template has `VALUES :rows`."""
         self.insert_written(template, [sql_row(row) for row in rows], **values)
 
     def insert_written(self, template: str, rows: Sequence[str], **values: object) -> None:
-        """The same with rows that are SQL already."""
+        """Queue an INSERT of rows that are SQL already."""
         for at in range(0, len(rows), _ROWS):
             self.later(self.text(template, rows=Sql(", ".join(rows[at : at + _ROWS])), **values))
 
     async def send(self, *statements: str) -> list[MysqlResult]:
-        """Execute statements; their answers. An optimistic transaction raises `RecordsExist`."""
+        """Execute statements; return their results. An optimistic transaction raises `RecordsExist`."""
         waiting, self._waiting = self._waiting, []
         if not waiting and not statements:
             return []
@@ -191,15 +197,15 @@ class MysqlTransaction(ServerTransactionLog):
         return answers[len(waiting) :]
 
     def begin(self) -> None:
-        """Begin with the next statement."""
+        """Begin the transaction with the next statement."""
         self.connection.in_transaction = True
         self.later("BEGIN")
 
     def write_notes(self) -> None:
-        """Put the noted lines into the transaction."""
+        """Queue the INSERT of the audit events."""
         self.insert(_NOTES, self._take_lines())
 
     async def commit(self) -> None:
-        """Make it durable."""
+        """Send what is queued, and commit."""
         await self.send("COMMIT")
         self.connection.in_transaction = False

@@ -4,9 +4,9 @@ Each statement is one file per database. `perdure sql` prints it and `docs/refer
 version, raised when its parameters or its answer change. The text may change with any release, so read the statements
 from here instead of copying them.
 
-On MySQL and MariaDB a file reads tables with `SELECT ... INTO @name`, never with `SET @name = (SELECT ...)`: InnoDB locks
-each row that a subquery of SET reads, on every isolation level, and two claims that have read the same rows then wait for
-each other.
+On MySQL and MariaDB a file reads tables with `SELECT ... INTO @name`, never with `SET @name = (SELECT ...)`: InnoDB
+locks each row that a subquery of SET reads, on every isolation level, and two claims that have read the same rows then
+wait for each other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Claiming on PostgreSQL.
+"""Claim runs on PostgreSQL in a transaction: wake due runs, choose, take.
 
-First a look, which is all that an idle worker costs, and which takes what is ready if that is all there is to do (`ready`).
-Only if there is more follows the transaction: wake what is due, choose, take. Each (queue, type) pair is one range of the claim index, read in its order; rows
-that somebody else has locked are skipped, and what is chosen is locked at once, so that claimers never wait for each other
-and each gets as many as it asked for. Runs with claims that led to nothing have an index of their own and are judged apart.
+This is the slow path. `claim_ready` comes first: one statement that is all an idle worker costs, and that takes ready
+runs if nothing else is to be done. Each (queue, type) pair is one range of the claim index, read in index order. Rows
+that are locked are skipped and chosen rows are locked at once, so that claimers never wait for each other and each gets
+as many runs as it asked for. Runs whose claims led to no progress have an index of their own and are judged separately.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from perdure.store.sql.pauses import unpaused
 from perdure.store.sql.rows import RUN, to_run
 from perdure.store.sql.runs.claim import Suspect, group, is_poison, set_aside
 
-#: How many due runs one claim makes ready, at most, and how many suspects of one type it looks at that it will not take.
+#: Maximum number of due runs that one claim makes ready, and of suspects of one type that it reads without taking.
 _DUE = 512
 _SUSPECTS = 64
-#: With more ranges than this, each is first read in part only.
+#: With more (queue, type) pairs than this, only a part of each range is read at first.
 _FEW = 4
-#: When to look again if others had locked what we could have taken, in microseconds.
+#: Microseconds until the next claim if other claimers had locked runs that this one could have taken.
 MOMENT = 5_000
 
 PAIRS = "unnest($1::text[], $2::text[]) AS pair (queue, type)"
-#: Says that the index by age may be followed. Without it the planner, if it has not been told lately how many runs are ready,
-#: follows that one where it should follow the other, and sorts them all.
+#: Always true; it is the predicate of the index by age. Statements without it cannot use that index, which a planner
+#: with stale statistics would otherwise prefer to the claim index, only to sort all rows.
 OF_AGE = "r.wake_at >= 0"
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
 
@@ -44,7 +44,7 @@ WHERE status = 'running' AND worker = $1 AND nonce = $2
 ORDER BY priority, wake_at, id
 """
 
-#: Before `WAKE`: a planner that was never told how many wait expects few, and would fetch all that are due in order to sort them.
+#: Run before `WAKE`: a planner without statistics expects few waiting runs, and would fetch and sort all that are due.
 IN_ORDER = "SET LOCAL enable_bitmapscan = off"
 WAKE = """
 WITH due AS MATERIALIZED (
@@ -66,7 +66,7 @@ WITH early AS MATERIALIZED (
 UPDATE perdure_runs r SET status = 'waiting', reason = 'timer' FROM early WHERE r.id = early.id
 """
 
-#: Ready, not suspicious, and not left to the worker that had it last.
+#: Ready, no suspect, and not left to the worker that held it last.
 FREE = f"""{_IN_PAIR} AND r.wake_at <= $3 AND r.claims < $4
       AND (r.home IS NULL OR r.home = $5 OR r.wake_at <= $6 OR r.home <> ALL ($7::text[]))"""
 
@@ -121,7 +121,7 @@ TAKEN = """status = 'running', reason = NULL, worker = {worker}, home = {worker}
       seed = CASE WHEN r.seed = '' THEN chosen.fresh_seed ELSE r.seed END,
       marked = CASE WHEN r.inbox_seq > r.inbox_read THEN 1 ELSE 0 END"""
 
-#: Everything that was chosen is ours by its lock.
+#: Every chosen row is locked by this transaction.
 TAKE = f"""
 UPDATE perdure_runs r
 SET {TAKEN.format(worker="$3", nonce="$4", now="$5")}
@@ -153,17 +153,17 @@ SELECT
 
 
 class PostgresPreview(ClaimPreview, frozen=True, kw_only=True):
-    """What a look found."""
+    """The state that the statement of `claim_ready` found."""
 
     doubtful: bool
-    #: When the first run that is left to its last worker became ready.
+    #: The time when the first run that is left to its last worker became ready.
     left: int | None
-    #: Ready runs were all there was to it, so that the look took them. The statement says so: no clock of ours does.
+    #: True: there were ready runs and nothing else to do, so that the statement took them. Only the server knows this.
     usual: bool
 
 
 class _Candidates:
-    """What a claim takes, and what it found besides."""
+    """The runs to take, and the suspects that were found."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -173,7 +173,7 @@ class _Candidates:
 async def claim(
     tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, entropy: Callable[[int], bytes]
 ) -> ClaimResult:
-    """Wake what is due, then take ready runs."""
+    """Make due runs ready, then take ready runs."""
     if seen.held:
         held = await tx.run(_HELD, request.worker, request.nonce)
         return replace(seen.empty_handed(), runs=to_runs(held))
@@ -207,7 +207,7 @@ async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Postgres
     if seen.doubtful:
         ready = sorted([*ready, *await _judge(tx, request, seen, choice)])[:first]
     choice.taken = [row[2] for row in ready]
-    # A pass that did not find enough has seen all there is.
+    # A pass that did not find enough runs has seen all of them.
     if request.by_age and len(ready) >= first:
         args = (*free(request, seen), request.by_age, choice.taken)
         rows = sorted((row[2:] for row in await tx.run(BY_AGE, *args)), key=itemgetter(1, 2))
@@ -216,7 +216,7 @@ async def _choose(tx: PostgresTransaction, request: ClaimRequest, seen: Postgres
 
 
 async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, enough: int) -> list[Row]:
-    """The first of all pairs in one order, as (priority, wake_at, id)."""
+    """Return the first runs of all pairs in claim order, as (priority, wake_at, id)."""
     pairs = len(request.queues) * len(request.types)
     page = enough if pairs <= _FEW else min(enough, max(16, 2 * enough // pairs))
     while True:
@@ -227,7 +227,7 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresP
         counts: dict[tuple[str, str], list[Row]] = {}
         for queue, type, *row in found:
             counts.setdefault((queue, type), []).append(tuple(row))
-        # Behind the end of a page that is full, something of the same pair may come first.
+        # A pair whose page is full may have more runs that come before those of other pairs.
         certain = min((max(rows) for rows in counts.values() if len(rows) == page), default=None)
         if certain is None or ready.index(certain) + 1 >= enough:
             return ready[:enough]
@@ -237,7 +237,7 @@ async def _ready(tx: PostgresTransaction, request: ClaimRequest, seen: PostgresP
 async def _judge(
     tx: PostgresTransaction, request: ClaimRequest, seen: PostgresPreview, choice: _Candidates
 ) -> list[Row]:
-    """Those that have got on since; the others are suspects, or set aside."""
+    """Return the runs that have made progress since; the others become suspects or are set aside."""
     fine: list[Row] = []
     enough = max(_SUSPECTS, 2 * request.limit) if request.alone else _SUSPECTS
     rows = await tx.run(SUSPECTS, *pairs_of(request), seen.now, SUSPECT_AFTER, enough)
@@ -277,18 +277,18 @@ async def _next_wake(tx: PostgresTransaction, request: ClaimRequest, seen: Postg
 
 
 def free(request: ClaimRequest, seen: PostgresPreview) -> tuple[object, ...]:
-    """The parameters of `FREE`."""
+    """Return the parameters of `FREE`."""
     pairs = pairs_of(request)
     return (*pairs, seen.now, SUSPECT_AFTER, request.worker, seen.now - request.affinity, seen.alive)
 
 
 def pairs_of(request: ClaimRequest) -> tuple[list[str], list[str]]:
-    """Queues and types, in step."""
+    """Return the queues and the types of all pairs, as two lists of the same length."""
     pairs = [(queue, type) for queue in request.queues for type in request.types]
     return [queue for queue, _ in pairs], [type for _, type in pairs]
 
 
 def to_runs(rows: Sequence[Row]) -> tuple[ClaimedRun, ...]:
-    """What was taken."""
-    # Progress is the last record's number at the claim: -1 says that there was none.
+    """Convert rows of `TAKE` into claimed runs."""
+    # `progress` is the number of the last record at the claim; -1: there was none.
     return tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)

@@ -1,9 +1,9 @@
-"""A look at what there is to do, and taking what is ready if that is all: one statement, whether a worker is idle or busy.
+"""One statement that previews a claim, and takes ready runs if that is all there is to do.
 
-Timers that are due, runs under suspicion and answers that were lost are only reported; the transaction in `claim` sees to
-them. Nothing stays locked any longer than the statement takes. With several types it locks more rows than it takes, for that
-moment; whoever comes by meanwhile and finds nothing looks again soon. Queues and types are spelled out one by one and limits
-are hidden, because the planner then expects the same whatever the parameters are, and plans once instead of every time.
+Due timers, suspects and claims whose answer was lost are only reported; the transaction in `claim` handles them. Rows
+stay locked only while the statement runs. With several types it locks more rows than it takes, for that moment; a
+claimer that finds nothing because of that looks again soon. Queues and types are separate parameters and limits are
+subqueries, so that the planner expects the same for all parameters and plans once instead of every time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.store.sql.dialect import Row
 
 _IN_PAIR = "r.status = 'pending' AND r.queue = pair.queue AND r.type = pair.type"
 
-#: The order says which index to follow: the planner, told that any row will do, would rather read the table from its start.
+#: The ORDER BY selects the index: without it the planner would scan the table for any row.
 _ANY = f"""EXISTS (
       SELECT 1
       FROM pair
@@ -33,13 +33,14 @@ _ANY = f"""EXISTS (
     )"""
 _OLDEST = "ORDER BY r.queue, r.type, r.wake_at, r.id"
 
-#: As an expression, of which the planner believes that it is often another worker's; it would plan anew for ever otherwise.
+#: An expression, for which the planner assumes a constant selectivity; with the column it would replan every time.
 _HOME = "COALESCE(r.home, $3)"
 
-#: `server` is the server's time, `now` the one that this process goes by, which is not later.
+#: `server` is the server's time; `now` is the time that this process uses, which is never later.
 _SEEN = f"""
 clock AS MATERIALIZED (
-  SELECT server, LEAST(server, COALESCE($2::bigint, server)) AS now FROM (SELECT COALESCE($1::bigint, {NOW}) AS server) one
+  SELECT server, LEAST(server, COALESCE($2::bigint, server)) AS now
+  FROM (SELECT COALESCE($1::bigint, {NOW}) AS server) one
 ), living AS MATERIALIZED (
   SELECT ARRAY(SELECT id FROM perdure_workers WHERE status = 'alive') AS alive
 ), seen AS MATERIALIZED (
@@ -47,7 +48,9 @@ clock AS MATERIALIZED (
     EXISTS (
       SELECT 1
       FROM (
-        SELECT 1 FROM perdure_runs WHERE status = 'running' AND worker = $3 AND nonce = $4 ORDER BY worker, nonce, id LIMIT 1
+        SELECT 1 FROM perdure_runs
+        WHERE status = 'running' AND worker = $3 AND nonce = $4
+        ORDER BY worker, nonce, id LIMIT 1
       ) one
     ) AS held,
     COALESCE((SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1), {FAR}) AS next_wake,
@@ -67,11 +70,11 @@ clock AS MATERIALIZED (
   CROSS JOIN living
 )"""
 
-#: Ready, not suspicious, and not left to the worker that had it last.
+#: Ready, no suspect, and not left to the worker that held it last.
 _FREE = f"""{_IN_PAIR} AND r.wake_at <= usual.now AND r.claims < $9
       AND (r.home IS NULL OR r.home = $3 OR r.wake_at <= usual.now - $5 OR r.home <> ALL (usual.alive))"""
 
-#: Once: with the first of the runs that were taken, or alone. No arrays, about which the driver would have to ask first.
+#: Facts are returned once: with the first taken run, or alone. They are no arrays, whose types the driver would query.
 _FACTS = ", ".join(
     f"CASE WHEN COALESCE(taken.place, 1) = 1 THEN {fact} END"
     for fact in (
@@ -91,7 +94,7 @@ _FACTS = ", ".join(
 _FACT_COUNT = 11
 
 
-#: The audit trail is part of the statement. What begins with a claim has its time.
+#: The statement writes its audit events. An attempt that starts with this claim has its time.
 _STARTED = "started_at = (SELECT now FROM clock)"
 _NOTED = f"""), noted AS (
   INSERT INTO perdure_events (run_id, at, kind, actor, data)
@@ -101,25 +104,8 @@ _NOTED = f"""), noted AS (
 _TRAIL = {Audit.FULL: _NOTED, Audit.LIFECYCLE: f"{_NOTED}\n  WHERE {_STARTED}", Audit.OFF: ""}
 
 
-def take_ready(pairs: int, audit: Audit = Audit.LIFECYCLE) -> str:
-    """The statement for so many pairs of queue and type. The second pass leaves out what the first has."""
-    values = ", ".join(f"(${10 + 2 * pair}::text, ${11 + 2 * pair}::text)" for pair in range(pairs))
-    given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
-    return f"""
-WITH pair (queue, type) AS MATERIALIZED (
-  SELECT named.queue, named.type
-  FROM ({given}) AS named (queue, type)
-  WHERE NOT EXISTS (
-    SELECT 1 FROM perdure_pauses p
-    WHERE (p.kind IN ('type', 'limited-type') AND p.name = named.type)
-      OR (p.kind IN ('queue', 'limited-queue') AND p.name = named.queue)
-  )
-), wanted AS MATERIALIZED (
-  SELECT $6::bigint AS by_priority, $7::bigint AS by_age
-), {_SEEN}, usual AS MATERIALIZED (
-  SELECT now, alive FROM seen
-  WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR early OR next_wake <= server)
-), first AS MATERIALIZED (
+#: Chooses runs by priority, then by age among the others, and takes them.
+_TAKEN_RUNS = f"""first AS MATERIALIZED (
   SELECT one.priority, one.wake_at, one.id, one.token
   FROM usual
   CROSS JOIN pair
@@ -161,7 +147,28 @@ WITH pair (queue, type) AS MATERIALIZED (
   FROM chosen
   WHERE r.id = chosen.run_id
   RETURNING chosen.place, r.progress, {OF_RUN}
-{_TRAIL[audit]})
+"""
+
+
+def take_ready(pairs: int, audit: Audit = Audit.LIFECYCLE) -> str:
+    """Return the statement for a number of (queue, type) pairs."""
+    values = ", ".join(f"(${10 + 2 * pair}::text, ${11 + 2 * pair}::text)" for pair in range(pairs))
+    given = f"VALUES {values}" if pairs else "SELECT NULL, NULL WHERE FALSE"
+    return f"""
+WITH pair (queue, type) AS MATERIALIZED (
+  SELECT named.queue, named.type
+  FROM ({given}) AS named (queue, type)
+  WHERE NOT EXISTS (
+    SELECT 1 FROM perdure_pauses p
+    WHERE (p.kind IN ('type', 'limited-type') AND p.name = named.type)
+      OR (p.kind IN ('queue', 'limited-queue') AND p.name = named.queue)
+  )
+), wanted AS MATERIALIZED (
+  SELECT $6::bigint AS by_priority, $7::bigint AS by_age
+), {_SEEN}, usual AS MATERIALIZED (
+  SELECT now, alive FROM seen
+  WHERE $3 = ANY (alive) AND ready AND NOT (held OR doubtful OR early OR next_wake <= server)
+), {_TAKEN_RUNS}{_TRAIL[audit]})
 SELECT {_FACTS}, taken.*
 FROM seen
 LEFT JOIN taken ON TRUE
@@ -175,9 +182,9 @@ _TAKES = {level: partial(take_ready, audit=level) for level in Audit}
 async def claim_ready(
     tx: PostgresTransaction, request: ClaimRequest, clock: ServerClock, entropy: Callable[[int], bytes]
 ) -> tuple[PostgresPreview, ClaimResult | None]:
-    """Look, and take ready runs; None if there is more to it than that.
+    """Preview, and take ready runs; None for the claim if there is more to do.
 
-    The statement decides which of the two it is, at the server's time. What it took is taken, whatever has become due since.
+    The statement decides that at the server's time. The runs that it took are taken, whatever has become due since.
     """
     pairs = [name for pair in zip(*pairs_of(request), strict=True) for name in pair]
     seeds = entropy(16 * request.limit)

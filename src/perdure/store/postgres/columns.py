@@ -1,8 +1,9 @@
-"""Columns of many rows, each as one text that the server takes apart.
+"""Columns of many rows as parameters of one statement: one array, or one joined text, for each column.
 
-The driver spends four tenths of a microsecond on every item of an array, which for the columns of a step adds up to more than
-all the rest of writing it; joining and splitting text costs next to nothing. The characters in between occur neither in JSON
-nor in any sensible name. `Unjoinable` says that one of them does, after all; then it has to be arrays.
+Joined text is the fast form. The driver spends 0.4 microseconds on every item of an array, which for the columns of a
+step adds up to more than everything else that writing the step costs; joining and splitting text costs next to nothing.
+The separators occur neither in JSON nor in any sensible name. If one occurs in a value, `Unjoinable` is raised and the
+caller uses arrays.
 """
 
 from __future__ import annotations
@@ -18,26 +19,29 @@ HISTORY = {
 
 
 def unnest_arrays(columns: Mapping[str, str], first: int) -> str:
-    """Arrays, from a numbered parameter on, as a table called `given`."""
+    """Return SQL for a table called `given` of array parameters, numbered from `first`."""
     parameters = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(columns.values(), first))
     return f"unnest({parameters}) AS given ({', '.join(columns)})"
 
 
 def to_arrays(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
-    """Rows of so many columns as columns."""
+    """Turn rows into columns; `count` is the number of columns."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]
 
 
-#: Between two items, and instead of an item that is NULL.
+#: The separator of two items, and the item that stands for NULL.
 _BETWEEN, _NULL = "\x1f", "\x1e"
 
 
 class Unjoinable(Exception):
-    """An item has one of the characters in it that stand between items."""
+    """An item contains one of the separators."""
 
 
 def unnest_texts(columns: Mapping[str, str], first: int, place: str | None = None, *, name: str = "given") -> str:
-    """Columns, from a numbered parameter on, as a table; perhaps with one more for the place, from 1 on."""
+    """Return SQL for a table of joined text parameters, numbered from `first`.
+
+    `place` names one more column, for the number of the row, from 1 on.
+    """
     arrays = ", ".join(_split(number, kind) for number, kind in enumerate(columns.values(), first))
     if place is None:
         return f"unnest({arrays}) AS {name} ({', '.join(columns)})"
@@ -50,7 +54,7 @@ def _split(number: int, kind: str) -> str:
 
 
 def join_texts(items: Sequence[str | None]) -> str:
-    """A column of texts. An empty one arrives as NULL. Raises `Unjoinable`."""
+    """Join a column of texts; an empty text arrives as NULL. Raises `Unjoinable`."""
     there = list(filter(None, items))
     text = _BETWEEN.join(there if len(there) == len(items) else [item or _NULL for item in items])
     if items and (text.count(_BETWEEN) + 1 != len(items) or text.count(_NULL) + len(there) != len(items)):
@@ -59,5 +63,5 @@ def join_texts(items: Sequence[str | None]) -> str:
 
 
 def join_numbers(items: Iterable[int]) -> str:
-    """A column of numbers."""
+    """Join a column of numbers."""
     return _BETWEEN.join(map(str, items))

@@ -1,8 +1,9 @@
-"""Making turns durable on PostgreSQL.
+"""Commit turns of any kind on PostgreSQL, in one transaction of two statements.
 
-One transaction of two statements: the first locks every row that the turns touch, in the order of ids and skipping those that
-somebody else holds; then it is decided here what becomes of each row; the second writes everything. A turn one of whose rows
-was skipped is BUSY and leaves no trace. Two turns of one run are decided one after the other. See `simple` for the usual case.
+The first statement locks every row that the turns touch, in the order of ids, and skips rows that are locked. Then this
+process decides the new state of each row. The second statement writes everything. A turn that has a skipped row is BUSY
+and leaves no trace. Two turns of one run are decided one after the other. `commit_simple` is the fast path for turns
+that touch no other run.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _MESSAGES = {
 _RUNS = {
     "id": "text", "status": "text", "reason": "text", "token": "bigint", "wake_at": "bigint", "inbox_seq": "bigint",
     "inbox_read": "bigint", "marked": "smallint", "attempt": "bigint", "started_at": "bigint", "finished_at": "bigint",
-    "let_go": "boolean", "moves": "boolean", "home": "text", "sets_output": "boolean", "output": "text", "sets_error": "boolean",
-    "error": "text",
+    "let_go": "boolean", "moves": "boolean", "home": "text", "sets_output": "boolean", "output": "text",
+    "sets_error": "boolean", "error": "text",
 }  # fmt: skip
 _EVENTS = {"run_id": "text", "at": "bigint", "kind": "text", "actor": "text", "data": "text"}
 _CONSUMED = {"run_id": "text", "upto": "bigint"}
 
 
-#: Parents never change, so that those of the finished may be looked up before anything is locked.
+#: A run never changes its parent, so that parents can be read before their rows are locked.
 LOCK = f"""
 SELECT {", ".join("r." + column for column in COLUMNS.split(", "))}
 FROM (
@@ -48,7 +49,7 @@ ORDER BY r.id
 FOR NO KEY UPDATE OF r SKIP LOCKED
 """
 
-#: For writes that follow from no lease.
+#: The same for writes that need no lease.
 _LOCK_ANYWHERE = LOCK.replace("{fence}", "")
 
 _THERE = "SELECT id FROM perdure_runs WHERE id = ANY ($1::text[])"
@@ -77,7 +78,7 @@ _AT = [1, 1 + len(HISTORY)]
 for _columns in (_MESSAGES, _CONSUMED, _EVENTS):
     _AT.append(_AT[-1] + len(_columns))
 
-#: Everything, each row once: the statements in it do not see each other's effects.
+#: Writes everything, each row once, because the parts of a statement do not see each other's effects.
 WRITE = f"""
 WITH records AS (
   INSERT INTO perdure_history ({", ".join(HISTORY)}) SELECT * FROM {unnest_arrays(HISTORY, _AT[0])}
@@ -106,7 +107,7 @@ WHERE r.id = given.id
 
 
 async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bool) -> list[TurnOutcome]:
-    """Write the turns; one verdict each. Raises `RecordsExist`, unless told that the records may be there already."""
+    """Write the turns; return one outcome each. Raises `RecordsExist`, unless that was expected."""
     verdicts = [TurnOutcome.APPLIED] * len(turns)
     busy: set[str] = set()
     try:
@@ -120,12 +121,12 @@ async def commit(tx: PostgresTransaction, turns: Sequence[Turn], *, doubtful: bo
 
 
 async def deliver(tx: PostgresTransaction, messages: Sequence[NewMessage]) -> list[SendOutcome]:
-    """Put messages into the inboxes of runs whose rows are locked."""
+    """Deliver messages to the inboxes of runs whose rows are locked."""
     return await _PostgresBatch(tx, [], [], [], set(), doubtful=False).deliver(messages)
 
 
 class _PostgresBatch(CommitBatch[PostgresTransaction]):
-    """Turns of different runs."""
+    """A batch of turns of different runs."""
 
     async def _locked(self, touched: list[str], children: list[str]) -> Sequence[Row]:
         rows = await self._tx.run(LOCK if self._batch else _LOCK_ANYWHERE, touched, children)

@@ -1,9 +1,10 @@
-"""Turns that reach nobody else: records, what was read, and an outcome or a wait, all in one statement.
+"""Commit turns that touch no other run on PostgreSQL, in one statement: records, reads, and an outcome or a park.
 
-It locks the rows that are free, sees for whom the lease holds, and writes for those. A turn that it does not write for (its row
-is busy or lost, something came in before it could park, or it has a parent to be told) is left to the transaction that can do
-everything. There is a statement for each shape of a batch, so that columns that are the same for all need not travel and what
-nobody asked for need not run: for small batches starting a statement costs more than its rows.
+The statement locks the rows that are free, checks their leases and writes the turns whose lease holds. It leaves out a
+turn whose row is busy or lost, whose run got a message before it could park, or whose run has a parent to tell; the
+transaction in `commit` handles those. There is one statement for each shape of a batch, so that columns with the same
+value in every row are not sent and unused parts do not run: for small batches the fixed cost of a statement exceeds the
+cost of its rows.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from perdure.store.postgres.transaction import PostgresTransaction, StatementCac
 from perdure.store.sql.audit import finish_event, park_event
 from perdure.store.sql.turn import record_row
 
-# A member of an enum is slow to find by its class; these are looked at for every step or run.
+# Looking up an enum member through its class is slow, and these are needed for every step or run.
 _STEP, _COMPLETED = RecordKind.STEP, Status.COMPLETED
 
 _LEASE = {"run_id": "text", "token": "bigint", "nonce": "text"}
-#: `becomes` is the status of the run afterwards, if all goes well.
+#: `becomes` is the status of the run after the turn.
 _STATE = {
     "becomes": "text", "outcome": "text", "wake_at": "bigint", "reason": "text", "seen": "bigint", "read": "bigint",
 }  # fmt: skip
-#: For the audit trail; none, if it is not to be told.
+#: The data of the audit event; NULL: no event is written.
 _SAID = {"said": "text"}
 _SUCCESS = {
     "seq": "bigint", "location": "text", "payload": "text", "at": "bigint", "started_at": "bigint", "digest": "text",
@@ -45,38 +46,39 @@ _REST_OF_SUCCESS = {
 
 
 class BatchShape(NamedTuple):
-    """What the turns of a batch have in common."""
+    """The properties of a batch of turns that select its statement."""
 
-    #: None finishes, parks or has read anything.
+    #: No turn finishes, parks or has read a message.
     goes_on: bool
-    #: All records are of steps that succeeded at the first attempt.
+    #: Every record is of a step that succeeded at its first attempt.
     succeeds: bool
-    #: Each has one record.
+    #: Each turn has exactly one record.
     single: bool
-    #: There is something for the audit trail, and it is more than what became of them.
+    #: `noted`: audit events are written. `said`: they have data besides the new status.
     noted: bool
     said: bool
 
     @property
     def turn(self) -> Mapping[str, str]:
-        """The columns of a turn."""
+        """The columns that are sent for each turn."""
         state = {} if self.goes_on else _STATE | _SAID if self.said else _STATE
         return {**_LEASE, **state, **(self.record if self.single else {})}
 
     @property
     def record(self) -> Mapping[str, str]:
-        """The columns of a record."""
+        """The columns that are sent for each record."""
         return _SUCCESS if self.succeeds else _SUCCESS | _REST
 
 
-#: A lease on a row as it is when it was locked. The first part is always true, though not in the eyes of the planner: for the one row
-#: that it expects then, it asks the index. That is the one of ids, as the second part hides from it that all of them are running.
-#: Nobody is waited for, so that rows may be locked in any order.
-#: Behind a pooler, `{fence}` is true on the server that is expected there only.
+#: Holds for a locked row whose lease is that of the turn. The first comparison is always true, but makes the planner
+#: expect one row and use an index; the second hides that all rows are running, so that it is the index of ids. No lock
+#: is waited for, so that rows may be locked in any order. Behind a pooler, `{fence}` is true on the expected server
+#: only.
 _HOLDS = """given.run_id = given.run_id || '' AND r.status || '' = 'running' AND r.token = given.token
     AND r.nonce = given.nonce{fence}"""
 
-#: One record of one run, whose row is locked and looked at, but not written. The row that counts is the one that was locked.
+#: Insert one record of one run, whose row is locked and checked but not written. The condition is checked on the row
+#: as it was locked.
 ONE_RECORD = f"""
 INSERT INTO perdure_history ({", ".join(HISTORY)})
 SELECT {", ".join(f"${place}::{kind}" for place, kind in enumerate(HISTORY.values(), 1))}
@@ -86,8 +88,8 @@ FOR NO KEY UPDATE SKIP LOCKED
 """
 
 
-def _one_each(shape: BatchShape) -> str:
-    """One record of each of many runs, as `ONE_RECORD` does it."""
+def _one_record_each(shape: BatchShape) -> str:
+    """Return the statement that inserts one record for each of many runs, as `ONE_RECORD` does for one."""
     sources = _sources(shape, "given") | {"run_id": "given.run_id", "token": "given.token"}
     return f"""
 INSERT INTO perdure_history ({", ".join(HISTORY)})
@@ -99,8 +101,12 @@ FOR NO KEY UPDATE OF r SKIP LOCKED
 """
 
 
-def _statement(shape: BatchShape) -> str:
-    """Its first parameter is how many turns there are; the answer is empty if all were written, else the places of those."""
+def _general_statement(shape: BatchShape) -> str:
+    """Return the statement for a shape.
+
+    Its first parameter is the number of turns. Its result is empty if all of them were written, else the places of
+    those that were.
+    """
     return f"""
 WITH live AS MATERIALIZED (
   SELECT given.*, r.deadline
@@ -124,7 +130,7 @@ def _records(shape: BatchShape) -> str:
 
 
 def _sources(shape: BatchShape, row: str) -> dict[str, str]:
-    """Where the columns of a record come from. What is empty has arrived as NULL."""
+    """Return the SQL expression for each column of a record. An empty text has arrived as NULL."""
     sources = _REST_OF_SUCCESS | {name: f"{row}.{name}" for name in shape.record}
     return sources | {name: f"COALESCE({sources[name]}, '')" for name in ("location", "digest")}
 
@@ -134,7 +140,9 @@ def _allowed(shape: BatchShape) -> str:
         ""
         if shape.goes_on
         else """
-    AND CASE given.becomes WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL END"""
+    AND CASE given.becomes
+      WHEN 'running' THEN TRUE WHEN 'waiting' THEN r.inbox_seq = given.seen ELSE r.parent_id IS NULL
+    END"""
     )
 
 
@@ -176,36 +184,39 @@ def _states(shape: BatchShape) -> str:
 
 
 STATEMENTS = {
-    shape: _one_each(shape) if shape.goes_on and shape.single else _statement(shape)
+    shape: _one_record_each(shape) if shape.goes_on and shape.single else _general_statement(shape)
     for shape in (BatchShape(*flags) for flags in product((False, True), repeat=5))
     if shape.noted >= shape.said and not (shape.goes_on and shape.noted)
 }
 
 
 def is_simple(turns: Sequence[Turn]) -> bool:
-    """Whether one statement can write them."""
+    """Tell whether one statement can write these turns."""
     kinds: set[type[object]] = set()
     for turn in turns:
         if turn.children or turn.sends or turn.outputs or turn.trim or turn.subscribes or turn.unsubscribes:
             return False
-        # It has more to say than one line.
+        # A timeout writes more than one audit event.
         if type(turn.next) is Finish and turn.next.timeout:
             return False
         kinds.add(type(turn.next))
     kinds.discard(type(None))
-    # A run that parks has to see the outcomes of its children in the same batch, which this statement leaves alone.
+    # A run that parks has to see outcomes of its children in the same batch, which one statement cannot do.
     if len(kinds) > 1 or not kinds <= {Finish, Park}:
         return False
     return 0 < len(turns) == len({turn.lease.run_id for turn in turns})
 
 
 def only_append(turns: Sequence[Turn]) -> bool:
-    """Whether none of them finishes, parks or has read anything."""
+    """Tell whether no turn finishes, parks or has read a message, so that only records are written."""
     return all(turn.next is None and not turn.read for turn in turns)
 
 
 async def append_records(connection: PostgresConnection, statements: StatementCache, turns: Sequence[Turn]) -> set[str]:
-    """As `commit_simply`, for turns that go on. Without a transaction, as there is nothing to note and nobody to be told."""
+    """Write turns that have records only; return the ids of the runs that were left out.
+
+    There is no transaction around it, because no audit event and no notification goes with it.
+    """
     if len(turns) == 1 and len(turns[0].records) == 1:
         [turn] = turns
         status = await connection.execute(
@@ -217,7 +228,7 @@ async def append_records(connection: PostgresConnection, statements: StatementCa
     except Unjoinable:
         return {turn.lease.run_id for turn in turns}
     if shape.single:
-        # Which of them were not written is for the transaction to find out.
+        # The transaction in `commit` finds out which of them were not written.
         status = await connection.execute(statements.plain(STATEMENTS[shape]), *columns)
         return set() if rows_of(status) == len(turns) else {turn.lease.run_id for turn in turns}
     answer = await connection.fetch(statements.plain(STATEMENTS[shape]), len(turns), *columns)
@@ -225,7 +236,10 @@ async def append_records(connection: PostgresConnection, statements: StatementCa
 
 
 async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[str]:
-    """Write what can be written; for which runs it was not. Raises `AlreadyThere`, and writes nothing, if a record is there."""
+    """Write the turns that can be written; return the ids of the runs that were left out.
+
+    Raises `AlreadyThere` and writes nothing if a record exists.
+    """
     try:
         shape, columns = _columns_of(turns, _said(tx, turns), goes_on=False)
     except Unjoinable:
@@ -237,7 +251,7 @@ async def commit_simply(tx: PostgresTransaction, turns: Sequence[Turn]) -> set[s
         if turn.next is None or turn.lease.run_id in left_out:
             continue
         if tx.observed is not None and (tx.repeats or not isinstance(turn.next, Park)):
-            tx.observe(turn.lease.run_id, *_line(turn.next))
+            tx.observe(turn.lease.run_id, *_event(turn.next))
         if isinstance(turn.next, Finish):
             tx.notify(Change.FINISHED)
         elif isinstance(turn.next, Park) and turn.next.wake_at <= tx.now:
@@ -251,17 +265,17 @@ def _left_out(turns: Sequence[Turn], places: str | None) -> set[str]:
 
 
 def _said(tx: PostgresTransaction, turns: Sequence[Turn]) -> list[str | None] | None:
-    """What the audit trail is told of each, besides what became of it; empty if nothing, None if it is told of none."""
-    # All outcomes, or all waits: a batch has one or the other.
+    """Return the data of the audit event of each turn; empty if no event has data, None if there are no events."""
+    # A batch has either outcomes or parks, never both.
     first = next((turn.next for turn in turns if turn.next is not None), None)
-    if first is None or not tx.audit.writes(_line(first)[0]):
+    if first is None or not tx.audit.writes(_event(first)[0]):
         return None
     if all(turn.next is None or (type(turn.next) is Finish and turn.next.status is _COMPLETED) for turn in turns):
         return []
-    return [None if turn.next is None else _line(turn.next)[1] for turn in turns]
+    return [None if turn.next is None else _event(turn.next)[1] for turn in turns]
 
 
-def _line(after: NextState) -> tuple[str, str]:
+def _event(after: NextState) -> tuple[str, str]:
     if isinstance(after, Park):
         return park_event(after)
     assert isinstance(after, Finish)
@@ -271,7 +285,7 @@ def _line(after: NextState) -> tuple[str, str]:
 def _columns_of(
     turns: Sequence[Turn], said: Sequence[str | None] | None, *, goes_on: bool
 ) -> tuple[BatchShape, list[object]]:
-    """The shape of a batch and its parameters but for the first and the last."""
+    """Return the shape of a batch and all of its parameters but the first and the last."""
     leases = [turn.lease for turn in turns]
     records = [record for turn in turns for record in turn.records]
     succeeds = all(map(_succeeds, records))

@@ -1,16 +1,19 @@
-"""PostgreSQL as a value. Free of the driver, so that its schema can be printed without it."""
+"""PostgreSQL as a `Dialect`.
+
+This module must not import the driver: the schema is printed where no driver is installed.
+"""
 
 from __future__ import annotations
 
 from perdure.store.sql.dialect import Dialect
 
-#: The server's time in microseconds, when the expression is reached and not when the transaction began.
+#: The server's time in microseconds at the moment of evaluation, not at the start of the transaction.
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
 POSTGRES = Dialect(
     name="postgres",
     or_ignore="ON CONFLICT DO NOTHING",
-    # Weaker than FOR UPDATE, so that foreign keys of users that point at our rows do not wait for us.
+    # Weaker than FOR UPDATE, so that inserts of users with foreign keys to our rows do not wait for us.
     for_update="FOR NO KEY UPDATE",
     skip_locked="FOR NO KEY UPDATE SKIP LOCKED",
     keep_gate="ON CONFLICT DO NOTHING",

@@ -1,4 +1,4 @@
-"""The driver, as far as it is used here. It comes without types, so they are said in this one place."""
+"""The driver, asyncpg, as far as Perdure uses it. It has no type annotations, so this module declares them."""
 
 from __future__ import annotations
 
@@ -9,96 +9,97 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs] # it has none
 
 from perdure.store.server.timeouts import Timeouts
 
-#: What the server says is wrong; what the driver itself says; the one thing that is asked for by its name.
+#: Errors of the server, errors of the driver itself, and the error for a key that is taken.
 ServerError: type[Exception] = asyncpg.PostgresError
-# The second is raised by a connection that the server has ended while nobody used it.
+# The second is raised by a connection that the server has closed while it was idle.
 DriverErrors: tuple[type[Exception], ...] = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 AlreadyThere: type[Exception] = asyncpg.UniqueViolationError
 
-#: Seconds that saying goodbye to a connection may take.
-_GOODBYE = 2.0
+#: Seconds that closing a connection in order may take.
+_CLOSE_SECONDS = 2.0
 _CACHED_STATEMENTS = 200
 
-#: Array types that parameters have, by their number and that of their elements. Both are the same on every server.
+#: Array types of parameters: the OID of the array and of its elements, which are the same on every server.
 _ARRAYS = {
-    "bool": (1000, 16), "bytea": (1001, 17), "int2": (1005, 21), "int4": (1007, 23), "text": (1009, 25), "int8": (1016, 20),
+    "bool": (1000, 16), "bytea": (1001, 17), "int2": (1005, 21), "int4": (1007, 23), "text": (1009, 25),
+    "int8": (1016, 20),
 }  # fmt: skip
 
 
 class _Named(Protocol):
     @property
     def name(self) -> str:
-        """Of a type."""
+        """Name of the type."""
 
 
 class _Prepared(Protocol):
     def get_parameters(self) -> Sequence[_Named]:
-        """The types of its parameters."""
+        """Return the types of its parameters."""
 
 
 class _Version(Protocol):
     @property
     def major(self) -> int:
-        """The first number."""
+        """Major version number."""
 
 
 class PostgresConnection(Protocol):
-    """One session with the server, of one event loop."""
+    """One session with the server, used by one event loop."""
 
-    #: Which of the servers that were met at this address it leads to.
+    #: Number of the server at this address, counted up whenever another server takes its place.
     epoch: int
 
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str:
-        """Run a statement, or several without parameters; its status, such as `UPDATE 3`. A timeout replaces the usual one."""
+        """Run a statement, or several without parameters; return its status, such as `UPDATE 3`."""
 
     async def fetch(self, query: str, *args: object) -> list[Any]:
-        """Run a query; its rows."""
+        """Run a query; return its rows."""
 
     async def fetchval(self, query: str, *args: object) -> Any:
-        """Run a query; the first value of its first row."""
+        """Run a query; return the first value of its first row."""
 
     async def prepare(self, query: str, *, name: str) -> _Prepared:
-        """Have a statement examined; without a name, nothing is left of it on the server."""
+        """Prepare a statement; one without a name leaves nothing on the server."""
 
     def limit(self, seconds: float) -> None:
-        """Wait for a statement no longer than that from now on. The server is not told."""
+        """Wait for a statement no longer than that from now on. The server does not learn of it."""
 
     def is_closed(self) -> bool:
-        """Whether it is over."""
+        """Tell whether the session is closed."""
 
     def is_in_transaction(self) -> bool:
-        """Whether a transaction is open."""
+        """Tell whether a transaction is open."""
 
     def get_server_pid(self) -> int:
-        """Of the process that serves the session; a pooler says its own."""
+        """Return the id of the server process; a pooler returns its own."""
 
     def get_server_version(self) -> _Version:
-        """Of the server."""
+        """Return the version of the server."""
 
     async def close(self, *, timeout: float) -> None:
-        """End it in order."""
+        """Close the session in order."""
 
     def add_query_logger(self, callback: Callable[[Any], object]) -> None:
-        """Show every statement, with its parameters and time, to a callback."""
+        """Pass every statement, with its parameters and duration, to a callback."""
 
     async def add_listener(self, channel: str, callback: Callable[[Any, int, str, object], object]) -> None:
-        """Listen to a channel; the callback gets this, the sender's number, the channel and what was said."""
+        """Listen to a channel; the callback gets this object, the sender's process id, the channel and the payload."""
 
     def add_termination_listener(self, callback: Callable[[Any], object]) -> None:
-        """Call back when it is over, whoever ended it."""
+        """Call back when either side has closed the session."""
 
     def fileno(self) -> int:
-        """The descriptor of its socket."""
+        """Return the file descriptor of its socket."""
 
     def terminate(self) -> None:
-        """End it at once."""
+        """Close the session at once."""
 
 
 class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver comes without types
-    """A session whose prepared statements have names that occur nowhere else.
+    """A session whose prepared statements have globally unique names.
 
-    A pooler may hand us a session of the server that somebody else has prepared statements on. The driver's own names are
-    numbers, the same in each process, and we would execute whatever it is that has the name there.
+    A pooler may give us a server session on which another process has prepared statements. The driver names statements
+    by numbers, the same in each process, so that we would execute the other process's statement.
     """
 
     unique = ""
@@ -107,11 +108,11 @@ class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver come
     _config: Any
 
     def limit(self, seconds: float) -> None:
-        """Wait for a statement no longer than that from now on. The server is not told."""
+        """Wait for a statement no longer than that from now on. The server does not learn of it."""
         self._config = self._config._replace(command_timeout=seconds)
 
     def fileno(self) -> int:
-        """The descriptor of its socket."""
+        """Return the file descriptor of its socket."""
         number: int = self._transport.get_extra_info("socket").fileno()
         return number
 
@@ -122,11 +123,12 @@ class _NamedSession(asyncpg.Connection):  # type: ignore[misc] # the driver come
 async def connect(
     dsn: str, unique: str, timeouts: Timeouts, *, called: str, prepares: bool, lent: bool = False
 ) -> PostgresConnection:
-    """A new session, `called` so on the server. Statements that are not to be prepared are examined anew each time.
+    """Open a session; `called` is its name on the server.
 
-    So are those on one that is to be lent to the user's functions; they may take their time.
+    Without `prepares`, the server parses every statement anew. So it does on a session that is `lent` to functions of
+    the user, which has no time limit either.
     """
-    session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # it is not typed
+    session = await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType] # the driver is not typed
         dsn,
         connection_class=_NamedSession,
         timeout=timeouts.connect,  # pyright: ignore[reportArgumentType] # fractions are fine
@@ -143,9 +145,9 @@ async def connect(
 
 
 def _describe_arrays(session: Any) -> None:
-    """Tell the driver what it would otherwise ask each new session for.
+    """Register array types with the driver, which would otherwise query them for each new session.
 
-    Its question takes three round trips and ten milliseconds of the server, more than all else that a new session costs.
+    The query takes three round trips and ten milliseconds on the server, more than the rest of a new session.
     """
     session._protocol.get_settings().register_data_types([
         {
@@ -157,13 +159,13 @@ def _describe_arrays(session: Any) -> None:
 
 
 def is_busy(session: PostgresConnection) -> bool:
-    """Whether a session is in the middle of a transaction."""
+    """Tell whether a session is within a transaction."""
     return session.is_in_transaction()
 
 
 async def close_gracefully(session: PostgresConnection) -> None:
-    """End a session in order if that is possible, and anyway."""
+    """Close a session in order, or at once if that fails."""
     try:
-        await session.close(timeout=_GOODBYE)
+        await session.close(timeout=_CLOSE_SECONDS)
     except Exception:
         session.terminate()

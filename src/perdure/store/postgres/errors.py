@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL or of the way to it means, by its SQLSTATE and never by its text."""
+"""Meaning of errors of PostgreSQL and of its driver, read from the SQLSTATE and never from the text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from perdure.errors import (
 )
 from perdure.store.postgres.driver import DriverErrors, ServerError
 
-#: The transaction lost against another one; the connection is fine.
+#: The transaction lost against another one; the connection still works.
 _LOST_RACE = frozenset({"40001", "40P01", "55P03"})
-#: Prepared statements are not ours alone: a pooler hands the session to others between transactions.
+#: A prepared statement is missing or taken: a pooler gives the session to other clients between transactions.
 _POOLED = frozenset({"26000", "42P05"})
 _NO_TABLES = frozenset({"42P01", "3F000"})
 _NO_RIGHT = "42501"
@@ -25,30 +25,33 @@ _READ_ONLY = "25006"
 #: Classes: wrong password, unknown role, no rule that admits it; unknown database.
 _NO_WAY_IN = ("28", "3D")
 
-#: What the driver raises when something is wrong; OSError and timeouts are the network's.
+#: Everything that the driver raises; OSError and timeouts come from the network.
 ERRORS: tuple[type[Exception], ...] = (ServerError, *DriverErrors, OSError, TimeoutError)
 
 
 def is_race(error: BaseException) -> bool:
-    """Whether trying again at once, on the same connection, is all there is to do."""
+    """Tell whether another attempt at once, on the same connection, may succeed."""
     return _state(error) in _LOST_RACE
 
 
 def is_pooled(error: BaseException) -> bool:
-    """Whether a pooler stands between us and the server that does not keep prepared statements. Nothing was executed then."""
+    """Tell whether a pooler lost our prepared statement. Nothing was executed then."""
     return _state(error) in _POOLED
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether the server does not let this role call a function, or has no such function."""
+    """Tell whether this role may not call a function, or the server lacks it."""
     return _state(error) in (_NO_RIGHT, _NO_FUNCTION)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether another connection may succeed: this one broke or was pooled, the server restarts, is full, or changed its role."""
+    """Tell whether another connection may succeed.
+
+    It may if this one broke or was pooled, or the server restarts, is full or has changed its role.
+    """
     state = _state(error)
     return (
-        # The driver's ValueErrors are about a parameter, which no other connection would take either.
+        # A ValueError of the driver is about a parameter, which no other connection would accept either.
         (isinstance(error, (*DriverErrors, OSError, TimeoutError)) and not isinstance(error, ValueError))
         or state[:2] == "08"
         or state[:3] == "57P"
@@ -58,29 +61,30 @@ def is_lost(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, where: str) -> StoreError:
-    """The error that the contract knows; `where` names the database."""
+    """Return the error of the store contract for a driver error; `where` names the database."""
     state = _state(error)
     detail = f"{str(error) or type(error).__name__} ({state or type(error).__name__})"
     if state == _READ_ONLY:
-        return StoreReadOnly(f"{where} does not accept writes: {detail}. Point the URL at the primary.")
+        return StoreReadOnly(f"{where} does not accept writes: {detail}; point the URL at the primary")
     if state == _NO_RIGHT:
         return StoreReadOnly(
-            f"{where} refuses this user: {detail}. Grant it SELECT, INSERT, UPDATE and DELETE on the tables, and let somebody "
-            "who may create tables run `perdure migrate`."
+            f"{where} refuses this user: {detail}; grant it SELECT, INSERT, UPDATE and DELETE on the tables, and run "
+            "`perdure migrate` as a user that may create tables"
         )
     if state in _NO_TABLES:
-        return SchemaMismatch(f"{where} lacks a table of Perdure: {detail}. Run `perdure migrate` once.")
+        return SchemaMismatch(f"{where} lacks a table of Perdure: {detail}; run `perdure migrate` once")
     if state in ("53100", "58030"):
-        return StoreFull(f"{where} has no room left or its disk fails: {detail}. Free some space or check the disk.")
+        return StoreFull(f"{where} has no room left or its disk fails: {detail}; free some space or check the disk")
     if state[:2] == "XX":
-        return StoreCorrupt(f"{where} reports damage: {detail}. Look at the server's log; restore a backup if need be.")
+        return StoreCorrupt(f"{where} reports damage: {detail}; read the server's log and restore a backup if need be")
     if state[:2] in _NO_WAY_IN:
         return StoreRefused(
-            f"{where} does not let this user in: {detail}. Check user, password and database of the URL, and whom the server lets in."
+            f"{where} does not let this user in: {detail}; check the user, password and database of the URL, and the "
+            "access rules of the server"
         )
     if is_lost(error) or is_race(error) or state[:2] == "53":
-        return StoreUnavailable(f"{where} cannot be used now: {detail}. Check that it runs and that the URL is right.")
-    return StoreError(f"{where} refused a statement: {detail}.")
+        return StoreUnavailable(f"{where} cannot be used now: {detail}; check that it runs and that the URL is right")
+    return StoreError(f"{where} refused a statement: {detail}")
 
 
 def _state(error: BaseException) -> str:

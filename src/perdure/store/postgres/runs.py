@@ -1,4 +1,8 @@
-"""Create and load runs on PostgreSQL, many at a time."""
+"""Create and load runs on PostgreSQL, many at a time.
+
+Runs are created in one statement; a run whose id or key is taken fails all of it, and the shared verb then finds out
+which. Loading takes one query for each kind of row.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,7 @@ SELECT id, COALESCE(type, ''), COALESCE(input, ''), COALESCE(queue, ''), priorit
 FROM given
 """
 
-#: The same with columns as text, and with the line of the trail for each, if there is one.
+#: Creates runs from joined text columns, with an audit event for each if `said` is not NULL.
 CREATE_JOINED = f"""
 WITH given AS MATERIALIZED (
   SELECT * FROM {unnest_texts(_JOINED, 1, name="split")}
@@ -83,10 +87,10 @@ SELECT id, {_NOW}, 'created', {_ACTOR}, said FROM given WHERE said IS NOT NULL
 
 
 async def create_new_runs(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[CreatedRun]:
-    """Create them all. Raises `AlreadyThere` if one is there."""
+    """Create all of the runs. Raises `AlreadyThere` if one exists."""
     if not runs:
         return []
-    # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
+    # In the order of ids, so that two transactions that create the same runs do not deadlock.
     ordered = sorted(runs, key=attrgetter("id"))
     try:
         columns = _joined(tx, ordered)
@@ -104,21 +108,21 @@ async def create_new_runs(tx: PostgresTransaction, runs: Sequence[NewRun]) -> li
 
 
 def _joined(tx: PostgresTransaction, runs: Sequence[NewRun]) -> list[str]:
-    """The parameters of `CREATE_JOINED` but for the last two. Raises `Unjoinable`."""
+    """Return all parameters of `CREATE_JOINED` but the last two. Raises `Unjoinable`."""
     said = [created_event(new)[1] if tx.audit.writes("created") else None for new in runs]
     columns: list[str] = []
     for name, kind in _JOINED.items():
         items: list[Any] = list(said) if name == "said" else list(map(attrgetter(name), runs))
         if kind == "text" and name in _NULLABLE and "" in items:
-            # It would arrive as NULL, which is not the same there.
+            # An empty text would arrive as NULL, which differs in a nullable column.
             raise Unjoinable
         columns.append(join_texts(items) if kind == "text" else join_numbers(items))
     return columns
 
 
 def arrays_of(runs: Sequence[NewRun], now: int) -> list[list[object]]:
-    """The parameters of `NEW_RUNS`."""
-    # In the order of their ids, so that two who create the same runs do not wait for each other crosswise.
+    """Return the parameters of `NEW_RUNS`."""
+    # In the order of ids, so that two transactions that create the same runs do not deadlock.
     rows = [params_of(new, now) for new in sorted(runs, key=lambda new: new.id)]
     return [[row[column] for row in rows] for column in _COLUMNS]
 
@@ -141,18 +145,18 @@ ORDER BY run_id, seq
 
 
 async def get_runs(tx: PostgresTransaction, run_ids: Sequence[str]) -> list[Run]:
-    """Those that exist."""
+    """Return those of the runs that exist."""
     return [to_run(row) for row in await tx.run(_RUNS, run_ids)]
 
 
 async def load_runs(tx: PostgresTransaction, run_ids: Sequence[str], page: int) -> list[LoadedRun]:
-    """Runs with their histories and a page of what is unread."""
+    """Return runs with their histories and one page of unread messages each."""
     found = await get_runs(tx, run_ids)
     records: dict[str, list[Record]] = {run.id: [] for run in found}
     for run_id, *row in await tx.run(_HISTORIES, run_ids):
         records[run_id].append(to_record(tuple(row)))
     unread: dict[str, list[Message]] = {run.id: [] for run in found}
-    # Few have more than a page; the one statement for all others has no limit that would leave the planner a choice.
+    # Few runs have more than a page; the one statement for all others has no LIMIT, which could change its plan.
     for run in found:
         if run.inbox_seq > run.inbox_read + page:
             unread[run.id] = await inbox(tx, run.id, run.inbox_read, page)

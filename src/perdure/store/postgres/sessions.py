@@ -1,11 +1,11 @@
-"""Sessions carry the name of their process, and those in which a dead one has left a transaction open are ended.
+"""Sessions carry the name of their process, and transactions that a dead process has left open are ended.
 
-A process that comes to a stand between the preparation of a statement and its execution keeps its rows: the server counts the
-session as active and, before PostgreSQL 17, has no limit for that. So whoever finds a worker overdue ends the sessions of its process
-that are in a transaction and wait for their client. One that lives loses no more by that than a connection. A session that was
-still at work then, and waits for its client since, is found later: its process is remembered for a while, unless it has a worker in
-its next life. It takes the same role, and nothing that a role does not have by itself; where that was taken away, the rows stay
-with the session.
+A process that stops between preparing a statement and executing it keeps its row locks: the server counts the session
+as active and, before PostgreSQL 17, has no timeout for that. So a process that finds a worker overdue ends those
+sessions of the worker's process that are in a transaction and wait for their client. A live process loses no more by
+that than a connection. A session that was still working then, and waits for its client later, is found later: its
+process is remembered for a while, unless a worker with a new id runs in it. Ending a session requires the same role
+and no further privilege; where the function was revoked, the rows stay locked until the session ends.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from perdure.store.postgres.transaction import PostgresTransaction
 
 _log = logging.getLogger("perdure.store")
 
-#: Bytes that the server keeps of a session's name, and what is kept of a host's.
+#: Maximum length of a session name on the server, and of the host name in it.
 _LONGEST = 63
 _LONGEST_HOST = 32
 
-#: For how long after its last heartbeat a process is looked after that has nobody alive, in microseconds.
+#: Microseconds after its last heartbeat for which the sessions of a process without a live worker are checked.
 LATELY = 3600 * 1_000_000
 
-#: Those that a sweep would declare dead, those that it has and that hold something nevertheless; and, with less haste, those that
-#: it has lately.
+#: Processes of workers that a sweep would declare dead, or has declared dead while they still hold runs; and, less
+#: urgent, processes of workers that were declared dead lately.
 _GONE = f"""
 SELECT host, pid, bool_or(w.status = 'alive' OR its.runs)
 FROM perdure_workers w
@@ -37,15 +37,18 @@ CROSS JOIN LATERAL (
 WHERE (w.status = 'alive' AND w.heartbeat_at + w.lease < $1::bigint)
   OR (w.status = 'dead' AND (its.runs OR (w.heartbeat_at > $1::bigint - {LATELY} AND NOT EXISTS (
     SELECT 1 FROM perdure_workers next
-    WHERE next.host = w.host AND next.pid = w.pid AND next.status = 'alive' AND next.heartbeat_at + next.lease >= $1::bigint
+    WHERE next.host = w.host AND next.pid = w.pid AND next.status = 'alive'
+      AND next.heartbeat_at + next.lease >= $1::bigint
   ))))
 GROUP BY host, pid
 """
 
-#: Milliseconds to wait for the end of a session, so that its locks are gone when the sweep begins, which waits for none.
+#: Milliseconds to wait for the end of a session, so that its locks are gone when the sweep begins, which waits for no
+#: lock.
 _ENDS_WITHIN = 100
 
-#: At once, or only what takes longer than anything that lives. A pooler may have added something behind the name.
+#: Sessions to end at once, or only if their transaction is older than any of a live process. A pooler may append to
+#: the name.
 _END = f"""
 SELECT pid, application_name, pg_terminate_backend(pid, {_ENDS_WITHIN})
 FROM (
@@ -60,16 +63,17 @@ WHERE datname = current_database() AND usename = current_user AND pid <> pg_back
 
 
 def session_name(given: str = "") -> str:
-    """What the sessions of this process are called, behind what the user calls them."""
+    """Return the name of the sessions of this process, after the name that the user has given."""
     name = _process_name(socket.gethostname(), os.getpid())
     given = given.encode("ascii", "replace").decode()[: _LONGEST - 1 - len(name)]
     return f"{given} {name}" if given else name
 
 
 async def end_abandoned(tx: PostgresTransaction, longest: float) -> None:
-    """End what processes without a heartbeat have left open. Not in a transaction, for an error would end that.
+    """End sessions in which processes without a heartbeat have left a transaction open.
 
-    No transaction of a process that lives waits for it for so many seconds.
+    No transaction of a live process waits for its client for `longest` seconds. Must not run within a transaction,
+    which an error would end.
     """
     gone = {_process_name(host, pid): at_once for host, pid, at_once in await tx.run(_GONE, tx.now)}
     gone.pop(_process_name(socket.gethostname(), os.getpid()), None)
@@ -82,16 +86,16 @@ async def end_abandoned(tx: PostgresTransaction, longest: float) -> None:
         if not is_refused(error):
             raise
         _log.warning(
-            "This role may not call pg_terminate_backend, so a worker that has come to a stand may keep its runs locked until "
+            "this role may not call pg_terminate_backend, so a worker that has stopped may keep its runs locked until "
             "its process ends: %s",
             error,
         )
         return
     for pid, name, _ in ended:
-        _log.warning("session %s of %s was ended: it was in a transaction, and its worker is overdue", pid, name)
+        _log.warning("session %s of %s was ended: it had a transaction open, and its worker is overdue", pid, name)
 
 
 def _process_name(host: str, pid: int) -> str:
     label = host.partition(".")[0].encode("ascii", "replace").decode().replace(" ", "_")
-    # What tells hosts of a cluster apart is at the end.
+    # Host names of a cluster differ at the end.
     return f"perdure:{pid}@{label[-_LONGEST_HOST:]}"

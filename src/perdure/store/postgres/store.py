@@ -1,8 +1,9 @@
 """The store on PostgreSQL 14 and newer.
 
-A verb is a transaction on one connection, in READ COMMITTED; the hottest are one statement each. One that loses a race or its
-connection is run again as a whole, a few times, which every verb allows; after that whoever asked is told that the database is
-unavailable. No session state is used. Should a pooler turn out to stand in between, statements are no longer prepared.
+A verb is a transaction on one connection, in READ COMMITTED; the hottest verbs are one statement each. A verb that
+loses a race or its connection is run again as a whole, a few times, which every verb allows; after that the caller
+gets `StoreUnavailable`. No session state is used. If a pooler turns out to be in between, statements are no longer
+prepared.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ _NOTHING = SweepResult(dead_workers=(), released=0, expired=0, more=False)
 
 _BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
-#: Every row that sending touches, parents of those that it may end included. Whoever locks several locks them in this order;
-#: otherwise two of them wait for each other until the server notices, a second later.
+#: Locks every row that sending touches, including parents of runs that it may end. All transactions that lock several
+#: rows use the order of ids; otherwise two of them would deadlock, which the server notices after a second.
 _LOCK_IN_ORDER = """
 SELECT 1
 FROM perdure_runs
@@ -84,13 +85,13 @@ _BEATS = {True: _BEAT.format(told=TIMELINE), False: _BEAT.format(told="''")}
 
 
 class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
-    """The verbs of `Store` over one PostgreSQL database. `time` replaces the server's clock in tests."""
+    """The `Store` over one PostgreSQL database. `time` replaces the server's clock in tests."""
 
     def __init__(
         self, url: PostgresUrl, system: System, *, migrate: bool = True, time: Callable[[], int] | None = None
     ) -> None:
         super().__init__(POSTGRES, url.tables, system, migrate=migrate, audit=url.audit, pool=url.pool, time=time)
-        # While the server writes one batch, this process prepares the next; more only makes them smaller.
+        # While the server writes one batch, this process prepares the next; more lanes only make batches smaller.
         self.lanes = 2
         self.where = url.where
         self._url = url
@@ -98,30 +99,30 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         self._lent = LoopPools(
             system, lambda: self._open_connection(lent=True), close_gracefully, url.pool, self._is_current
         )
-        #: The timeline that every statement which proves a lease checks, as a pooler stands in between; empty: none does.
+        #: Behind a pooler, the timeline that every statement checks that proves a lease; else empty.
         self._fenced = ""
         self._prepares = True
-        self._notices = Notifier(url, system, self._tell)
+        self._notifier = Notifier(url, system, self._tell)
 
     async def open(self) -> None:
-        """Connect, check versions and settings, apply migrations if allowed."""
+        """Connect, check versions and settings, and apply migrations if allowed."""
         await super().open()
-        self._notices.start()
+        self._notifier.start()
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         if self._process == os.getpid():
-            await self._notices.stop()
+            await self._notifier.stop()
             await super().close()
             await self._lent.close()
 
     def _after_fork_in_child(self) -> None:
         super()._after_fork_in_child()
         self._lent.silence()
-        self._notices.silence()
+        self._notifier.silence()
 
     async def now(self) -> int:
-        """The server's time."""
+        """Return the server's time."""
 
         async def ask(connection: PostgresConnection) -> int:
             asked = self._clock.start_measurement()
@@ -132,7 +133,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     async def create(
         self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
     ) -> builtins.list[CreatedRun]:
-        """Create runs; in one statement unless one of them is there already."""
+        """Create runs; in one statement unless one of them exists."""
 
         async def quickly(tx: PostgresTransaction) -> builtins.list[CreatedRun] | None:
             try:
@@ -145,7 +146,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return await super().create(runs, actor, all_or_none=all_or_none) if made is None else made
 
     async def _beat(self, tx: PostgresTransaction, worker_id: str, last: int) -> int | None:
-        """By the server's own clock."""
+        """Write a heartbeat with the time of the server's clock."""
         asked, fenced = self._clock.start_measurement(), self._fenced
         rows = await tx.run(_BEATS[bool(fenced)], worker_id, self._clock.told, last)
         if not rows:
@@ -158,18 +159,18 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return int(beat)
 
     def _moved(self, timeline: str) -> None:
-        """A pooler leads to another server than before."""
+        """Record that a pooler leads to another server than before."""
         self._tracker.record(on_timeline(self._tracker.server, timeline), NOTHING_KNOWN)
 
     async def _held_up(self) -> None:
-        """Where every row is busy, a pooler may lead to another server, on which no lease holds."""
+        """Check the timeline if every row is busy: a pooler may lead to another server, on which no lease holds."""
         if fenced := self._fenced:
             timeline = await self._with("commit", lambda connection: connection.fetchval(f"SELECT {TIMELINE}"))
             if timeline != fenced:
                 self._moved(timeline)
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """Wake what is due, then take ready runs."""
+        """Make due runs ready, then claim ready runs."""
         self._check_open()
         self._system.crash_point("claim.enter")
 
@@ -187,7 +188,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         )
 
     async def sweep(self, limit: int) -> SweepResult:
-        """Bury the dead and give back their runs in one statement; a transaction does the rest, where there is any."""
+        """Declare workers dead and reclaim their runs in one statement; a transaction does the rest if there is any."""
         self._check_open()
         self._system.crash_point("sweep.enter")
         seen = await self._read("sweep", self._prepare_sweep)
@@ -206,19 +207,19 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return swept
 
     async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
-        """Histories and unread inboxes, as of one moment."""
+        """Load runs with their histories and unread messages from one snapshot."""
         return await self._with("load", lambda connection: self._load(connection, run_ids))
 
     async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
-        """Those of the runs that exist; the statement does not depend on how many are asked for."""
+        """Return those of the runs that exist, with one statement for any number of ids."""
         return await self._read("get_many", lambda tx: get_runs(tx, run_ids))
 
     async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        """Runs, newest first; of several statuses each by its own index."""
+        """List runs, newest first; each of several statuses is read from its own index range."""
         return await self._read("list", lambda tx: reads.list_runs(tx, filter, limit, cursor, apart=True))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
-        """Make turns durable; in one statement if they reach nobody else."""
+        """Commit turns; in one statement if they touch no other run."""
         try:
             return await self._commit_turns(turns, actor)
         except ServerReplaced:
@@ -239,7 +240,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return [next(verdicts) if turn.lease.run_id in left_out else TurnOutcome.APPLIED for turn in turns]
 
     async def _append(self, turns: Sequence[Turn], actor: str) -> set[str] | None:
-        """As `_at_once` does it, in fewer calls: the steps of one run that come one by one wait for each of these."""
+        """Append records without a transaction, as `_at_once` does but in fewer calls: each step waits for this."""
         passes = self._system.crash_point
         passes("commit.enter")
 
@@ -257,13 +258,16 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return left_out
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
-        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
+
+        For tests and tools.
+        """
         places = iter(range(1, len(params) + 1))
         text = "".join(f"${next(places)}" if letter == "?" else letter for letter in sql) if params else sql
         return await self._read("query", lambda tx: tx.run(text, *params))
 
     def lend(self) -> AbstractAsyncContextManager[PostgresConnection]:
-        """A connection for a function of the user's."""
+        """Lend a connection to a function of the user."""
         return lend(self._lent, is_busy)
 
     def _lend_to(self, worker: str) -> AbstractAsyncContextManager[PostgresConnection]:
@@ -280,7 +284,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
     def _committed(self, verb: str, tx: PostgresTransaction) -> None:
         super()._committed(verb, tx)
         if changes := tx.changes:
-            self._notices.say(changes)
+            self._notifier.announce(changes)
 
     async def _open_connection(self, *, lent: bool = False) -> PostgresConnection:
         unique, called = self._system.entropy(8).hex(), session_name(self._url.called)
@@ -288,12 +292,12 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             self._url.dsn, unique, self._timeouts, called=called, prepares=self._prepares, lent=lent
         )
         if not lent:
-            # A life may have begun meanwhile.
+            # A worker with a shorter lease may have registered meanwhile.
             connection.limit(self._timeouts.statement)
         if connection.get_server_version().major < _OLDEST_SERVER:
             version = connection.get_server_version().major
             connection.terminate()
-            raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer.")
+            raise StoreError(f"{self.where} is PostgreSQL {version}; Perdure needs {_OLDEST_SERVER} or newer")
         known = self._tracker.snapshot()
         try:
             self._met(connection, await who_is(connection), known)
@@ -306,7 +310,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return connection
 
     def _met(self, connection: PostgresConnection, session: ServerSession, known: IdentitySnapshot) -> None:
-        """Note who the server is, and check that with each commit where a pooler may lead elsewhere."""
+        """Record the server's identity; behind a pooler, have each commit check it."""
         connection.epoch = self._tracker.record(session.who, known)
         fenced = session.timeline if session.pooled else ""
         if fenced != self._fenced:
@@ -314,7 +318,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             self._statements = StatementCache(self._url.tables, fence(fenced) if fenced else "")
 
     def _limit_connections(self) -> None:
-        # Each transaction tells the server its limits, so that a connection need not be opened anew for other ones.
+        # Each transaction sets its limits on the server, so that open connections can stay.
         for connection in self._pools.here().opened():
             connection.limit(self._timeouts.statement)
 
@@ -325,7 +329,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         await tx.connection.execute(begin(self._timeouts))
 
     def _limit(self) -> str:
-        # A worker that has come to a stand is taken for dead, but its locks would stay for as long as its socket does.
+        # A worker that has stopped is declared dead, but without this its locks would last as long as its socket.
         return f"SET LOCAL idle_in_transaction_session_timeout = {int(1250 * self._timeouts.statement)}"
 
     async def _end(self, tx: PostgresTransaction) -> None:
@@ -343,7 +347,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
             self._prepares = False
 
     def _is_race(self, error: Exception) -> bool:
-        # Of what a pooler refused nothing was executed.
+        # Nothing was executed of a statement that a pooler refused.
         return errors.is_race(error) or errors.is_pooled(error)
 
     def _is_lost(self, error: Exception) -> bool:
@@ -375,7 +379,7 @@ class PostgresStore(ServerStore[PostgresConnection, PostgresTransaction]):
         return await commit(tx, turns, doubtful=doubtful)
 
     async def _prepare_sweep(self, tx: PostgresTransaction) -> SweepPreview:
-        """Look, and end sessions in which overdue workers have left something locked."""
+        """Read what there is to sweep, and end sessions in which overdue workers have left rows locked."""
         seen = await preview_sweep(tx, self._clock)
         if seen.orphans or seen.rest or seen.deaths:
             await end_abandoned(tx, self._timeouts.statement)

@@ -1,9 +1,10 @@
-"""Sweeping on PostgreSQL: a look at what there is to do, and one statement that buries the dead and gives back their runs.
+"""Sweep on PostgreSQL: a cheap preview, and one statement that declares workers dead and reclaims their runs.
 
-Where workers die in numbers, all that are left sweep at once. A transaction of many round trips would keep the rows of the dead locked
-all that time, for longer the busier the machine is, and for longer still where its own worker is killed in the middle of it. One
-statement holds its locks no longer than the server takes for it, and waits for none. What is rare (deadlines, singletons, runs that
-workers in other languages lost too often, workers to forget) is left to the transaction that all databases share.
+If many workers die at once, all that are left sweep at the same time. A transaction of many round trips would keep the
+rows of the dead workers locked all that time, the longer the busier the machine is, and longer still if its own worker
+is killed in the middle of it. One statement holds its locks only while the server executes it, and waits for none.
+Rare work (deadlines, singletons, runs that workers in other languages lost too often, old worker rows) is left to the
+transaction that all databases share.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from perdure.store.server.clock import ServerClock
 from perdure.store.sql.runs.claim import CLAIMS_AFTER, HOME_AFTER, IS_POISON
 from perdure.store.sql.workers import POISON_AFTER, REMEMBERED
 
-#: Leaps from holder to holder along the index, so that the cost is one look a worker and not one a run.
+#: Skips from worker to worker along the index, so that the cost is one read per worker and not one per run.
 _HOLDERS = """
 holder (worker) AS (
   SELECT MIN(worker) FROM perdure_runs WHERE status = 'running'
@@ -62,8 +63,8 @@ SELECT clock.now,
 FROM clock
 """
 
-#: Rows that are locked are left out: another sweep has them, or the next one finds them. A worker that is buried here is alive in what
-#: the rest of the statement sees.
+#: Skips locked rows: another sweep has them, or the next one finds them. A worker that this statement declares dead is
+#: still alive in what its other parts see.
 _RECLAIM = f"""
 WITH RECURSIVE clock AS MATERIALIZED (
   SELECT COALESCE($1::bigint, {NOW}) AS now
@@ -117,7 +118,8 @@ WITH RECURSIVE clock AS MATERIALIZED (
       0
     ),
     json_build_object(
-      'worker', lost.worker, 'reason', '{LOST}', 'generation', lost.generation, 'attempt', lost.attempt, 'last', lost.last
+      'worker', lost.worker, 'reason', '{LOST}', 'generation', lost.generation, 'attempt', lost.attempt,
+      'last', lost.last
     )::text,
     (SELECT now FROM clock), '{LOST}:' || lost.token
   FROM lost
@@ -148,16 +150,16 @@ RECLAIM = {level: _RECLAIM.format(noted=_NOTED if level.writes("reclaimed") else
 class SweepPreview(Struct, frozen=True):
     """Result of the cheap query that precedes a sweep."""
 
-    #: Workers to bury, or runs to give back.
+    #: There are workers to declare dead, or runs to reclaim.
     orphans: bool
-    #: Anything that takes a transaction.
+    #: There is work that takes a transaction.
     rest: bool
-    #: Whether a worker was declared dead lately.
+    #: A worker was declared dead lately.
     deaths: bool
 
 
 async def preview_sweep(tx: PostgresTransaction, clock: ServerClock) -> SweepPreview:
-    """Find out whether there is anything to sweep, and whether any worker died lately."""
+    """Read whether there is anything to sweep, and whether a worker died lately."""
     asked = clock.start_measurement()
     [(now, orphans, rest, deaths)] = await tx.run(ANYTHING, clock.told, REMEMBERED)
     clock.finish_measurement(asked, now)
@@ -165,7 +167,7 @@ async def preview_sweep(tx: PostgresTransaction, clock: ServerClock) -> SweepPre
 
 
 async def reclaim_runs(tx: PostgresTransaction, limit: int, clock: ServerClock) -> tuple[SweepResult, bool]:
-    """Bury the dead and give back what they held; what was done, and whether a run is to be set aside."""
+    """Declare workers dead and reclaim their runs; return what was done, and whether a run is to be set aside."""
     asked = clock.start_measurement()
     [(now, names, lines, poison)] = await tx.run(RECLAIM[tx.audit], clock.told, limit)
     clock.finish_measurement(asked, now)
@@ -179,7 +181,7 @@ async def reclaim_runs(tx: PostgresTransaction, limit: int, clock: ServerClock) 
 
 
 def merge_swept(first: SweepResult, second: SweepResult) -> SweepResult:
-    """Two halves of one sweep."""
+    """Add up the results of two parts of one sweep."""
     return SweepResult(
         dead_workers=(*first.dead_workers, *second.dead_workers),
         released=first.released + second.released,

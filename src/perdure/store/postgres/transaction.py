@@ -1,7 +1,7 @@
-"""A transaction on PostgreSQL, as shared verbs see it.
+"""A transaction on PostgreSQL, as the shared SQL verbs see it.
 
-StatementCache come with `:name` parameters and leave with `$1`. One that is run for many rows becomes one statement over arrays,
-so that it costs one round trip however many rows there are.
+Statements have `:name` parameters, which become `$1` here. A statement for many rows becomes one statement over arrays,
+so that it costs one round trip for any number of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[
 
 
 def begin(timeouts: Timeouts) -> str:
-    """The statement that begins a transaction which writes."""
+    """Return the statement that begins a writing transaction."""
     return (
         "BEGIN ISOLATION LEVEL READ COMMITTED; "
         f"SET LOCAL lock_timeout = {int(1000 * timeouts.lock)}; "
@@ -38,11 +38,11 @@ def begin(timeouts: Timeouts) -> str:
 
 
 class StatementCache:
-    """StatementCache as the server gets them, each rendered once."""
+    """Statements in the form that the server gets, each rendered once."""
 
     def __init__(self, tables: str, fence: str = "") -> None:
-        #: `fence`: a condition without which no lease holds, put where statements say `{fence}`.
         self._tables = tables
+        #: A condition that every lease check includes, in place of `{fence}`.
         self._fence = fence
         self._named: dict[str, tuple[str, list[str]]] = {}
         self._plain: dict[str, str] = {}
@@ -50,7 +50,7 @@ class StatementCache:
         self._types: dict[str, list[str]] = {}
 
     def named(self, sql: str) -> tuple[str, list[str]]:
-        """With `:name` parameters: the text, and the names in the order of their numbers."""
+        """Render a statement with `:name` parameters; return the text and the names in the order of their numbers."""
         found = self._named.get(sql)
         if found is None:
             names = list(dict.fromkeys(_PARAMETER.findall(sql)))
@@ -60,21 +60,21 @@ class StatementCache:
         return found
 
     def plain(self, sql: str) -> str:
-        """With `$1` parameters already."""
+        """Render a statement with `$1` parameters."""
         found = self._plain.get(sql)
         if found is None:
             found = self._plain[sql] = self._render(sql)
         return found
 
     def made(self, make: Callable[[int], str], size: int) -> str:
-        """One that depends on how many there are of something."""
+        """Render a statement whose text depends on a number."""
         found = self._made.get((make, size))
         if found is None:
             found = self._made[make, size] = self._render(make(size))
         return found
 
     def over_arrays(self, sql: str, types: Sequence[str]) -> str:
-        """A statement with `:name` parameters of these types that does for each element of arrays what it would do once."""
+        """Render a statement with `:name` parameters of these types for arrays of parameters."""
         _, names = self.named(sql)
         arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(types, 1))
         source = f"FROM unnest({arrays}) AS given ({', '.join('given_' + name for name in names)})"
@@ -86,7 +86,7 @@ class StatementCache:
         return self._render(text.replace("WHERE ", f"{source}\nWHERE ", 1))
 
     async def types(self, connection: PostgresConnection, sql: str) -> list[str]:
-        """The types of a statement's parameters, as the server knows them."""
+        """Return the types of a statement's parameters, which the server knows."""
         found = self._types.get(sql)
         if found is None:
             prepared = await connection.prepare(self.named(sql)[0], name="")
@@ -98,7 +98,7 @@ class StatementCache:
 
 
 class PostgresTransaction(ServerTransactionLog):
-    """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
+    """A `Transaction` on PostgreSQL. Without `locking`, reads lock no rows."""
 
     def __init__(
         self,
@@ -116,16 +116,16 @@ class PostgresTransaction(ServerTransactionLog):
         self._statements = statements
         self._locking = locking
         self.epoch = connection.epoch
-        #: Seconds that `execute` may take, if not the usual number.
+        #: Seconds that `execute` may take; None: the usual number.
         self.patience: float | None = None
 
     async def execute(self, sql: str, params: Params) -> int:
-        """Run one statement; how many rows it changed."""
+        """Run one statement; return how many rows it changed."""
         text, names = self._statements.named(sql)
         return rows_of(await self.connection.execute(text, *(params[name] for name in names), timeout=self.patience))
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run one statement for each of the rows, all at once."""
+        """Run one statement for each row of parameters, in one round trip; return how many rows were changed."""
         if not rows:
             return 0
         if len(rows) == 1:
@@ -137,7 +137,7 @@ class PostgresTransaction(ServerTransactionLog):
     async def fetch(self, sql: str, params: Params) -> list[Row]:
         """Run a query."""
         if "{for_update}" in sql:
-            # It may wait for locks; the time is what it is afterwards.
+            # The query may wait for locks, so the time is read anew afterwards.
             self.locked()
             if not self._locking:
                 sql = sql.replace("{for_update}", "")
@@ -145,23 +145,23 @@ class PostgresTransaction(ServerTransactionLog):
         return [tuple(row) for row in await self.connection.fetch(text, *(params[name] for name in names))]
 
     async def run(self, sql: str, *args: object) -> list[Row]:
-        """Run a statement with `$1` parameters, of this database only."""
+        """Run a statement with `$1` parameters, written for PostgreSQL."""
         return [tuple(row) for row in await self.connection.fetch(self._statements.plain(sql), *args)]
 
     async def run_made(self, make: Callable[[int], str], size: int, *args: object) -> list[Row]:
-        """Run a statement that is made for so many of something."""
+        """Run a statement whose text depends on a number."""
         return [tuple(row) for row in await self.connection.fetch(self._statements.made(make, size), *args)]
 
     def take_notes(self) -> list[list[Any]]:
-        """The noted lines as arrays for `NOTES`; whoever takes them writes them."""
+        """Take the audit events as arrays for `NOTES`; the caller has to write them."""
         return [list(column) for column in zip(*self._take_lines(), strict=True)] or [[] for _ in range(5)]
 
     async def write_notes(self) -> None:
-        """Put the noted lines into the transaction."""
+        """Write the audit events to the database, within the transaction."""
         if self._lines:
             await self.connection.execute(self._statements.plain(NOTES), *self.take_notes())
 
 
 def rows_of(status: str) -> int:
-    """How many rows a statement changed, by what the server says of it."""
+    """Return how many rows a statement changed, from its status."""
     return int(status.rpartition(" ")[2]) if status[-1:].isdigit() else 0

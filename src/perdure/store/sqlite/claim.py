@@ -1,8 +1,9 @@
-"""Claiming on SQLite.
+"""Claim runs on SQLite.
 
-The transaction owns the database, so nothing needs to be skipped or locked: choose along the claim index, then take. Each
-(queue, type) pair is one range of that index, read a page at a time and merged, so the cost depends on what is taken and not
-on what else is in the table. What is passed over (suspects, runs left to their last worker) is read from the index alone.
+The transaction owns the database, so that no row needs to be locked or skipped: choose along the claim index, then
+take. Each (queue, type) pair is one range of that index. The ranges are read a page at a time and merged, so that the
+cost depends on what is taken and not on what else is in the table. Runs that are passed over (suspects, and runs that
+are left to their last worker) are read from the index alone.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from perdure.store.sql.rows import RUN, to_json, to_run
 from perdure.store.sql.runs.claim import Suspect, group, is_poison, set_aside
 from perdure.store.sqlite.connection import NOT_TEXT, SqliteTransaction
 
-#: How many due runs one claim makes ready, and how many it passes over for the sake of affinity, at most.
+#: Maximum number of due runs that one claim makes ready, and of runs that it leaves to their last worker.
 _DUE = 512
 _PASSED = 1024
 
-#: The workers that live, and what is paused.
+#: The live workers, and the paused types and queues.
 _KNOWN = """
 SELECT 'alive', id FROM perdure_workers WHERE status = 'alive'
 UNION ALL
@@ -62,7 +63,7 @@ ORDER BY wake_at, id
 LIMIT ?
 """
 
-#: One statement for all that was chosen: a list of ids, each with the seed that it gets if it has none.
+#: Take all chosen runs; each id comes with a seed for a run that has none.
 TAKE = f"""
 WITH chosen (run_id, fresh_seed) AS MATERIALIZED (
   SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:chosen)
@@ -83,7 +84,7 @@ WHERE id = chosen.run_id AND status = 'pending'
 RETURNING progress, {RUN}
 """
 
-#: Of these runs, those whose attempt has started.
+#: Those of the given runs whose attempt has started.
 _STARTED = """
 SELECT id
 FROM perdure_runs
@@ -102,7 +103,7 @@ FROM perdure_runs
 WHERE id = ? AND progress < (SELECT MAX(seq) FROM perdure_history WHERE run_id = perdure_runs.id)
 """
 
-#: Along the claim index, which the plus says: no other one is in this order.
+#: The plus keeps the planner on the claim index, the only one in this order.
 SUSPECTS = """
 SELECT priority, wake_at, id, claims, home
 FROM perdure_runs
@@ -112,7 +113,7 @@ ORDER BY priority, wake_at, id
 LIMIT ?
 """
 
-#: When the next run becomes ready by time alone, and when a schedule is due.
+#: The time when the next waiting run becomes ready, and when the next schedule is due.
 NEXT = """
 SELECT
   (SELECT wake_at FROM perdure_runs WHERE status = 'waiting' ORDER BY wake_at LIMIT 1),
@@ -123,7 +124,7 @@ _SMALLEST = -(2**63)
 
 
 class _Selection:
-    """What a claim has seen so far."""
+    """The runs that a claim has chosen so far, and those that it found unfit."""
 
     def __init__(self) -> None:
         self.taken: dict[str, None] = {}
@@ -131,12 +132,12 @@ class _Selection:
         self.poison: dict[str, int] = {}
         self.early: dict[str, None] = {}
         self.exhausted = False
-        #: When the first run that was left to its last worker may be taken by any.
+        #: When the first run that was left to its last worker may be taken by any worker.
         self.left_until = FAR
 
 
 async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[[int], bytes]) -> ClaimResult:
-    """Wake what is due, then take ready runs."""
+    """Make due runs ready, then take ready runs."""
     known = await tx.fetch(_KNOWN, ())
     alive = {name for kind, name in known if kind == "alive"}
     held = await tx.fetch(_HELD, (request.worker, request.nonce))
@@ -152,7 +153,9 @@ async def claim(tx: SqliteTransaction, request: ClaimRequest, entropy: Callable[
     for run_id, claims in choice.poison.items():
         await set_aside(tx, run_id, claims)
     chosen = await _group(tx, request) if request.alone and choice.suspects else list(choice.taken)
-    going_on = {row[0] for row in await tx.fetch(_STARTED, (to_json(chosen),))} if tx.clock_stands and chosen else ()
+    going_on = (
+        {row[0] for row in await tx.fetch(_STARTED, (to_json(chosen),))} if tx.clock_stood_still and chosen else ()
+    )
     rows = await _take(tx, request, chosen, entropy) if chosen else []
     answer = await _answer(tx, rows, suspects=choice.suspects and not request.alone, left_until=choice.left_until)
     if len(known) > len(alive):
@@ -172,14 +175,14 @@ async def _take(
         "chosen": to_json([(run_id, seeds[32 * place : 32 * place + 32]) for place, run_id in enumerate(chosen)]),
     }
     order = {run_id: place for place, run_id in enumerate(chosen)}
-    # In the order of choice: what RETURNING gives has none. The run's id is the second column.
+    # RETURNING has no order; the run's id is its second column.
     return sorted(await tx.fetch(TAKE, params), key=lambda row: order[row[1]])
 
 
 async def _choose(tx: SqliteTransaction, request: ClaimRequest, alive: set[str], choice: _Selection) -> None:
     first = request.limit - request.by_age
     await _pick(tx, request, alive, choice, by_age=False, enough=first)
-    # A pass that reached the end of every range has seen all there is.
+    # A pass that reached the end of every range has seen all ready runs.
     if request.by_age and not choice.exhausted:
         await _pick(tx, request, alive, choice, by_age=True, enough=len(choice.taken) + request.by_age)
 
@@ -217,7 +220,7 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
     last: tuple[object, ...] = (_SMALLEST, _SMALLEST, "")
     while True:
         rows = tx.fetch_now(sql, (queue, type, *(last[1:] if by_age else last), page))
-        # A run whose id is no text cannot be named, and so not be claimed.
+        # A run whose id is not text cannot be claimed.
         yield from [row for row in rows if not row[2].startswith(NOT_TEXT)] if tx.lenient else rows
         if len(rows) < page:
             return
@@ -225,7 +228,10 @@ def _range(tx: SqliteTransaction, queue: str, type: str, page: int, *, by_age: b
 
 
 async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
-    """The suspects to be tried together. Poison that was seen is set aside by now, and what was not may wait."""
+    """Return the suspects to try together.
+
+    Poison that this claim has seen is set aside already; other poison can wait.
+    """
     found: list[Row] = []
     for queue in request.queues:
         for type in request.types:
@@ -235,7 +241,7 @@ async def _group(tx: SqliteTransaction, request: ClaimRequest) -> list[str]:
 
 
 async def _answer(tx: SqliteTransaction, rows: list[Row], *, suspects: bool, left_until: int = FAR) -> ClaimResult:
-    # Progress is the last record's number at the claim: -1 says that there was none.
+    # `progress` is the number of the last record at the claim; -1: there was none.
     runs = tuple(ClaimedRun(to_run(row[1:]), row[0]) for row in rows)
     [(waiting, firing)] = await tx.fetch(NEXT, ())
     next_wake = left_until if waiting is None else min(left_until, waiting)

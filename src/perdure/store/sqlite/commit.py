@@ -1,10 +1,10 @@
-"""Making turns durable on SQLite.
+"""Commit turns on SQLite.
 
-Records go in first, all of them in one statement, each guarded by the lease of its turn; when as many rows were written as
-were sent, every turn holds its lease and nothing needs to be read. Otherwise each turn is looked at: its lease is gone, or it
-was written before and only its answer was lost. Then everything that reaches other runs, and the outcomes; parks and renewals
-come last, so that a run whose children finish in the same batch finds its inbox grown. Two turns of one run are two batches in
-one transaction.
+Records are inserted first, in one statement, each guarded by the lease of its turn. If as many rows were written as
+were sent, every turn holds its lease and nothing needs to be read. Otherwise each turn is checked: its lease is lost,
+or it was written before and only the answer was lost. Effects on other runs and outcomes follow. Parks and
+continue-as-new come last, so that a run whose children finish in the same batch finds their messages in its inbox. Two
+turns of one run are two batches in one transaction.
 """
 
 from __future__ import annotations
@@ -36,164 +36,21 @@ from perdure.store.sql.turn import (
 from perdure.store.sql.turn import renew as begin_anew
 from perdure.store.sqlite.connection import BATCH_ROWS, SqliteTransaction
 
-_LEASE = "id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'"
-
-PARK = f"""
-UPDATE perdure_runs
-SET status = CASE WHEN MIN(:wake_at, deadline) <= :now THEN 'pending' ELSE 'waiting' END,
-    reason = CASE WHEN MIN(:wake_at, deadline) <= :now THEN NULL ELSE :reason END,
-    wake_at = MIN(:wake_at, deadline), worker = NULL, marked = 0, claims = 0
-WHERE {_LEASE} AND inbox_seq = :seen
-"""
-
-#: Without RETURNING, which costs SQLite as much again as the update: who has a parent is asked once for all that finished.
-FINISH = """
-UPDATE perdure_runs
-SET status = ?, reason = NULL, output = ?, error = ?, finished_at = ?, worker = NULL, marked = 0, claims = 0
-WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
-"""
-
-PARENTS = """
-SELECT id, parent_id, parent_location, generation
-FROM perdure_runs
-WHERE id IN (SELECT value FROM json_each(?)) AND parent_id IS NOT NULL
-ORDER BY id
-"""
-
-_AGAIN = f"""
-UPDATE perdure_runs
-SET status = 'waiting', reason = 'retry', attempt = attempt + 1, started_at = 0, wake_at = MIN(:wake_at, deadline),
-    error = :error, worker = NULL, marked = 0, claims = 0
-WHERE {_LEASE}
-RETURNING attempt, wake_at, inbox_seq, inbox_read
-"""
-
-_TO_BE_STOPPED = """
-SELECT 1
-FROM perdure_messages
-WHERE run_id = :run_id AND seq > :read AND kind = 'cancel'
-"""
-
-_AT_ONCE = """
-UPDATE perdure_runs
-SET status = 'pending', reason = NULL, wake_at = :now
-WHERE id = :run_id
-"""
-
-_RELEASE = f"""
-UPDATE perdure_runs
-SET status = 'pending', reason = NULL, token = token + 1, wake_at = :now, worker = NULL, home = :home, marked = 0, claims = 0
-WHERE {_LEASE}
-"""
-
-_RENEW = f"""
-UPDATE perdure_runs
-SET status = 'pending', reason = NULL, token = token + 1, attempt = 1, started_at = 0, wake_at = :now, error = NULL,
-    inbox_read = MAX(inbox_read, :read), worker = NULL, marked = 0, claims = 0
-WHERE {_LEASE} AND inbox_seq = :seen
-RETURNING generation
-"""
-
-_BLOCK = f"""
-UPDATE perdure_runs
-SET status = 'blocked', reason = :reason, error = :error, wake_at = :now, worker = NULL, marked = 0, claims = 0
-WHERE {_LEASE}
-"""
-
-
-async def _park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
-    """Wait; also refused when the inbox grew past what was seen."""
-    change = {"wake_at": park.wake_at, "reason": park.reason.value, "seen": park.seen, "now": tx.now, **_proof(lease)}
-    if await tx.execute(PARK, change) != 1:
-        return False
-    if tx.repeats:
-        tx.note(lease.run_id, *park_event(park))
-    if park.wake_at <= tx.now:
-        tx.notify(Change.READY)
-    return True
-
-
-async def _finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
-    """End with an outcome. The parent is to be told in the same transaction: `tell_parents`."""
-    status = outcome.status.value
-    output, error = (outcome.payload, None) if outcome.status is Status.COMPLETED else (None, outcome.payload)
-    change = (status, output, error, tx.now, lease.run_id, lease.token, lease.nonce)
-    if await tx.execute(FINISH, change) != 1:
-        return False
-    if tx.notes:
-        note_finish(tx, lease.run_id, outcome)
-    tx.notify(Change.FINISHED)
-    return True
-
-
-async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -> None:
-    """Put the outcomes of runs that have just finished into the inboxes of those that wait for them."""
-    for run_id, parent_id, location, generation in await tx.fetch(PARENTS, (to_json(list(finished)),)):
-        outcome = finished[run_id]
-        failed = outcome.status is not Status.COMPLETED
-        await deliver(tx, message_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
-
-
-async def _again(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:
-    """Wait for the next attempt at the whole run, unless it is to be stopped."""
-    rows = await tx.fetch(_AGAIN, {"wake_at": retry.wake_at, "error": retry.error, **_proof(lease)})
-    if not rows:
-        return False
-    attempt, wake_at, inbox_seq, inbox_read = rows[0]
-    note_again(tx, lease.run_id, retry, attempt, wake_at)
-    unread = {"run_id": lease.run_id, "read": inbox_read}
-    if wake_at <= tx.now or (inbox_seq > inbox_read and await tx.fetch(_TO_BE_STOPPED, unread)):
-        await tx.execute(_AT_ONCE, {"run_id": lease.run_id, "now": tx.now})
-        tx.notify(Change.READY)
-    return True
-
-
-async def _release(tx: SqliteTransaction, lease: Lease, release: Release) -> bool:
-    """Hand back for any worker to take."""
-    if await tx.execute(_RELEASE, {"now": tx.now, "home": release.home, **_proof(lease)}) != 1:
-        return False
-    tx.note(lease.run_id, "released", to_json({"token": lease.token + 1}))
-    tx.notify(Change.READY)
-    return True
-
-
-async def _renew(tx: SqliteTransaction, lease: Lease, renew: ContinueAsNew, read: int) -> bool:
-    """Begin anew, having read the inbox up to an entry; also refused when the inbox grew past what was seen."""
-    rows = await tx.fetch(_RENEW, {"seen": renew.seen, "read": read, "now": tx.now, **_proof(lease)})
-    if not rows:
-        return False
-    await begin_anew(tx, {lease.run_id: renew})
-    tx.note(lease.run_id, "continued", to_json({"generation": rows[0][0] + 1}))
-    tx.notify(Change.READY)
-    return True
-
-
-async def _block(tx: SqliteTransaction, lease: Lease, block: Block) -> bool:
-    """Set aside."""
-    change = {"reason": block.reason.value, "error": block.error, "now": tx.now, **_proof(lease)}
-    if await tx.execute(_BLOCK, change) != 1:
-        return False
-    tx.note(lease.run_id, *block_event(block))
-    return True
-
-
-def _proof(lease: Lease) -> dict[str, object]:
-    return {"run_id": lease.run_id, "token": lease.token, "nonce": lease.nonce}
-
-
 _HISTORY = """
 INSERT INTO perdure_history
-  (run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt)
+  (run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq,
+   run_attempt)
 """
 
-#: A record and the nonce of its lease; and the same for many, which costs a single one more.
+#: Insert one record if its lease holds; `RECORDS` inserts many, but costs more for a single one.
 RECORD = f"""{_HISTORY}
 SELECT id, ?, token, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 FROM perdure_runs
 WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
 ON CONFLICT DO NOTHING
 """
-#: What the statement for a single one takes, in its order. Numbered parameters would do without; Python 3.12 warns of them.
+#: The parameters of `RECORD` from a row of `RECORDS`. Numbered parameters would avoid it, but Python 3.12 warns of
+#: them.
 _SINGLE = itemgetter(1, *range(3, 14), 0, 2, 14)
 
 RECORDS = f"""{_HISTORY}
@@ -206,7 +63,8 @@ ON CONFLICT DO NOTHING
 """
 
 _WRITTEN = """
-SELECT run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq, run_attempt
+SELECT run_id, seq, token, kind, location, payload, failed, at, started_at, digest, attempts, retry_at, inbox_seq,
+  run_attempt
 FROM perdure_history
 WHERE run_id = ? AND seq >= ? AND seq <= ?
 """
@@ -223,7 +81,7 @@ SET inbox_read = MAX(inbox_read, ?), marked = CASE WHEN inbox_seq > ? THEN 1 ELS
 WHERE id = ?
 """
 
-#: Records of a turn that turned out not to follow from those before.
+#: Remove the records of a turn that does not follow from the records before it.
 _TAKE_BACK = "DELETE FROM perdure_history WHERE run_id = ? AND seq >= ? AND token = ?"
 
 _CONSUME = """
@@ -232,50 +90,50 @@ SET consumed = 1, payload = NULL
 WHERE run_id = ? AND seq <= ? AND consumed = 0
 """
 
-#: What comes last.
-_RESTS = (Park, ContinueAsNew)
+#: Next states that are written last.
+_LAST = (Park, ContinueAsNew)
 
 
 async def commit(tx: SqliteTransaction, turns: Sequence[Turn]) -> list[TurnOutcome]:
-    """Write the turns; one verdict each."""
-    verdicts = [TurnOutcome.APPLIED] * len(turns)
+    """Write the turns; return one outcome each."""
+    outcomes = [TurnOutcome.APPLIED] * len(turns)
     for wave in split_by_run(turns):
-        await _commit_wave(tx, turns, wave, verdicts)
-    return verdicts
+        await _commit_batch(tx, turns, wave, outcomes)
+    return outcomes
 
 
-async def _commit_wave(
-    tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], verdicts: list[TurnOutcome]
+async def _commit_batch(
+    tx: SqliteTransaction, turns: Sequence[Turn], wave: list[int], outcomes: list[TurnOutcome]
 ) -> None:
     rows = [_row(turns[index], record) for index in wave for record in turns[index].records]
-    in_crowds = len(rows) - len(rows) % BATCH_ROWS
-    written = await tx.execute_many(RECORDS, rows[:in_crowds]) + await tx.execute_many(
-        RECORD, list(map(_SINGLE, rows[in_crowds:]))
+    in_batches = len(rows) - len(rows) % BATCH_ROWS
+    written = await tx.execute_many(RECORDS, rows[:in_batches]) + await tx.execute_many(
+        RECORD, list(map(_SINGLE, rows[in_batches:]))
     )
-    doubtful = written != len(rows)
-    rests: list[tuple[int, Park | ContinueAsNew]] = []
+    incomplete = written != len(rows)
+    last: list[tuple[int, Park | ContinueAsNew]] = []
     finished: dict[str, Finish] = {}
     beyond: list[Turn] = []
     for index in wave:
         turn = turns[index]
-        if (doubtful if turn.records else _reaches_out(turn)) and (
+        if (incomplete if turn.records else _needs_lease_check(turn)) and (
             standing := await _stand(tx, turn)
         ) is not TurnState.LIVE:
             if standing is TurnState.OVERTAKEN:
                 await tx.execute(_TAKE_BACK, (turn.lease.run_id, turn.records[0].seq, turn.lease.token))
                 await _leave(tx, release_instead(turn))
-            verdicts[index] = TurnOutcome.APPLIED if standing is TurnState.DONE else TurnOutcome.LOST
+            outcomes[index] = TurnOutcome.APPLIED if standing is TurnState.DONE else TurnOutcome.LOST
             continue
         if turn.read or turn.children or turn.sends:
-            await _reach_out(tx, turn)
+            await _apply_reads_and_sends(tx, turn)
         if tx.repeats and turn.outputs:
             note_heartbeats(tx, turn)
         if turn.next is None:
             pass
-        elif isinstance(turn.next, _RESTS):
-            rests.append((index, turn.next))
+        elif isinstance(turn.next, _LAST):
+            last.append((index, turn.next))
         elif not await _leave(tx, turn):
-            verdicts[index] = TurnOutcome.APPLIED if await _stand(tx, turn) is TurnState.DONE else TurnOutcome.LOST
+            outcomes[index] = TurnOutcome.APPLIED if await _stand(tx, turn) is TurnState.DONE else TurnOutcome.LOST
             continue
         elif isinstance(turn.next, Finish):
             finished[turn.lease.run_id] = turn.next
@@ -283,17 +141,17 @@ async def _commit_wave(
             beyond.append(turn)
     if finished:
         await _tell_parents(tx, finished)
-    for index, rest in rests:
-        verdicts[index] = await _rest(tx, turns[index], rest)
+    for index, rest in last:
+        outcomes[index] = await _rest(tx, turns[index], rest)
     if beyond:
         await write_extras(tx, beyond)
 
 
-def _reaches_out(turn: Turn) -> bool:
+def _needs_lease_check(turn: Turn) -> bool:
     return bool(turn.read or turn.children or turn.sends) or turn.next is None or has_extras(turn)
 
 
-async def _reach_out(tx: SqliteTransaction, turn: Turn) -> None:
+async def _apply_reads_and_sends(tx: SqliteTransaction, turn: Turn) -> None:
     run_id = turn.lease.run_id
     if read := inbox_position(turn):
         await tx.execute(_READ, (read, read, run_id))
@@ -349,3 +207,152 @@ async def _written(tx: SqliteTransaction, turn: Turn) -> dict[int, Row]:
 
 def _row(turn: Turn, record: Record) -> Row:
     return (*record_row(turn, record), turn.lease.nonce)
+
+
+# The states that a run leaves 'running' for, each written under its lease. Every function returns whether the lease
+# held; if not, nothing was written.
+
+_LEASE = "id = :run_id AND token = :token AND nonce = :nonce AND status = 'running'"
+
+PARK = f"""
+UPDATE perdure_runs
+SET status = CASE WHEN MIN(:wake_at, deadline) <= :now THEN 'pending' ELSE 'waiting' END,
+    reason = CASE WHEN MIN(:wake_at, deadline) <= :now THEN NULL ELSE :reason END,
+    wake_at = MIN(:wake_at, deadline), worker = NULL, marked = 0, claims = 0
+WHERE {_LEASE} AND inbox_seq = :seen
+"""
+
+#: Without RETURNING, which doubles the cost on SQLite: parents are read once for all runs that finished.
+FINISH = """
+UPDATE perdure_runs
+SET status = ?, reason = NULL, output = ?, error = ?, finished_at = ?, worker = NULL, marked = 0, claims = 0
+WHERE id = ? AND token = ? AND nonce = ? AND status = 'running'
+"""
+
+PARENTS = """
+SELECT id, parent_id, parent_location, generation
+FROM perdure_runs
+WHERE id IN (SELECT value FROM json_each(?)) AND parent_id IS NOT NULL
+ORDER BY id
+"""
+
+_AGAIN = f"""
+UPDATE perdure_runs
+SET status = 'waiting', reason = 'retry', attempt = attempt + 1, started_at = 0, wake_at = MIN(:wake_at, deadline),
+    error = :error, worker = NULL, marked = 0, claims = 0
+WHERE {_LEASE}
+RETURNING attempt, wake_at, inbox_seq, inbox_read
+"""
+
+_CANCELLED = """
+SELECT 1
+FROM perdure_messages
+WHERE run_id = :run_id AND seq > :read AND kind = 'cancel'
+"""
+
+_AT_ONCE = """
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, wake_at = :now
+WHERE id = :run_id
+"""
+
+_RELEASE = f"""
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, token = token + 1, wake_at = :now, worker = NULL,
+    home = :home, marked = 0, claims = 0
+WHERE {_LEASE}
+"""
+
+_RENEW = f"""
+UPDATE perdure_runs
+SET status = 'pending', reason = NULL, token = token + 1, attempt = 1, started_at = 0, wake_at = :now, error = NULL,
+    inbox_read = MAX(inbox_read, :read), worker = NULL, marked = 0, claims = 0
+WHERE {_LEASE} AND inbox_seq = :seen
+RETURNING generation
+"""
+
+_BLOCK = f"""
+UPDATE perdure_runs
+SET status = 'blocked', reason = :reason, error = :error, wake_at = :now, worker = NULL, marked = 0, claims = 0
+WHERE {_LEASE}
+"""
+
+
+async def _park(tx: SqliteTransaction, lease: Lease, park: Park) -> bool:
+    """Park the run; also refused if messages came in after those that it has seen."""
+    change = {"wake_at": park.wake_at, "reason": park.reason.value, "seen": park.seen, "now": tx.now, **_proof(lease)}
+    if await tx.execute(PARK, change) != 1:
+        return False
+    if tx.repeats:
+        tx.note(lease.run_id, *park_event(park))
+    if park.wake_at <= tx.now:
+        tx.notify(Change.READY)
+    return True
+
+
+async def _finish(tx: SqliteTransaction, lease: Lease, outcome: Finish) -> bool:
+    """Finish the run. The caller tells its parent in the same transaction with `_tell_parents`."""
+    status = outcome.status.value
+    output, error = (outcome.payload, None) if outcome.status is Status.COMPLETED else (None, outcome.payload)
+    change = (status, output, error, tx.now, lease.run_id, lease.token, lease.nonce)
+    if await tx.execute(FINISH, change) != 1:
+        return False
+    if tx.notes:
+        note_finish(tx, lease.run_id, outcome)
+    tx.notify(Change.FINISHED)
+    return True
+
+
+async def _tell_parents(tx: SqliteTransaction, finished: Mapping[str, Finish]) -> None:
+    """Deliver the outcomes of runs that have just finished to the inboxes of their parents."""
+    for run_id, parent_id, location, generation in await tx.fetch(PARENTS, (to_json(list(finished)),)):
+        outcome = finished[run_id]
+        failed = outcome.status is not Status.COMPLETED
+        await deliver(tx, message_to_parent(run_id, parent_id, location, generation, outcome.payload, failed=failed))
+
+
+async def _again(tx: SqliteTransaction, lease: Lease, retry: RetryLater) -> bool:
+    """Schedule the next attempt at the whole run; at once if a cancellation waits in its inbox."""
+    rows = await tx.fetch(_AGAIN, {"wake_at": retry.wake_at, "error": retry.error, **_proof(lease)})
+    if not rows:
+        return False
+    attempt, wake_at, inbox_seq, inbox_read = rows[0]
+    note_again(tx, lease.run_id, retry, attempt, wake_at)
+    unread = {"run_id": lease.run_id, "read": inbox_read}
+    if wake_at <= tx.now or (inbox_seq > inbox_read and await tx.fetch(_CANCELLED, unread)):
+        await tx.execute(_AT_ONCE, {"run_id": lease.run_id, "now": tx.now})
+        tx.notify(Change.READY)
+    return True
+
+
+async def _release(tx: SqliteTransaction, lease: Lease, release: Release) -> bool:
+    """Give the run back, so that any worker can claim it."""
+    if await tx.execute(_RELEASE, {"now": tx.now, "home": release.home, **_proof(lease)}) != 1:
+        return False
+    tx.note(lease.run_id, "released", to_json({"token": lease.token + 1}))
+    tx.notify(Change.READY)
+    return True
+
+
+async def _renew(tx: SqliteTransaction, lease: Lease, renew: ContinueAsNew, read: int) -> bool:
+    """Continue as new, having read the inbox up to `read`; also refused if messages came in after those seen."""
+    rows = await tx.fetch(_RENEW, {"seen": renew.seen, "read": read, "now": tx.now, **_proof(lease)})
+    if not rows:
+        return False
+    await begin_anew(tx, {lease.run_id: renew})
+    tx.note(lease.run_id, "continued", to_json({"generation": rows[0][0] + 1}))
+    tx.notify(Change.READY)
+    return True
+
+
+async def _block(tx: SqliteTransaction, lease: Lease, block: Block) -> bool:
+    """Block the run until an operator releases it."""
+    change = {"reason": block.reason.value, "error": block.error, "now": tx.now, **_proof(lease)}
+    if await tx.execute(_BLOCK, change) != 1:
+        return False
+    tx.note(lease.run_id, *block_event(block))
+    return True
+
+
+def _proof(lease: Lease) -> dict[str, object]:
+    return {"run_id": lease.run_id, "token": lease.token, "nonce": lease.nonce}

@@ -1,8 +1,13 @@
-"""One SQLite connection: opened with the settings that durability needs, and used in whole transactions only.
+"""One SQLite connection, its transactions and its statements.
 
-A transaction that finds the database busy is rolled back and begun again, with a short random pause, until the bound is
-reached. SQLite's own busy handler is off: it starves whoever waits. Every other error is translated on its way out.
-Around each transaction the system is told where execution stands, so that a test may end the process there.
+The connection is opened with the settings that durability needs and runs whole transactions only. A transaction that
+finds the database busy is rolled back and run again after a short random pause, until a time limit. SQLite's own busy
+handler is off, because it starves waiting connections. Every other error is translated into one of the store contract.
+Each transaction passes named crash points, at which a test may end the process.
+
+Statements take parameters by position, and many rows go into one INSERT: SQLite finds a named parameter by walking
+through all names before it, and opens every index of a table once per statement. Both together are a third of the cost
+of inserting a run or a record.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from perdure.store.sqlite.files import (
 )
 from perdure.store.url import SqliteUrl
 
-#: How many rows go into one INSERT. Twice as many gain little more.
+#: Number of rows in one multi-row INSERT. Twice as many gain little more.
 BATCH_ROWS = 32
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
@@ -46,23 +51,23 @@ _VALUES = re.compile(r"\bVALUES\s*(\(\s*\?(?:\s*,\s*\?)*\s*\))")
 
 
 class SqliteStatement(Struct, frozen=True):
-    """A statement, ready to be executed."""
+    """A statement that is ready to be executed."""
 
     text: str
-    #: Puts named parameters in their order; None: they are in order.
-    ordered: Callable[[Any], Sequence[Any]] | None
-    #: The same for `BATCH_ROWS` rows; None where it is no INSERT of values.
-    crowd: str | None
+    #: Puts named parameters into the order of the statement; None: the parameters are in order.
+    order_params: Callable[[Any], Sequence[Any]] | None
+    #: The statement for `BATCH_ROWS` rows; None if it is no INSERT of values.
+    multi_row_text: str | None
 
 
 def prepare(sql: str) -> SqliteStatement:
-    """A statement with `:name` or `?` parameters."""
+    """Prepare a statement with `:name` or `?` parameters."""
     text = _PARAMETER.sub("?", sql)
     return SqliteStatement(text, _in_order(_PARAMETER.findall(sql)), multi_row_insert(text))
 
 
 def multi_row_insert(text: str) -> str | None:
-    """The INSERT of one row's values as one of `BATCH_ROWS` rows."""
+    """Turn an INSERT of one row into an INSERT of `BATCH_ROWS` rows; None for any other statement."""
     found = _VALUES.search(text)
     if found is None or not text.lstrip().startswith("INSERT"):
         return None
@@ -89,32 +94,33 @@ SQLITE = Dialect(
 
 _log = logging.getLogger("perdure.store")
 
-_SMALL = 16 * 1024 * 1024
-#: Pauses while another connection writes, in seconds: between attempts, and before the next transaction of ours.
+_SMALL_FILE = 16 * 1024 * 1024
+#: Seconds to pause while another connection writes: between attempts, and before our next transaction.
 _PAUSE = (0.0002, 0.001)
 _GAP = 0.0003
-#: For how many transactions of ours another writer is taken to be still about.
-_WARY = 64
-#: How often to look whether another one is about, in transactions.
-_LOOK = 16
+#: Number of our transactions for which another writer counts as active after it was last seen.
+_WARY_FOR = 64
+#: Number of transactions between two checks for another writer.
+_CHECK_EVERY = 16
 
-#: Before the bytes, spelled out, of a cell of text that is not UTF-8. It is no character, so such a text is neither JSON nor a name.
+#: Prefix of a text cell that is not UTF-8, followed by its escaped bytes. It is no character, so that such a text is
+#: neither JSON nor a name.
 NOT_TEXT = "\ufdd0"
 
 _NOTE = "INSERT INTO perdure_events (run_id, at, kind, actor, data) VALUES (?, ?, ?, ?, ?)"
 
 
 class SqliteClock:
-    """The system's wall clock, made to never go back within this process."""
+    """The system's wall clock, which never goes back within this process."""
 
     def __init__(self, system: System) -> None:
         self._system = system
         self._last = 0
-        #: Whether `now` last gave the time that it had given before, as a virtual clock does.
+        #: True: the last `now` returned the same time as the one before, as on a virtual clock.
         self.state = False
 
     def now(self) -> int:
-        """Microseconds since the epoch."""
+        """Return the time in microseconds since the epoch."""
         now = self._system.now()
         self.state = now <= self._last
         if not self.state:
@@ -123,7 +129,7 @@ class SqliteClock:
 
 
 class SqliteTransaction(TransactionLog):
-    """A transaction, as shared verbs see it. Its coroutines never suspend."""
+    """A `Transaction` for the shared SQL verbs. Its coroutines never suspend."""
 
     def __init__(
         self,
@@ -134,16 +140,16 @@ class SqliteTransaction(TransactionLog):
         audit: Audit,
         *,
         has_observers: bool,
-        clock_stands: bool = False,
+        clock_stood_still: bool = False,
         lenient: bool = False,
     ) -> None:
         super().__init__(actor, audit, has_observers=has_observers)
         self._connection = connection
         self._render = render
         self._now = now
-        #: Whether other transactions may have had the same time.
-        self.clock_stands = clock_stands
-        #: Whether text that is not UTF-8 may be read, with `NOT_TEXT` before it.
+        #: True: other transactions may have had the same time.
+        self.clock_stood_still = clock_stood_still
+        #: True: text that is not UTF-8 can be read, with the prefix `NOT_TEXT`.
         self.lenient = lenient
 
     @property
@@ -152,40 +158,40 @@ class SqliteTransaction(TransactionLog):
         return self._now
 
     async def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> int:
-        """Run one statement; how many rows it changed."""
+        """Run one statement; return how many rows it changed."""
         return self._run(self._render(sql), params).rowcount
 
     async def execute_many(self, sql: str, rows: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]) -> int:
-        """Run one statement for each row of parameters; how many rows were changed in all."""
+        """Run one statement for each row of parameters; return how many rows were changed in all."""
         return self._run_many(self._render(sql), rows) if rows else 0
 
     async def fetch(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
-        """Run a query, or a statement with RETURNING, to its end."""
+        """Run a query, or a statement with RETURNING; return all of its rows."""
         return self.fetch_now(sql, params)
 
     def fetch_now(self, sql: str, params: Mapping[str, Any] | Sequence[Any]) -> list[Row]:
-        """The same, for code that is only ever run on SQLite."""
+        """Fetch without a coroutine, for code that only runs on SQLite."""
         return self._run(self._render(sql), params).fetchall()
 
     def write_notes(self) -> None:
-        """Put the noted lines into the transaction."""
+        """Write the audit events to the database, within the transaction."""
         if self._lines:
             self._run_many(self._render(_NOTE), self._take_lines())
 
     def _run(self, statement: SqliteStatement, params: Any) -> sqlite3.Cursor:
-        ordered = statement.ordered
-        return self._connection.execute(statement.text, params if ordered is None else ordered(params))
+        order = statement.order_params
+        return self._connection.execute(statement.text, params if order is None else order(params))
 
     def _run_many(self, statement: SqliteStatement, rows: Sequence[Any]) -> int:
-        if statement.ordered is not None:
-            rows = list(map(statement.ordered, rows))
-        in_crowds = 0 if statement.crowd is None else len(rows) - len(rows) % BATCH_ROWS
+        if statement.order_params is not None:
+            rows = list(map(statement.order_params, rows))
+        in_batches = 0 if statement.multi_row_text is None else len(rows) - len(rows) % BATCH_ROWS
         written = 0
-        for start in range(0, in_crowds, BATCH_ROWS):
-            crowd = list(chain.from_iterable(rows[start : start + BATCH_ROWS]))
-            written += self._connection.execute(statement.crowd or "", crowd).rowcount
-        if in_crowds < len(rows):
-            written += self._connection.executemany(statement.text, rows[in_crowds:]).rowcount
+        for start in range(0, in_batches, BATCH_ROWS):
+            batch = list(chain.from_iterable(rows[start : start + BATCH_ROWS]))
+            written += self._connection.execute(statement.multi_row_text or "", batch).rowcount
+        if in_batches < len(rows):
+            written += self._connection.executemany(statement.text, rows[in_batches:]).rowcount
         return written
 
 
@@ -193,7 +199,7 @@ Body = Callable[[SqliteTransaction], Coroutine[Any, Any, T]]
 
 
 class SqliteConnection:
-    """A connection for one thread at a time."""
+    """A connection to one SQLite database, used by one thread at a time."""
 
     def __init__(self, url: SqliteUrl, system: System, clock: SqliteClock, *, writes: bool) -> None:
         self._url = url
@@ -204,7 +210,7 @@ class SqliteConnection:
         self._rendered: dict[str, SqliteStatement] = {}
         self._pause = threading.Event()
         self._raw: sqlite3.Connection | None = None
-        #: Device and number of the file that is open; None: in memory.
+        #: Device and inode number of the open file; None: in memory.
         self.file: tuple[int, int] | None = None
         self._lock: CheckpointLock | None = None
         self._warned = False
@@ -213,17 +219,17 @@ class SqliteConnection:
         self._transactions = 0
         self._wary = 0
         self._hurry = False
-        #: Whether a cell was met that is not UTF-8, so that such cells are read with `NOT_TEXT` before them.
+        #: True: a cell was not UTF-8, so such cells are read with the prefix `NOT_TEXT` from then on.
         self._lenient = False
-        #: Closed for the time of a fork, and opened again by the next use.
+        #: True: closed for a fork; the next use opens it again.
         self._suspended = False
-        self.where = "The database in memory" if url.path is None else f"The database {Path(url.path).resolve()}"
+        self.where = "the database in memory" if url.path is None else f"the database {Path(url.path).resolve()}"
 
     def open(self) -> None:
-        """Connect, unless it is connected. Raises what `transact` raises."""
+        """Connect, unless connected already. Raises the same errors as `transact`."""
         self._hurry = False
         if self._raw is not None:
-            # Another connection to a database in memory would be another database.
+            # Reconnecting to a database in memory would create another database.
             return
         check_version()
         if self._url.path is not None:
@@ -231,20 +237,20 @@ class SqliteConnection:
             check_file_system(self._url.path)
             check_access(self._url.path)
         try:
-            self._raw = self._patiently(lambda: self._connect(checked=True))
+            self._raw = self._retry_while_busy(lambda: self._connect(checked=True))
             self._make_lock()
         except BaseException:
             self.close()
             raise
 
     def suspend(self) -> None:
-        """Disconnect until the next use. Not in the middle of a transaction."""
+        """Disconnect until the next use. Must not be called within a transaction."""
         if self._raw is not None:
             self.close()
             self._suspended = True
 
     def hurry(self) -> None:
-        """Do not wait for a busy database any more. From any thread."""
+        """Stop waiting for a busy database. May be called from any thread."""
         self._hurry = True
 
     def close(self) -> None:
@@ -260,10 +266,10 @@ class SqliteConnection:
     def transact(
         self, verb: str, actor: str, body: Body[T], audit: Audit = Audit.OFF, *, has_observers: bool = False
     ) -> tuple[T, SqliteTransaction]:
-        """Run a verb in a transaction of its own; its answer, and the transaction, which is over and has things to tell."""
+        """Run a verb in a transaction of its own; return its result and the transaction, which holds its events."""
         self._system.crash_point(f"{verb}.enter")
         try:
-            return self._patiently(lambda: self._attempt(verb, actor, body, audit, has_observers=has_observers))
+            return self._retry_while_busy(lambda: self._attempt(verb, actor, body, audit, has_observers=has_observers))
         except StoreError:
             raise
         except UNREADABLE as error:
@@ -273,38 +279,39 @@ class SqliteConnection:
             raise translated from error
 
     def changed(self) -> bool:
-        """Whether another connection has written since the last call."""
+        """Tell whether another connection has written since the last call."""
         self.rest()
-        version = self._patiently(self._data_version)
+        version = self._retry_while_busy(self._data_version)
         changed, self._version = version != self._version, version
         return changed
 
     def rest(self) -> None:
-        """There is nothing to write for now: let another process checkpoint."""
+        """Let another process checkpoint, because there is nothing to write for now."""
         if self._lock is not None:
             self._lock.give_up()
 
     def begin(self) -> sqlite3.Connection:
-        """Open a transaction for somebody else; who gets the connection also ends it."""
+        """Begin a transaction and return the raw connection; the caller ends the transaction."""
         raw = self._open()
-        self._patiently(lambda: raw.execute(self._begin))
+        self._retry_while_busy(lambda: raw.execute(self._begin))
         return raw
 
     def trace(self, callback: Callable[[str], object] | None) -> None:
-        """Show every statement to a callback."""
+        """Pass the text of every statement to a callback."""
         self._open().set_trace_callback(callback)
 
     def check_file(self, other: tuple[int, int] | None = None) -> None:
-        """Raise `StoreUnavailable` unless the file that is open, or that `other` one, is still where it was."""
+        """Raise `StoreUnavailable` unless the path still leads to the open file, or to `other`."""
         path = self._url.path
         assert path is not None
         try:
-            now = os.stat(path)  # noqa: PTH116 - of every transaction, which is to cost little
+            now = os.stat(path)  # noqa: PTH116 - cheaper, and every transaction does it
         except FileNotFoundError as error:
-            raise StoreUnavailable(f"{self.where} is gone. Put it back, or stop this process.") from error
+            raise StoreUnavailable(f"{self.where} is gone; put it back, or stop this process") from error
         if (now.st_dev, now.st_ino) != (other or self.file):
             raise StoreUnavailable(
-                f"{self.where} was replaced by another file while it was open. Restart this process; what it remembers may not fit."
+                f"{self.where} was replaced by another file while it was open; restart this process, whose memory is "
+                "stale"
             )
 
     def _open(self) -> sqlite3.Connection:
@@ -314,7 +321,7 @@ class SqliteConnection:
             self._raw = self._connect(checked=False)
             self._suspended = False
             self._make_lock()
-            # Others may have written in between.
+            # Another connection may have written in between.
             self._version = self._seen_version = -1
         return self._raw
 
@@ -329,7 +336,7 @@ class SqliteConnection:
         if self.file is not None:
             self.check_file()
         if self._writes:
-            self._take_turns(raw)
+            self._yield_to_other_writers(raw)
         raw.execute(self._begin)
         try:
             now, clock = self._clock.now(), self._clock
@@ -340,7 +347,7 @@ class SqliteConnection:
                 actor,
                 audit,
                 has_observers=has_observers,
-                clock_stands=clock.state,
+                clock_stood_still=clock.state,
                 lenient=self._lenient,
             )
             self._system.crash_point(f"{verb}.begun")
@@ -349,7 +356,7 @@ class SqliteConnection:
             self._system.crash_point(f"{verb}.written")
             raw.execute("COMMIT")
         except BaseException:
-            # SQLite itself rolls back when the disk is full; a second ROLLBACK would be an error of its own.
+            # SQLite rolls back by itself when the disk is full, and a second ROLLBACK would fail.
             if raw.in_transaction:
                 with suppress(sqlite3.Error):
                     raw.execute("ROLLBACK")
@@ -357,28 +364,28 @@ class SqliteConnection:
         self._system.crash_point(f"{verb}.committed")
         return answer, tx
 
-    def _take_turns(self, raw: sqlite3.Connection) -> None:
+    def _yield_to_other_writers(self, raw: sqlite3.Connection) -> None:
         if self._lock is not None and not self._lock.held:
             took = self._lock.take()
             raw.execute(f"PRAGMA wal_autocheckpoint = {1000 if took else 0}")
             if not took and not self._warned:
                 self._warned = True
                 _log.warning(
-                    "%s is written by more than one process, and SQLite %s before 3.51.3 may damage it when they "
-                    "checkpoint at once. Only one of them will, but a newer SQLite is safer.",
+                    "%s is written by more than one process, and SQLite %s, being older than 3.51.3, may damage it "
+                    "when they checkpoint at once; only one of them will, but a newer SQLite is safer",
                     self.where,
                     sqlite3.sqlite_version,
                 )
         self._transactions += 1
-        if self._transactions % _LOOK == 0:
+        if self._transactions % _CHECK_EVERY == 0:
             version = self._data_version()
             if version != self._seen_version:
-                self._seen_version, self._wary = version, _WARY
+                self._seen_version, self._wary = version, _WARY_FOR
         if self._wary:
             self._wary -= 1
             self._pause.wait(_GAP)
 
-    def _patiently(self, work: Callable[[], T]) -> T:
+    def _retry_while_busy(self, work: Callable[[], T]) -> T:
         waited = 0.0
         while True:
             try:
@@ -389,17 +396,17 @@ class SqliteConnection:
                     continue
                 if not is_busy(error) or waited >= self._url.busy_seconds or self._hurry:
                     raise translate(error, self.where) from error
-            self._wary = _WARY
+            self._wary = _WARY_FOR
             pause = _PAUSE[0] + self._system.random() * (_PAUSE[1] - _PAUSE[0])
             waited += pause
             self._pause.wait(pause)
 
     def _read_leniently(self, error: sqlite3.Error) -> None:
-        """Go on with a cell that is not UTF-8: what it belongs to is recognised as unreadable where it is decoded, alone.
+        """Make text that is not UTF-8 readable, so that decoding rejects only the run or record that it belongs to.
 
-        Not from the start, because a function in Python is called for every cell of text then.
+        This is not on from the start, because it calls a Python function for every text cell.
         """
-        _log.error("%s has text that is not UTF-8: %s. What it belongs to is set aside.", self.where, error)
+        _log.error("%s has text that is not UTF-8: %s; the run that it belongs to is set aside", self.where, error)
         self._lenient = True
         if self._raw is not None:
             self._raw.text_factory = _read_text
@@ -444,15 +451,15 @@ class SqliteConnection:
         if mode != "wal":
             [mode] = raw.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            raise StoreReadOnly(f"{self.where} cannot use a write-ahead log (its journal mode stays {mode!r}).")
+            raise StoreReadOnly(f"{self.where} cannot use a write-ahead log: its journal mode stays {mode!r}")
 
     def _check(self, raw: sqlite3.Connection, path: str) -> None:
         wanted = self._url.quick_check
-        if not self._writes or wanted == "off" or (wanted == "auto" and Path(path).stat().st_size >= _SMALL):
+        if not self._writes or wanted == "off" or (wanted == "auto" and Path(path).stat().st_size >= _SMALL_FILE):
             return
         [verdict] = raw.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
-            raise StoreCorrupt(f"{self.where} is damaged: {verdict}. Restore it from a backup.")
+            raise StoreCorrupt(f"{self.where} is damaged: {verdict}; restore it from a backup")
 
     def _data_version(self) -> int:
         version: int = self._open().execute("PRAGMA data_version").fetchone()[0]

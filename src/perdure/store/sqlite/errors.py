@@ -1,4 +1,4 @@
-"""What an SQLite error means, by its result code and never by its text."""
+"""Meaning of SQLite errors, read from their result codes and never from their texts."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection is in the way, so that trying again is all there is to do."""
+    """Tell whether another connection holds the database, so that trying again helps."""
     return _primary(error) in _BUSY
 
 
 def is_not_text(error: sqlite3.Error) -> bool:
-    """Whether a cell of text is not UTF-8. Only the module that reads it raises an error without a result code."""
+    """Tell whether a text cell is not UTF-8: the only error of Python's sqlite3 module that has no result code."""
     return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
 
 
 def translate(error: sqlite3.Error, where: str) -> StoreError:
-    """The error that the contract knows; `where` names the database."""
+    """Return the error of the store contract for an SQLite error; `where` names the database."""
     code = _primary(error)
     detail = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
     if code in _FULL:
-        return StoreFull(f"{where} has no room left or its disk fails: {detail}. Free some space or check the disk.")
+        return StoreFull(f"{where} has no room left or its disk fails: {detail}; free some space or check the disk")
     if code == sqlite3.SQLITE_READONLY:
         return StoreReadOnly(
-            f"{where} cannot be written: {detail}. Check the permissions of the file and its directory."
+            f"{where} cannot be written: {detail}; check the permissions of the file and its directory"
         )
     if code in _CORRUPT:
-        return StoreCorrupt(f"{where} is damaged or not a database: {detail}. Restore it from a backup.")
+        return StoreCorrupt(f"{where} is damaged or not a database: {detail}; restore it from a backup")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StoreUnavailable(
-            f"{where} cannot be opened: {detail}. Check that its directory exists and that this user may write there."
+            f"{where} cannot be opened: {detail}; check that its directory exists and that this user may write there"
         )
     if code in _BUSY:
         return StoreUnavailable(
-            f"{where} stayed locked by another process: {detail}. Find out who holds it, then try again."
+            f"{where} stayed locked by another process: {detail}; find the process that holds it, then try again"
         )
-    return StoreError(f"{where} refused a statement: {detail}.")
+    return StoreError(f"{where} refused a statement: {detail}")
 
 
 def _primary(error: sqlite3.Error) -> int:

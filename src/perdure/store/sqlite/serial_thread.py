@@ -1,8 +1,8 @@
-"""One thing at a time, in order, off the event loop.
+"""A thread that runs the jobs of one connection, one at a time and in order.
 
-A lane runs the jobs of one connection on a thread that it borrows when there is work and gives back after a moment without.
-Jobs may come from any number of event loops; each answer goes to the loop that asked. An asker that is cancelled stops
-waiting, and its job is done all the same. An inline lane runs each job at once, on the caller's own thread.
+The thread is taken from the system when there is work and returned shortly after the last job. Jobs may come from any
+number of event loops; each result goes to the loop of its caller. A cancelled caller stops waiting, but its job still
+runs. An inline `SerialThread` runs each job at once, on the caller's own thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 _log = logging.getLogger("perdure.store")
 
-#: For how many seconds the thread waits for another job before it goes.
-_LINGER = 0.05
-#: For how many seconds a job waits for somebody who has the connection to himself.
-_LONGEST = 30.0
+#: Seconds that the thread waits for another job before it ends.
+_IDLE_SECONDS = 0.05
+#: Seconds that a job waits while another thread holds the connection.
+_HOLD_SECONDS = 30.0
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
 
 class SerialThread:
-    """A queue of jobs and at most one thread that works on them."""
+    """A queue of jobs, and at most one thread that runs them."""
 
     def __init__(self, system: System, *, inline: bool, idle: Callable[[], object]) -> None:
         self._system = system
@@ -39,13 +39,13 @@ class SerialThread:
         self._idle = idle
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition(threading.Lock())
-        self._using = threading.RLock()
-        self._manned = False
+        self._connection_lock = threading.RLock()
+        self._has_thread = False
         self._unfinished = 0
         self._thread: Awaitable[None] | None = None
 
     async def run(self, work: Callable[[], T], *, urgent: bool = False) -> T:
-        """Do it after whatever was asked before; an urgent job goes first."""
+        """Run a job after those that are queued, or before them if it is urgent."""
         if self._inline:
             with self.held():
                 return work()
@@ -57,19 +57,19 @@ class SerialThread:
                 self._jobs.appendleft((work, loop, answer))
             else:
                 self._jobs.append((work, loop, answer))
-            if self._manned:
+            if self._has_thread:
                 self._changed.notify()
             else:
-                self._man()
+                self._start_thread()
         return await answer
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """The connection for this thread alone; no job is done meanwhile."""
-        if not self.hold(_LONGEST):
+        """Hold the connection for the calling thread; no job runs meanwhile."""
+        if not self.hold(_HOLD_SECONDS):
             raise StoreUnavailable(
-                "A transaction has kept the database to itself for too long. Inside of its function, use the connection that it "
-                "was given, `connection=...`, for whatever else is written."
+                "a transaction has kept the database to itself for too long; inside of its function, pass its "
+                "connection as `connection=...` to whatever else writes"
             )
         try:
             yield
@@ -77,34 +77,34 @@ class SerialThread:
             self.release()
 
     def hold(self, seconds: float) -> bool:
-        """Take the connection for this thread alone, until `release`; False if it is not free within that time."""
-        return self._using.acquire(timeout=seconds)
+        """Take the connection for the calling thread, until `release`; False if it is not free in time."""
+        return self._connection_lock.acquire(timeout=seconds)
 
     def release(self) -> None:
         """Give the connection back."""
-        self._using.release()
+        self._connection_lock.release()
 
     @property
-    def queue(self) -> int:
-        """How many jobs are waiting or under way."""
+    def unfinished(self) -> int:
+        """Number of jobs that wait or run."""
         return self._unfinished
 
-    def _man(self) -> None:
-        self._manned = True
+    def _start_thread(self) -> None:
+        self._has_thread = True
         try:
-            self._thread = asyncio.ensure_future(self._system.in_thread(self._serve))
+            self._thread = asyncio.ensure_future(self._system.in_thread(self._run_jobs))
         except BaseException:
-            self._manned = False
+            self._has_thread = False
             raise
 
-    def _serve(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             with self._changed:
                 if not self._jobs:
-                    self._changed.wait(_LINGER)
+                    self._changed.wait(_IDLE_SECONDS)
                 if not self._jobs:
-                    self._manned = False
-                    self._rest()
+                    self._has_thread = False
+                    self._become_idle()
                     return
                 work, loop, answer = self._jobs.popleft()
             value, error = self._attempt(work)
@@ -113,11 +113,11 @@ class SerialThread:
             _deliver(loop, answer, value, error)
             del work, loop, answer, value, error
 
-    def _rest(self) -> None:
+    def _become_idle(self) -> None:
         try:
             self._idle()
         except Exception:
-            _log.exception("a connection without work could not be put to rest")
+            _log.exception("the idle callback of a connection failed")
 
     def _attempt(self, work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         try:
@@ -130,14 +130,14 @@ class SerialThread:
 def _deliver(
     loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], value: Any, error: BaseException | None
 ) -> None:
-    """Hand an answer to its loop. Never raises: the thread serves other loops, too."""
+    """Deliver a result to its event loop. Never raises, because the thread serves other loops, too."""
     try:
         loop.call_soon_threadsafe(_settle, answer, value, error)
     except RuntimeError:
-        # A closed loop has no task left that waits.
-        _log.debug("the event loop was closed before the answer of the database came")
+        # No task of a closed loop waits for the result.
+        _log.debug("the event loop was closed before the result of the database came")
     except BaseException:
-        _log.exception("the answer of the database could not be delivered to its event loop")
+        _log.exception("the result of the database could not be delivered to its event loop")
 
 
 def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

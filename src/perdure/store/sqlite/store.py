@@ -1,7 +1,7 @@
-"""The store on SQLite: one writer and a few readers, each on a lane of its own.
+"""The store on SQLite: one writing and a few reading connections, each with a thread of its own.
 
-A database in memory, and one that is driven inline, has one connection for all. Heartbeats go before whatever else waits
-for the writer.
+A database in memory, and an inline store, have one connection for everything. Heartbeats overtake other jobs of the
+writer.
 """
 
 from __future__ import annotations
@@ -35,82 +35,85 @@ from perdure.store.user_connections.transaction import StoreDatabase
 T = TypeVar("T")
 
 _READERS = 2
-#: For how long a fork waits until the database is not in use, in seconds.
+#: Seconds that a fork waits until no transaction is open.
 _FORK_SECONDS = 5.0
 
 _log = logging.getLogger("perdure.store")
 
 
 class SqliteStore(SqlStore, ForkAware):
-    """The verbs of `Store` over one SQLite database."""
+    """The `Store` over one SQLite database."""
 
     exclusive = True
 
     def __init__(self, url: SqliteUrl, system: System, *, migrate: bool = True, inline: bool = False) -> None:
         super().__init__(SQLITE, url.prefix, migrate=migrate, audit=url.audit)
-        # Nobody else can write to a database in memory, so there is nothing to ask for.
+        # No other process can write to a database in memory, so polling is of little use.
         self.poll_interval = 60.0 if url.path is None else 0.05
-        # There is one writer; and while it works, the interpreter is its own.
+        # There is one writer, and it holds the interpreter while it works.
         self.lanes = 1
         self._url = url
         self._system = system
         self._clock = SqliteClock(system)
         self._writer = SqliteConnection(url, system, self._clock, writes=True)
         self.where = self._writer.where
-        self._writing = SerialThread(system, inline=inline, idle=self._writer.rest)
-        self._readers = [(self._writer, self._writing)]
+        self._writer_thread = SerialThread(system, inline=inline, idle=self._writer.rest)
+        self._readers = [(self._writer, self._writer_thread)]
         self.blocks = not inline
         self._is_inline = inline
-        #: The lanes that a thread holds while it forks, by thread.
-        self._held: dict[int, builtins.list[SerialThread]] = {}
+        #: The connection threads that a forking thread holds, by the id of that thread.
+        self._held_threads: dict[int, builtins.list[SerialThread]] = {}
         if url.path is not None and not inline:
             connections = [SqliteConnection(url, system, self._clock, writes=False) for _ in range(_READERS)]
             self._readers = [(one, SerialThread(system, inline=False, idle=one.rest)) for one in connections]
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         if self._process == os.getpid():
             self._process = 0
             self._writer.hurry()
-            for reader, lane in self._readers:
-                await lane.run(reader.close)
-            await self._writing.run(self._writer.close)
+            for reader, thread in self._readers:
+                await thread.run(reader.close)
+            await self._writer_thread.run(self._writer.close)
 
     async def changed(self) -> bool:
-        """Whether another connection may have written since the last call."""
+        """Tell whether another connection may have written since the last call."""
         self._check_open()
-        return await self._writing.run(self._noticed)
+        return await self._writer_thread.run(self._check_changed)
 
     def clock(self) -> int:
-        """The time of this machine, where the database is."""
+        """Return the time of this machine, which is that of the database."""
         return self._clock.now()
 
     async def now(self) -> int:
-        """The database's time."""
+        """Return the database's time."""
         self._check_open()
         return self._clock.now()
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """Wake what is due, then take ready runs."""
+        """Make due runs ready, then claim ready runs."""
         return await self._write("claim", request.worker, lambda tx: claim(tx, request, self._system.entropy))
 
     async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
-        """Make turns durable."""
+        """Commit turns in one transaction."""
         return await self._write("commit", actor, lambda tx: commit(tx, turns))
 
     async def query(self, sql: str, params: Sequence[object] = ()) -> builtins.list[Row]:
-        """One SELECT over the tables, called `perdure_…` whatever their prefix, with `?` for parameters. For tests and tools."""
+        """Run a SELECT with `?` parameters over tables called `perdure_…`, whatever their prefix.
+
+        For tests and tools.
+        """
         return await self._read("query", lambda tx: tx.fetch(sql, params))
 
     async def trace(self, callback: Trace | None) -> None:
-        """Show every statement of the writer to a callback. For tests and tools."""
-        await self._writing.run(lambda: self._writer.trace(callback))
+        """Pass every statement of the writer to a callback. For tests and tools."""
+        await self._writer_thread.run(lambda: self._writer.trace(callback))
 
     @contextmanager
     def lend(self) -> Generator[sqlite3.Connection]:
-        """A connection with the right to write: one of its own to a file, or the only one to a database in memory."""
+        """Lend a connection that may write: a new one to a file, or the only one to a database in memory."""
         if self._url.path is None:
-            with self._writing.held():
+            with self._writer_thread.held():
                 raw = self._writer.begin()
                 rows, texts = raw.row_factory, raw.text_factory
                 try:
@@ -132,45 +135,48 @@ class SqliteStore(SqlStore, ForkAware):
         return msgspec.structs.replace(super()._home, file=self._url.path)
 
     def _before_fork(self) -> None:
-        """Close the connections for a moment: SQLite allows none of them to be inherited. The next use opens them again."""
+        """Close the connections, because SQLite does not allow a child to inherit them.
+
+        The next use opens them again.
+        """
         if self._process != os.getpid() or self._url.path is None or self._is_inline:
             return
         until = self._system.monotonic() + _FORK_SECONDS
-        held = self._held[threading.get_ident()] = []
-        for _, lane in self._connections:
-            if not lane.hold(max(0.0, until - self._system.monotonic())):
+        held = self._held_threads[threading.get_ident()] = []
+        for _, thread in self._connections:
+            if not thread.hold(max(0.0, until - self._system.monotonic())):
                 _log.warning(
                     "%s is in use while this process forks; the child cannot use the database through this engine",
                     self.where,
                 )
                 self._after_fork_in_parent()
                 return
-            held.append(lane)
+            held.append(thread)
         for connection, _ in self._connections:
             connection.suspend()
 
     def _after_fork_in_parent(self) -> None:
-        for lane in self._held.pop(threading.get_ident(), ()):
-            lane.release()
+        for thread in self._held_threads.pop(threading.get_ident(), ()):
+            thread.release()
 
     def _after_fork_in_child(self) -> None:
         if self._process and self._url.path is not None:
-            note_inherited(self._url.path, closed=threading.get_ident() in self._held)
+            note_inherited(self._url.path, closed=threading.get_ident() in self._held_threads)
         never_finalize(self)
 
     @property
     def _connections(self) -> builtins.list[tuple[SqliteConnection, SerialThread]]:
-        """The readers, then the writer."""
-        return [*(one for one in self._readers if one[0] is not self._writer), (self._writer, self._writing)]
+        """All connections: the readers, then the writer."""
+        return [*(one for one in self._readers if one[0] is not self._writer), (self._writer, self._writer_thread)]
 
     async def _connect(self) -> None:
-        await self._writing.run(self._writer.open)
+        await self._writer_thread.run(self._writer.open)
         self._process = os.getpid()
         watch_forks(self)
         try:
-            for reader, lane in self._readers:
+            for reader, thread in self._readers:
                 if reader is not self._writer:
-                    await lane.run(reader.open)
+                    await thread.run(reader.open)
         except BaseException:
             await self.close()
             raise
@@ -178,21 +184,21 @@ class SqliteStore(SqlStore, ForkAware):
     async def _write(self, verb: str, actor: str, body: Body[T]) -> T:
         self._check_open()
         urgent = verb == "heartbeat"
-        return await self._writing.run(lambda: self._run(self._writer, verb, actor, body), urgent=urgent)
+        return await self._writer_thread.run(lambda: self._run(self._writer, verb, actor, body), urgent=urgent)
 
     async def _read(self, verb: str, body: Body[T]) -> T:
         self._check_open()
-        # A long listing must not hold up the loading of a run.
-        reader, lane = min(self._readers, key=lambda pair: pair[1].queue)
-        return await lane.run(lambda: self._run(reader, verb, "", body))
+        # The least busy reader, so that a long listing does not delay the loading of a run.
+        reader, thread = min(self._readers, key=lambda pair: pair[1].unfinished)
+        return await thread.run(lambda: self._run(reader, verb, "", body))
 
     def _run(self, connection: SqliteConnection, verb: str, actor: str, body: Body[T]) -> T:
         answer, tx = connection.transact(verb, actor, body, self.audit, has_observers=self._has_observers)
         self._done(tx)
         return answer
 
-    def _noticed(self) -> bool:
-        # Whoever asks takes the news away from everybody else who would have asked, so all are told.
+    def _check_changed(self) -> bool:
+        # The change shows once only, so every listener is told.
         changed = self._writer.changed()
         if changed:
             self._tell(Change.ALL)

@@ -1,4 +1,8 @@
-"""A connection of somebody else's library, as the little that is asked of it."""
+"""Connections of the user's own database library behind one interface.
+
+The library is recognised by the modules that the connection's class comes from. No library is imported for that: the
+caller has imported it already.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +26,50 @@ from perdure.store.user_connections.frameworks import AsyncSqlAlchemyAdapter, Dj
 
 
 class ConnectionAdapter(Protocol):
-    """One connection. The coroutines of a library that is not asynchronous never suspend."""
+    """One connection of the user's. The coroutines of a synchronous library never suspend."""
 
-    #: What the library is called in messages.
+    #: The library's name in messages.
     library: str
-    #: The name of the dialect that is spoken at the other end.
+    #: The name of the `Dialect` of the database that it is connected to.
     database: str
-    #: How it wants parameters: a style that `render` knows.
+    #: The parameter style that the library takes, one of those that `transaction.render` knows.
     parameter_style: str
-    #: Whether it belongs to an event loop.
+    #: True: the library is asynchronous, and the connection belongs to an event loop.
     is_async: bool
 
     async def join(self) -> None:
-        """Make sure that what is written now waits for the caller's commit. Raises `UsageError`."""
+        """Make sure that what is written now waits for the caller's commit. Raises `UsageError` if it would not."""
 
     async def execute(self, text: str, values: Any) -> int:
-        """Run one statement; how many rows it changed."""
+        """Run one statement; return how many rows it changed."""
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """Run a query; its rows, whatever the caller wants rows to be."""
+        """Run a query; return its rows as tuples, whatever row factory the caller has set."""
 
     async def begin(self) -> None:
-        """Open a transaction on a connection that has none. Raises `UsageError`."""
+        """Open a transaction. Raises `UsageError` if one is open already."""
 
     async def flush(self) -> None:
-        """Have everything written that the library has put off."""
+        """Write what the library has put off, such as the objects of a session."""
 
     async def commit(self) -> None:
-        """Commit what `begin` opened."""
+        """Commit the transaction that `begin` opened."""
 
     async def rollback(self) -> None:
-        """Roll back what `begin` opened."""
+        """Roll back the transaction that `begin` opened."""
 
     async def close(self) -> None:
-        """Let go of a connection that no context manager closes."""
+        """Close a connection that no context manager closes."""
 
 
-_KNOWN = "a connection of asyncpg, psycopg, sqlite3, PyMySQL or asyncmy, a connection or session of SQLAlchemy, or Django's connection"
+_KNOWN = (
+    "a connection of asyncpg, psycopg, sqlite3, PyMySQL or asyncmy, a connection or session of SQLAlchemy, or Django's "
+    "connection"
+)
 
 
 def find_adapter(connection: Any) -> ConnectionAdapter | None:
-    """The connection as a `ConnectionAdapter`; None if it is of no library that is known here."""
+    """Return the adapter for a connection; None if its library is not known."""
     if isinstance(connection, sqlite3.Connection):
         return SqliteAdapter(connection)
     modules = {f"{each.__module__}.{each.__name__}" for each in type(connection).__mro__}
@@ -87,18 +94,18 @@ def find_adapter(connection: Any) -> ConnectionAdapter | None:
 
 
 def adapter_for(connection: Any) -> ConnectionAdapter:
-    """The connection as a `ConnectionAdapter`. Raises `UsageError` if it is none that can be written on."""
+    """Return the adapter for a connection. Raises `UsageError` if its library is not known."""
     adapter = find_adapter(connection)
     if adapter is None:
-        raise UsageError(f"{connection!r} is no connection that Perdure can write on; give {_KNOWN}")
+        raise UsageError(f"{connection!r} is no connection that Perdure can write on; pass {_KNOWN}")
     return adapter
 
 
 @asynccontextmanager
 async def open_connection(using: Callable[[], Any]) -> AsyncGenerator[tuple[Any, ConnectionAdapter]]:
-    """What `using` gives: a connection, something to be awaited for one, or a context manager around one."""
+    """Open the connection that `using` returns, awaits or enters, and close it at the end."""
     given = using()
-    # A connection of sqlite3 is a context manager as well, but one that leaves it open.
+    # A connection of sqlite3 is a context manager that ends a transaction and does not close it.
     plain = isinstance(given, sqlite3.Connection)
     if hasattr(given, "__aenter__"):
         async with given as connection:

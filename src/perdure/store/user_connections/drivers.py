@@ -1,6 +1,6 @@
-"""Connections of database drivers: asyncpg, psycopg, sqlite3, PyMySQL and asyncmy.
+"""Adapters for connections of database drivers: asyncpg, psycopg, sqlite3, PyMySQL and asyncmy.
 
-A driver is only ever imported here when the caller has handed in one of its connections.
+A driver is imported only after the caller has passed one of its connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IN_TRANSACTION = 1
 
 
 class AsyncpgAdapter:
-    """A connection of asyncpg, or one that its pool has lent."""
+    """Adapter for a connection of asyncpg, or of its pool."""
 
     library = "asyncpg"
     database = "postgres"
@@ -33,44 +33,44 @@ class AsyncpgAdapter:
         self._transaction: Any = None
 
     async def join(self) -> None:
-        """See `Wire`."""
+        """Check that writes will belong to a transaction of the caller's."""
         if self._connection.is_closed():
             raise UsageError(CLOSED)
         if not self._connection.is_in_transaction():
             raise UsageError(NO_TRANSACTION)
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         status: str = await self._connection.execute(text, *values)
         return int(status.rpartition(" ")[2]) if status[-1:].isdigit() else 0
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         return [tuple(row) for row in await self._connection.fetch(text, *values)]
 
     async def begin(self) -> None:
-        """See `Wire`. By the driver's own means: it refuses to nest into a transaction that it has not begun."""
+        """Begin a transaction through the driver, which refuses to nest into one that it has not begun."""
         self._transaction = self._connection.transaction()
         await self._transaction.start()
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Do nothing: the library writes every statement at once."""
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         await self._transaction.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         await self._transaction.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         await self._connection.close()
 
 
 class PsycopgAdapter:
-    """A connection of psycopg 3."""
+    """Adapter for a synchronous connection of psycopg 3."""
 
     library = "psycopg"
     database = "postgres"
@@ -81,7 +81,10 @@ class PsycopgAdapter:
         self._connection = connection
 
     async def join(self) -> None:
-        """See `Wire`. Without autocommit, the first statement begins a transaction."""
+        """Check that writes will belong to a transaction of the caller's.
+
+        Without autocommit, the first statement begins one.
+        """
         if self._connection.closed:
             raise UsageError(CLOSED)
         status = self._connection.info.transaction_status
@@ -91,47 +94,47 @@ class PsycopgAdapter:
             raise UsageError(NO_TRANSACTION)
 
     def _cursor(self) -> Any:
-        # Not by way of the connection, whose cursors and rows may be of the caller's own kind.
+        # `connection.cursor()` would use the cursor and row factories that the caller has set.
         psycopg, rows = import_module("psycopg"), import_module("psycopg.rows")
         return psycopg.Cursor(self._connection, row_factory=rows.tuple_row)
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         with self._cursor() as cursor:
             count: int = cursor.execute(text, values).rowcount
             return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         with self._cursor() as cursor:
             rows: list[Row] = cursor.execute(text, values).fetchall()
             return rows
 
     async def begin(self) -> None:
-        """See `Wire`."""
+        """Begin a transaction."""
         if self._connection.info.transaction_status != _IDLE:
             raise UsageError("a transaction is open already")
         if self._connection.autocommit:
             await self.execute("BEGIN", {})
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Do nothing: the library writes every statement at once."""
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         self._connection.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         self._connection.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         self._connection.close()
 
 
 class AsyncPsycopgAdapter(PsycopgAdapter):
-    """An asynchronous connection of psycopg 3."""
+    """Adapter for an asynchronous connection of psycopg 3."""
 
     is_async = True
 
@@ -140,47 +143,47 @@ class AsyncPsycopgAdapter(PsycopgAdapter):
         return psycopg.AsyncCursor(self._connection, row_factory=rows.tuple_row)
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         async with self._cursor() as cursor:
             await cursor.execute(text, values)
             count: int = cursor.rowcount
             return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         async with self._cursor() as cursor:
             await cursor.execute(text, values)
             rows: list[Row] = await cursor.fetchall()
             return rows
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         await self._connection.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         await self._connection.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         await self._connection.close()
 
 
 def needs_begin(connection: Any) -> bool:
-    """Whether a transaction has to be begun on a connection to SQLite before it is written to. Raises `UsageError`."""
+    """Tell whether a connection to SQLite needs a BEGIN before it is written to. Raises `UsageError`."""
     try:
         if connection.in_transaction:
             return False
     except (sqlite3.ProgrammingError, ValueError) as error:
         raise UsageError(CLOSED) from error
-    # It would begin one itself, but only for the first statement that writes, and by then it has looked.
+    # The driver would begin one itself, but only before the first write, which is after our first read.
     if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
         raise UsageError(NO_TRANSACTION)
     return True
 
 
 class SqliteAdapter:
-    """A connection of the standard library's sqlite3."""
+    """Adapter for a connection of the standard library's sqlite3."""
 
     library = "sqlite3"
     database = "sqlite"
@@ -191,7 +194,7 @@ class SqliteAdapter:
         self._connection = connection
 
     async def join(self) -> None:
-        """See `Wire`."""
+        """Check that writes will belong to a transaction of the caller's."""
         if needs_begin(self._connection):
             self._connection.execute("BEGIN IMMEDIATE")
 
@@ -201,40 +204,40 @@ class SqliteAdapter:
         return cursor.execute(text, values)
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         return self._run(text, values).rowcount
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         return self._run(text, values).fetchall()
 
     async def begin(self) -> None:
-        """See `Wire`. At once as a writer: one that has only read may find that it is too late to write."""
+        """Begin a transaction as a writer: SQLite may refuse to turn a reader into one later."""
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Do nothing: the library writes every statement at once."""
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         if getattr(self._connection, "autocommit", None) is False:
             self._connection.commit()
         else:
             self._connection.execute("COMMIT")
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         if self._connection.in_transaction:
             self._connection.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         self._connection.close()
 
 
 class PyMySqlAdapter:
-    """A connection of PyMySQL."""
+    """Adapter for a connection of PyMySQL."""
 
     library = "PyMySQL"
     database = "mysql"
@@ -245,7 +248,10 @@ class PyMySqlAdapter:
         self._connection = connection
 
     async def join(self) -> None:
-        """See `Wire`. Without autocommit, the first statement begins a transaction."""
+        """Check that writes will belong to a transaction of the caller's.
+
+        Without autocommit, the first statement begins one.
+        """
         if not self._connection.open:
             raise UsageError(CLOSED)
         if self._connection.get_autocommit() and not self._connection.server_status & _IN_TRANSACTION:
@@ -255,45 +261,45 @@ class PyMySqlAdapter:
         return self._connection.cursor(import_module("pymysql.cursors").Cursor)
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         with self._cursor() as cursor:
             count: int = cursor.execute(text, values)
             return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         with self._cursor() as cursor:
             cursor.execute(text, values)
             return list(cursor.fetchall())
 
     async def begin(self) -> None:
-        """See `Wire`."""
+        """Begin a transaction."""
         self._connection.begin()
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Do nothing: the library writes every statement at once."""
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         self._connection.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         self._connection.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         self._connection.close()
 
 
 class AsyncmyAdapter(PyMySqlAdapter):
-    """A connection of asyncmy."""
+    """Adapter for a connection of asyncmy."""
 
     library = "asyncmy"
     is_async = True
 
     async def join(self) -> None:
-        """See `Wire`."""
+        """Check that writes will belong to a transaction of the caller's."""
         if not self._connection.connected:
             raise UsageError(CLOSED)
         if self._connection.get_autocommit() and not self._connection.get_transaction_status():
@@ -303,29 +309,29 @@ class AsyncmyAdapter(PyMySqlAdapter):
         return self._connection.cursor(import_module("asyncmy.cursors").Cursor)
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         async with self._cursor() as cursor:
             count: int = await cursor.execute(text, values)
             return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         async with self._cursor() as cursor:
             await cursor.execute(text, values)
             return list(await cursor.fetchall())
 
     async def begin(self) -> None:
-        """See `Wire`."""
+        """Begin a transaction."""
         await self._connection.begin()
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         await self._connection.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         await self._connection.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         await self._connection.ensure_closed()

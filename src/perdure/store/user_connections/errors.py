@@ -1,4 +1,4 @@
-"""What an error of somebody else's library means, by its code and never by its text."""
+"""Meaning of errors that the user's database library raises, read from their codes and never from their texts."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterator
 
 from perdure.errors import StoreUnavailable
 
-#: A lost race, a connection that is gone, a server that is full or restarts.
+#: SQLSTATEs and MySQL error numbers of a lost race, a lost connection, and a server that is full or restarts.
 _STATES = frozenset({"40001", "40P01", "55P03", "57014", "25P03", "53300"})
 _STATE_CLASSES = ("08", "57P")
 _NUMBERS = frozenset({1020, 1040, 1205, 1213, 1927, 2003, 2006, 2013, 2055, 3572})
 _DUPLICATE = 1062
 _SQLITE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-#: The names that PEP 249 has for what goes wrong between a library and its database.
+#: Class names, most of them from PEP 249, of errors between a library and its database.
 _NAMES = frozenset({"InterfaceError", "OperationalError", "InternalClientError"})
 
 
 class Interrupted(Exception):
-    """The database failed while a transaction was under way, and nothing of it is there. The cause is its own error."""
+    """The database failed before the commit, so nothing was written. The cause is the library's error."""
 
 
 class CommitUnknown(Exception):
-    """The database failed at the commit, and whether it was one is unknown. The cause is its own error."""
+    """The database failed during the commit, and its outcome is unknown. The cause is the library's error."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same again may succeed."""
+    """Tell whether another attempt may succeed."""
     for each in _inside(error):
         if isinstance(each, OSError | TimeoutError | StoreUnavailable):
             return True
@@ -43,12 +43,12 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_duplicate(error: BaseException) -> bool:
-    """Whether a row of the same key is there already, on a database on which that cannot be passed over."""
+    """Tell whether a row with the same key exists, on MySQL and MariaDB, where an INSERT cannot ignore that."""
     return any(each.args[:1] == (_DUPLICATE,) for each in _inside(error))
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that it wraps; SQLAlchemy and Django wrap those of the driver."""
+    """Yield the error and the errors that it wraps: SQLAlchemy and Django wrap those of the driver."""
     seen: set[int] = set()
     inner: BaseException | None = error
     while inner is not None and id(inner) not in seen:

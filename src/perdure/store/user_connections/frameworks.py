@@ -1,7 +1,7 @@
-"""Connections and sessions of SQLAlchemy, and Django's connection.
+"""Adapters for connections and sessions of SQLAlchemy, and for Django's connection.
 
-Statements go through the library itself, in the parameter style of the driver below it, so that it begins, logs and times them
-as its own.
+Statements go through the library itself, in the parameter style of its driver, so that the library begins transactions,
+logs and measures as for its own statements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _named(database: str) -> str:
 
 
 class SqlAlchemyAdapter:
-    """A `Connection` or a `Session` of SQLAlchemy."""
+    """Adapter for a `Connection` or a `Session` of SQLAlchemy."""
 
     library = "SQLAlchemy"
     is_async = False
@@ -36,10 +36,10 @@ class SqlAlchemyAdapter:
         self.parameter_style: str = bind.dialect.paramstyle
 
     async def join(self) -> None:
-        """See `Wire`. Outside of autocommit, SQLAlchemy begins by itself."""
+        """Check that writes will belong to a transaction; outside of autocommit, SQLAlchemy begins one itself."""
         connection = await self._checked()
         if self.database == "sqlite":
-            # Its driver begins late, after the look at what is there.
+            # Its driver begins before the first write only, which is after our first read.
             if needs_begin(await self._driver(connection)):
                 await self.execute("BEGIN IMMEDIATE", ())
         elif _commits_by_itself(connection):
@@ -61,40 +61,40 @@ class SqlAlchemyAdapter:
         return connection.connection.driver_connection
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         count: int = self._connection.exec_driver_sql(text, values).rowcount
         return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         return [tuple(row) for row in self._connection.exec_driver_sql(text, values)]
 
     async def begin(self) -> None:
-        """See `Wire`."""
+        """Begin a transaction."""
         if self._given.in_transaction():
             raise UsageError(_BEGUN)
         await self.join()
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Write what a session has put off."""
         if self._is_session:
             self._given.flush()
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         self._given.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         self._given.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         self._given.close()
 
 
 class AsyncSqlAlchemyAdapter(SqlAlchemyAdapter):
-    """An `AsyncConnection` or an `AsyncSession` of SQLAlchemy."""
+    """Adapter for an `AsyncConnection` or an `AsyncSession` of SQLAlchemy."""
 
     is_async = True
 
@@ -105,29 +105,29 @@ class AsyncSqlAlchemyAdapter(SqlAlchemyAdapter):
         return (await connection.get_raw_connection()).driver_connection
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         count: int = (await self._connection.exec_driver_sql(text, values)).rowcount
         return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         return [tuple(row) for row in await self._connection.exec_driver_sql(text, values)]
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Write what a session has put off."""
         if self._is_session:
             await self._given.flush()
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         await self._given.commit()
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         await self._given.rollback()
 
     async def close(self) -> None:
-        """See `Wire`."""
+        """Close the connection."""
         await self._given.close()
 
 
@@ -139,7 +139,7 @@ def _commits_by_itself(connection: Any) -> bool:
 
 
 class DjangoAdapter:
-    """A connection of Django: `django.db.connection`, or one of `django.db.connections`."""
+    """Adapter for a connection of Django: `django.db.connection`, or one of `django.db.connections`."""
 
     library = "Django"
     parameter_style = "pyformat"
@@ -151,7 +151,7 @@ class DjangoAdapter:
         self._atomic: Any = None
 
     async def join(self) -> None:
-        """See `Wire`."""
+        """Check that writes will belong to a transaction of the caller's."""
         if self._connection.needs_rollback:
             raise UsageError(FAILED)
         if not self._connection.in_atomic_block and self._connection.get_autocommit():
@@ -161,42 +161,42 @@ class DjangoAdapter:
             await self.execute("BEGIN IMMEDIATE", {})
 
     async def execute(self, text: str, values: Any) -> int:
-        """See `Wire`."""
+        """Run one statement; return how many rows it changed."""
         with self._connection.cursor() as cursor:
             cursor.execute(text, values)
             count: int = cursor.rowcount
             return count
 
     async def fetch(self, text: str, values: Any) -> list[Row]:
-        """See `Wire`."""
+        """Run a query; return its rows as tuples."""
         with self._connection.cursor() as cursor:
             cursor.execute(text, values)
             return [tuple(row) for row in cursor.fetchall()]
 
     async def begin(self) -> None:
-        """See `Wire`. As a block of Django's, so that blocks inside of it nest; it refuses to be inside of one."""
+        """Begin an outermost `atomic` block, so that blocks of the user's function nest into it."""
         self._atomic = import_module("django.db.transaction").atomic(using=self._connection.alias, durable=True)
         self._atomic.__enter__()
         if self.database == "sqlite" and getattr(self._connection, "transaction_mode", None) in (None, "DEFERRED"):
-            # Django begins as a reader. By the first write somebody else may have written, and then it is too late.
+            # Django begins as a reader, which SQLite may refuse to turn into a writer later.
             await self.execute("ROLLBACK", {})
             await self.execute("BEGIN IMMEDIATE", {})
 
     async def flush(self) -> None:
-        """See `Wire`."""
+        """Do nothing: the library writes every statement at once."""
 
     async def commit(self) -> None:
-        """See `Wire`."""
+        """Commit the transaction that `begin` opened."""
         atomic, self._atomic = self._atomic, None
         atomic.__exit__(None, None, None)
 
     async def rollback(self) -> None:
-        """See `Wire`."""
+        """Roll back the transaction that `begin` opened."""
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
             self._connection.needs_rollback = True
             atomic.__exit__(None, None, None)
 
     async def close(self) -> None:
-        """See `Wire`. As after each request of Django's own: by its settings."""
+        """Close the connection if Django's settings say so, as Django does after a request."""
         self._connection.close_if_unusable_or_obsolete()

@@ -1,8 +1,11 @@
-"""The caller's own open transaction, as shared verbs see it.
+"""The caller's own open transaction, as the shared SQL verbs see it.
 
-What is written becomes visible when the caller commits and is gone when the caller rolls back. Here nothing is ever committed or
-rolled back as a whole: a savepoint around each use sees to it that an error leaves nothing behind. Errors of the caller's
-library pass through as they are, because the caller knows what to do about them.
+Writes become visible when the caller commits and vanish when the caller rolls back. This module never commits or rolls
+back the whole transaction: a savepoint around each use undoes the writes of a verb that fails. Errors of the caller's
+library pass through unchanged, because the caller knows how to handle them.
+
+The shared SQL has `:name` parameters, which `render` translates for each library. The names of the styles are those of
+PEP 249, with `numeric_dollar` for `$1`.
 """
 
 from __future__ import annotations
@@ -24,24 +27,24 @@ from perdure.store.user_connections.adapter import ConnectionAdapter, adapter_fo
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _VALUES = re.compile(r"VALUES\s*(\(.*?\))", re.DOTALL)
 
-#: Parameters of one statement at the most; every database takes more.
+#: Maximum number of parameters in one statement; every database accepts more.
 _MOST = 2000
 
 
 class RenderedStatement(Struct, frozen=True):
-    """A statement as a library wants it."""
+    """A statement in the parameter style of a library."""
 
     text: str
-    #: In the order in which values are to be given; None where they are given by name.
+    #: Parameter names in the order of their values; None: values are passed by name.
     names: tuple[str, ...] | None
 
     def bind(self, values: Mapping[str, Any]) -> Any:
-        """The parameters as the library wants them."""
+        """Return the parameters in the form that the library takes."""
         return dict(values) if self.names is None else tuple(values[name] for name in self.names)
 
 
 def render(sql: str, style: str) -> RenderedStatement:
-    """A statement with `:name` parameters in another style. Raises `UsageError` for one that nobody knows."""
+    """Translate a statement with `:name` parameters into another style. Raises `UsageError` for an unknown style."""
     names = tuple(_PARAMETER.findall(sql))
     match style:
         case "named":
@@ -56,11 +59,14 @@ def render(sql: str, style: str) -> RenderedStatement:
             places = {name: f"${place}" for place, name in enumerate(dict.fromkeys(names), 1)}
             return RenderedStatement(_PARAMETER.sub(lambda found: places[found[1]], sql), tuple(places))
         case _:
-            raise UsageError(f"A library with the parameter style {style!r} cannot be used with Perdure.")
+            raise UsageError(f"a library with the parameter style {style!r} cannot be used with Perdure")
 
 
 def multi_row_insert(sql: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any], int]:
-    """An INSERT of one row as one of the first of these, with its parameters, and how many that are."""
+    """Turn an INSERT of one row into one of as many of the first rows as fit.
+
+    Returns the statement, its parameters and the number of rows.
+    """
     taken = rows[: max(1, _MOST // len(rows[0]))]
     found = _VALUES.search(sql)
     assert found is not None, "not an INSERT of values"
@@ -78,42 +84,44 @@ _NAMES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "mysql": "MySQL"}
 
 
 class StoreDatabase(Struct, frozen=True, kw_only=True):
-    """The database that a store is on."""
+    """The database of a store: what a connection to it is checked against."""
 
     dialect: Dialect
-    #: How the names of its tables begin.
+    #: The prefix of its table names.
     tables: str
-    #: The database in messages.
+    #: Its description in messages.
     where: str
-    #: Its time, where that is the time of this machine.
+    #: Its clock, where that is the clock of this machine.
     clock: Callable[[], int]
-    #: The file that it is; None: in memory.
+    #: Its file, on SQLite; None: in memory.
     file: str | None = ""
     audit: Audit = Audit.LIFECYCLE
 
 
 class UserTransaction:
-    """See `perdure.store.sql.dialect.Transaction`. Without `locking`, rows are only looked at."""
+    """A `Transaction` on the caller's connection. Without `locking`, reads lock no rows."""
 
-    def __init__(self, adapter: ConnectionAdapter, home: StoreDatabase, actor: str, *, locking: bool = True) -> None:
+    def __init__(
+        self, adapter: ConnectionAdapter, database: StoreDatabase, actor: str, *, locking: bool = True
+    ) -> None:
         self.actor = actor
-        self.notes = home.audit is not Audit.OFF
-        self.repeats = home.audit is Audit.FULL
-        #: When it is durable is not known here.
+        self.notes = database.audit is not Audit.OFF
+        self.repeats = database.audit is Audit.FULL
+        #: The caller commits, so this object never learns when its writes are durable.
         self.has_observers = False
         self._locking = locking
         self.now = 0
         self._adapter = adapter
-        self._home = home
+        self._database = database
         self._notes: list[Params] = []
 
     async def execute(self, sql: str, params: Params) -> int:
-        """Run one statement; how many rows it changed."""
-        statement = render(self._home.dialect.render(sql, self._home.tables), self._adapter.parameter_style)
+        """Run one statement; return how many rows it changed."""
+        statement = render(self._database.dialect.render(sql, self._database.tables), self._adapter.parameter_style)
         return await self._adapter.execute(statement.text, statement.bind(params))
 
     async def execute_many(self, sql: str, rows: Sequence[Params]) -> int:
-        """Run one statement for each of the rows; an INSERT for many at once."""
+        """Run one statement per row of parameters, or one INSERT for many rows; return how many rows were changed."""
         if not sql.lstrip().startswith("INSERT"):
             return sum([await self.execute(sql, row) for row in rows])
         changed = 0
@@ -127,47 +135,47 @@ class UserTransaction:
         """Run a query."""
         if not self._locking:
             sql = sql.replace("{for_update}", "")
-        statement = render(self._home.dialect.render(sql, self._home.tables), self._adapter.parameter_style)
+        statement = render(self._database.dialect.render(sql, self._database.tables), self._adapter.parameter_style)
         return await self._adapter.fetch(statement.text, statement.bind(params))
 
     def note(self, run_id: str, kind: str, data: str = "{}") -> None:
-        """Add a line to the audit trail, if it is of the level that is written."""
-        if self._home.audit.writes(kind):
+        """Add an event to the audit trail, if the audit level includes its kind."""
+        if self._database.audit.writes(kind):
             self._notes.append({"run_id": run_id, "at": self.now, "kind": kind, "actor": self.actor, "data": data})
 
     def notify(self, change: Change) -> None:
-        """Nothing: whoever waits finds out by itself once the caller has committed, and may never need to."""
+        """Do nothing: waiting processes poll, and see the change once the caller has committed."""
 
     async def write_notes(self) -> None:
-        """Put the noted lines into the transaction."""
+        """Write the audit events to the database, within the transaction."""
         notes, self._notes = self._notes, []
         await self.execute_many(_NOTE, notes)
 
     async def arrive(self) -> None:
-        """See that this is the store's database, without a statement that could fail, and ask for its time."""
-        if self._home.dialect.name == "sqlite":
+        """Check that this is the store's database, with queries that cannot fail, and read its time."""
+        if self._database.dialect.name == "sqlite":
             await self._compare_files()
-        dialect = self._home.dialect
+        dialect = self._database.dialect
         query = (
             f"SELECT {dialect.time} FROM ({dialect.table_exists}) AS found" if dialect.time else dialect.table_exists
         )
-        found = await self.fetch(query, {"name": f"{self._home.tables}runs"})
+        found = await self.fetch(query, {"name": f"{self._database.tables}runs"})
         if not found:
             raise SchemaMismatch(
-                f"The database of the connection that was given has no table {self._home.tables}runs. Give one to the engine's own "
-                f"database ({self._home.where}); if it is, run `perdure migrate` once."
+                f"the database of the given connection has no table {self._database.tables}runs; connect to the "
+                f"engine's own database ({self._database.where}), or, if this is it, run `perdure migrate` once"
             )
-        self.now = found[0][0] if dialect.time else self._home.clock()
+        self.now = found[0][0] if dialect.time else self._database.clock()
 
     async def _compare_files(self) -> None:
-        if self._home.file is None:
-            raise UsageError("The engine's database is in memory, where no other connection reaches it. Use a file.")
+        if self._database.file is None:
+            raise UsageError("the engine's database is in memory, which no other connection reaches; use a file")
         files = await self.fetch("PRAGMA database_list", {})
         there = next((file for _, name, file in files if name == "main"), "")
-        if not there or _real(there) != _real(self._home.file):
+        if not there or _real(there) != _real(self._database.file):
             raise UsageError(
-                f"The connection that was given is to {there or 'a database in memory'}, and not to the engine's. {self._home.where} "
-                "is the one to connect to."
+                f"the given connection leads to {there or 'a database in memory'}, and not to the engine's database; "
+                f"connect to {self._database.where}"
             )
 
 
@@ -175,32 +183,32 @@ def _real(file: str) -> str:
     return os.path.realpath(file)
 
 
-def check_database(adapter: ConnectionAdapter, home: StoreDatabase) -> None:
-    """Raise `UsageError` if a connection speaks to another kind of database."""
-    if adapter.database != home.dialect.name:
-        ours, theirs = (_NAMES.get(name, name) for name in (home.dialect.name, adapter.database))
-        raise UsageError(f"The connection that was given is to {theirs}; the engine's database is {ours}.")
+def check_database(adapter: ConnectionAdapter, database: StoreDatabase) -> None:
+    """Raise `UsageError` if a connection leads to another kind of database."""
+    if adapter.database != database.dialect.name:
+        ours, theirs = (_NAMES.get(name, name) for name in (database.dialect.name, adapter.database))
+        raise UsageError(f"the given connection leads to {theirs}; the engine's database is {ours}")
 
 
 @asynccontextmanager
 async def join_transaction(
-    connection: object, home: StoreDatabase, actor: str, *, locking: bool
+    connection: object, database: StoreDatabase, actor: str, *, locking: bool
 ) -> AsyncGenerator[UserTransaction]:
-    """The transaction that is open on somebody's connection. Raises `UsageError` if there is none, or elsewhere."""
+    """Write within the transaction that is open on a connection. Raises `UsageError` if none is open, or elsewhere."""
     adapter = adapter_for(connection)
-    check_database(adapter, home)
+    check_database(adapter, database)
     try:
         await adapter.join()
     except UsageError as problem:
-        raise UsageError(f"Nothing can be written on this connection of {adapter.library}: {problem}.") from None
-    transaction = UserTransaction(adapter, home, actor, locking=locking)
+        raise UsageError(f"nothing can be written on this connection of {adapter.library}: {problem}") from None
+    transaction = UserTransaction(adapter, database, actor, locking=locking)
     await transaction.arrive()
     await transaction.execute("SAVEPOINT perdure", {})
     try:
         yield transaction
         await transaction.write_notes()
     except BaseException:
-        # A connection that broke, or a transaction that is gone, needs no undoing.
+        # A broken connection, or a transaction that has ended, needs no undoing.
         with suppress(Exception):
             await transaction.execute("ROLLBACK TO SAVEPOINT perdure", {})
         raise

@@ -1,8 +1,9 @@
-"""A function of the user's and the record of its result, in one transaction.
+"""A transaction step: a function of the user's and the record of its result, in one transaction.
 
-The order makes it happen exactly once: the function writes first; then the run's row is locked, the lease checked on it and
-the record put in; then all of it is committed. An error of the function's rolls everything back and is raised as it is. One of
-the database's is `Interrupted` before the commit, and `CommitUnknown` at it.
+The order makes it happen exactly once. The function writes first. Then the run's row is locked, the lease is checked on
+that row and the record is inserted. Then everything is committed together. An error of the function rolls everything
+back and is raised unchanged. An error of the database raises `Interrupted` before the commit and `CommitUnknown` during
+it.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from perdure.store.user_connections.adapter import ConnectionAdapter, open_conne
 from perdure.store.user_connections.errors import CommitUnknown, Interrupted, is_transient
 from perdure.store.user_connections.transaction import StoreDatabase, UserTransaction, check_database
 
-#: Calls the function with the connection.
+#: Calls the user's function with the connection.
 Work = Callable[[Any], Any]
-#: Makes a turn with one record of the function's result, when it is time to commit.
+#: Makes the turn with the record of the function's result, once the run may commit it.
 MakeTurn = Callable[[Any], Coroutine[Any, Any, Turn]]
 
 _SAVEPOINT = "perdure_step"
-#: Seconds that a server may take to begin and to commit, which holds up the run, before its connection is given up.
-_PATIENCE = 60.0
+#: Seconds after which a server that does not begin or commit loses the connection, because the run waits for it.
+_TIMEOUT = 60.0
 
 
 class _Lost(Exception):
-    """The lease is gone."""
+    """The run's lease is lost, so that the transaction has to be rolled back."""
 
 
 class TransactionStep(Struct, frozen=True, kw_only=True):
-    """What is to be done."""
+    """The user's function, and how the record of its result is made."""
 
     function: Work
-    #: Whether `function` gives something to be awaited.
+    #: True: `function` returns an awaitable.
     is_async: bool
     make_turn: MakeTurn
-    #: Gives the connection; None: the store's own driver.
+    #: Returns the connection to use; None: one of the store's own.
     using: Callable[[], Any] | None = None
     #: The worker that holds the run.
     actor: str = ""
@@ -50,44 +51,45 @@ class TransactionStep(Struct, frozen=True, kw_only=True):
 
 async def run_transaction_step(
     step: TransactionStep,
-    home: StoreDatabase,
+    database: StoreDatabase,
     lend: Callable[[], Any],
     mark: Callable[[str], None],
     limit: str = "",
     fence: Fence = NO_FENCE,
 ) -> TurnOutcome:
-    """Do it: APPLIED, or LOST with everything rolled back.
+    """Run the step in a transaction: APPLIED, or LOST with everything rolled back.
 
-    `limit` has a server end what is not continued. `fence` says what proves the lease.
+    `limit` is a statement that makes the server end the transaction if its client stops. `fence` is what proves the
+    lease besides the locked row.
     """
     mark("transact.enter")
     stack = open_connection(step.using or lend)
-    async with _the_database():
+    async with _database_errors():
         connection, adapter = await stack.__aenter__()
     try:
-        await _inside(connection, adapter, home, step, mark, limit, fence)
+        await _run_inside(connection, adapter, database, step, mark, limit, fence)
     except _Lost:
         return TurnOutcome.LOST
     finally:
-        # What became of the transaction is known by now, and closing changes nothing about it.
+        # The transaction has ended, so an error while closing changes nothing.
         with suppress(Exception):
             await stack.__aexit__(None, None, None)
     return TurnOutcome.APPLIED
 
 
-async def _inside(
+async def _run_inside(
     connection: Any,
     adapter: ConnectionAdapter,
-    home: StoreDatabase,
+    database: StoreDatabase,
     step: TransactionStep,
     mark: Callable[[str], None],
     limit: str,
     fence: Fence,
 ) -> None:
-    tx = UserTransaction(adapter, home, "")
-    check_database(adapter, home)
+    tx = UserTransaction(adapter, database, "")
+    check_database(adapter, database)
     try:
-        async with _the_database(adapter):
+        async with _database_errors(adapter):
             await adapter.begin()
             if step.using is not None:
                 await tx.arrive()
@@ -98,9 +100,9 @@ async def _inside(
         result = await _call(step, connection, adapter)
         await adapter.flush()
         turn = await step.make_turn(result)
-        async with _the_database(adapter):
-            await _still_open(tx)
-            tx.now = max(tx.now, turn.records[-1].at)  # on a connection of the store's own the time was not asked for
+        async with _database_errors(adapter):
+            await _check_still_open(tx)
+            tx.now = max(tx.now, turn.records[-1].at)  # a connection of the store's own did not read the time
             if await append(tx, turn, fence) is TurnOutcome.LOST:
                 raise _Lost
         mark("transact.written")
@@ -109,7 +111,7 @@ async def _inside(
             await adapter.rollback()
         raise
     try:
-        async with _in_time(adapter):
+        async with _timeout(adapter):
             await adapter.commit()
     except Exception as error:
         with suppress(Exception):
@@ -118,14 +120,14 @@ async def _inside(
     mark("transact.committed")
 
 
-def _in_time(adapter: ConnectionAdapter | None) -> AbstractAsyncContextManager[object]:
-    return asyncio.timeout(_PATIENCE) if adapter is not None and adapter.is_async else nullcontext()
+def _timeout(adapter: ConnectionAdapter | None) -> AbstractAsyncContextManager[object]:
+    return asyncio.timeout(_TIMEOUT) if adapter is not None and adapter.is_async else nullcontext()
 
 
 @asynccontextmanager
-async def _the_database(adapter: ConnectionAdapter | None = None) -> AsyncGenerator[None]:
+async def _database_errors(adapter: ConnectionAdapter | None = None) -> AsyncGenerator[None]:
     try:
-        async with _in_time(adapter):
+        async with _timeout(adapter):
             yield
     except (PerdureError, _Lost):
         raise
@@ -136,8 +138,8 @@ async def _the_database(adapter: ConnectionAdapter | None = None) -> AsyncGenera
 async def _call(step: TransactionStep, connection: Any, adapter: ConnectionAdapter) -> Any:
     if adapter.is_async and not step.is_async:
         raise UsageError(
-            f"The function of a transaction on a connection of {adapter.library} has to be async. Make it an `async def`, or give it a "
-            "connection that is not: `ctx.options(using=...).transaction(...)`."
+            f"the function of a transaction on a connection of {adapter.library} has to be async; make it an "
+            "`async def`, or use a synchronous connection: `ctx.options(using=...).transaction(...)`"
         )
     result = step.function(connection)
     if not step.is_async:
@@ -146,13 +148,13 @@ async def _call(step: TransactionStep, connection: Any, adapter: ConnectionAdapt
 
 
 _WAITED = (
-    "The function of a transaction waited for something else while it kept the database to itself. Do that in a step before, and "
-    "hand its result over."
+    "the function of a transaction waited for something else while it kept the database to itself; do that in a step "
+    "before the transaction and pass its result"
 )
 
 
 class _NoLoop:
-    """Takes the place of an event loop where there must be none."""
+    """Stand-in for the event loop that refuses every use."""
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(_WAITED)
@@ -172,13 +174,13 @@ def _without_waiting(awaitable: Any) -> Any:
     raise UsageError(_WAITED)
 
 
-async def _still_open(tx: UserTransaction) -> None:
+async def _check_still_open(tx: UserTransaction) -> None:
     try:
         await tx.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", {})
     except Exception as error:
         if is_transient(error):
             raise
         raise UsageError(
-            "The function of a transaction has committed or rolled back the transaction that it was given. That is done for it, "
-            "together with the record of its result; leave it out of the function."
+            "the function of a transaction has committed or rolled back its transaction; leave that to Perdure, which "
+            "commits it together with the record of the result"
         ) from error
