@@ -43,7 +43,7 @@ def test_messages_and_cancellations_work_from_code_that_is_not_async() -> None:
         run = engine.start(wait())
         run.send("word", "hello")
         assert run.result("20s") == "hello"
-        other = engine.start(wait(), queue="nobody", id="other")
+        other = engine.start(wait(), queue="unserved", id="other")
         engine.send("other", "word", "kept", key="once")
         assert "no live worker takes the queue" in engine.why("other")
         assert engine.cancel("other", "enough")
@@ -71,9 +71,9 @@ def test_runs_are_steered_from_code_that_is_not_async() -> None:
 def test_errors_arrive_in_the_calling_thread() -> None:
     with Engine("sqlite://", [double]).blocking() as engine, engine.worker():
         with pytest.raises(RunNotFound):
-            engine.get("nobody")
+            engine.get("missing")
         with pytest.raises(TimeoutError):
-            engine.start(double(1), queue="nobody").result("10ms")
+            engine.start(double(1), queue="unserved").result("10ms")
 
 
 def test_a_failed_run_raises_with_its_cause() -> None:

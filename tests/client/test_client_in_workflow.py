@@ -58,7 +58,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 MAKERS = {"worker", "lock", "pusher", "blocking", "breakers", "limits", "schedules", "locks", "watermarks"}
 #: Plain values.
 VALUES = {"message"}
-#: Classes of `perdure.client` and `perdure.push` that users are not handed, or that reach the database through a verb that is tested.
+#: Classes of `perdure.client` and `perdure.push` that users are not given, or that reach the database through a verb
+#: that is tested.
 INTERNAL = {
     "Overdue",
     "Watch",
@@ -121,7 +122,7 @@ def _call(bound: Any, method: Any, name: str) -> Callable[[], Any]:
 
 
 async def refusal(call: Callable[[], Any]) -> str:
-    """What a call raises, after it was awaited, iterated or entered if it is to be."""
+    """Return what a call raises, after awaiting, iterating or entering it if necessary."""
     try:
         answer = call()
         if inspect.isawaitable(answer):

@@ -35,7 +35,7 @@ AT_ONCE = Retry(attempts=2, initial=0, jitter=0)
 
 
 class Refused(Exception):
-    """What the other side says."""
+    """The other side refuses."""
 
 
 MENDED: set[str] = set()
@@ -70,7 +70,7 @@ async def rounds(ctx: Context, to: str) -> str:
 
 async def knock(to: str) -> str:
     if to not in MENDED:
-        raise Refused("nobody is at home")
+        raise Refused("the house is empty")
     return f"{to} has it"
 
 
@@ -88,7 +88,7 @@ async def test_an_activity_that_used_up_its_attempts_is_a_dead_letter_with_every
     assert letter.error.given_up == "exhausted"
     assert await engine.dead_letter("d") == letter
     with pytest.raises(RunNotFound):
-        await engine.dead_letter("nobody")
+        await engine.dead_letter("missing")
 
 
 async def test_a_requeued_activity_begins_anew_and_remembers_its_last_heartbeat(stage: Stage) -> None:
@@ -203,10 +203,10 @@ async def test_a_deadline_that_has_passed_must_be_given_anew(on_disk: Stage) -> 
     run = await engine.start(deliver("Jon"), id="d", deadline="1ms")
     async with engine.worker(lease="300ms"):
         await until(run, Status.FAILED)
-    decided = await engine.requeue(["d", "nobody"])
+    decided = await engine.requeue(["d", "missing"])
     assert decided.done == ()
     assert "requeue(deadline=...)" in decided.refused["d"]
-    assert "no run 'nobody'" in decided.refused["nobody"]
+    assert "no run 'missing'" in decided.refused["missing"]
     assert await run.requeue(deadline="1h") == 2
 
 
@@ -226,7 +226,7 @@ async def test_a_discarded_letter_is_off_the_list_and_can_be_brought_back(stage:
     assert await engine.undelete("a")
     assert not await engine.undelete("a")
     assert (await engine.discard(where={"dead_before": datetime.datetime.now(datetime.UTC)})).done == ("b", "a")
-    assert "no dead letter" in (await engine.discard(["nobody"])).refused["nobody"]
+    assert "no dead letter" in (await engine.discard(["missing"])).refused["missing"]
     events = [(event.kind, event.data) for event in await (await engine.get("a")).events()]
     assert ("discarded", '{"reason":"moved away"}') in events
 

@@ -50,10 +50,10 @@ async def test_a_handle_of_a_run_whose_code_is_not_here_gives_plain_values(on_di
 
 async def test_a_run_that_is_not_there_is_not_found(stage: Stage) -> None:
     engine = stage.engine(doubling)
-    with pytest.raises(RunNotFound, match="'nobody'"):
-        await engine.get("nobody")
+    with pytest.raises(RunNotFound, match="'missing'"):
+        await engine.get("missing")
     with pytest.raises(LookupError):
-        await engine.why("nobody")
+        await engine.why("missing")
 
 
 async def test_the_history_says_what_happened_in_order(stage: Stage) -> None:

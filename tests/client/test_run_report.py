@@ -1,4 +1,4 @@
-"""How long things took, in the history and in reports."""
+"""Durations in histories and reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An execution fed by hand: what a worker does with a run, without a worker.
+"""An execution that a test drives by hand, in place of a worker.
 
-The test says what completes and in which order; the driver keeps the records. `settled` ends a test: it replays the history cut
-at every record, and each time the workflow must stand where it stood then, and end as it ended.
+The test says what completes and in which order; the driver keeps the records. `settled` ends a test: it replays the
+history cut at every record, and each time the workflow must be in the state in which it was then, and end as it ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def work(key: object) -> Any:
 
 
 def unwork(key: object) -> Any:
-    """What undoes such a step."""
+    """Undo such a step."""
     raise AssertionError(f"step {key!r} was undone")
 
 
@@ -76,7 +76,7 @@ class Driver:
     ) -> None:
         self.history = list(history)
         self.positions: list[list[str]] = []
-        #: What the history held each time, and what happened in between.
+        #: Contents of the history each time, and the events in between.
         self.stages: list[tuple[Record, ...]] = []
         self.happened: list[Record | Together] = []
         self._remake: Callable[[Sequence[Record]], Driver] = lambda records: Driver(
@@ -157,7 +157,7 @@ class Driver:
         return timer.location
 
     def wake(self, location: str, at: int) -> None:
-        """Somebody changed when a sleep ends."""
+        """Change the end of a sleep from outside."""
         self._record(RecordKind.WAKE, location, str(at), 0)
 
     def late(self, location: str) -> None:
@@ -174,11 +174,11 @@ class Driver:
         self.feed(Together(arrived, self.execution.time + round(after * SECOND)))
 
     def cancel(self, reason: str = "asked to") -> None:
-        """Somebody cancelled the run."""
+        """Cancel the run from outside."""
         self._record(RecordKind.CANCEL, "", codec.encode(reason, "reason"), 0)
 
     def feed(self, record: Record | Together) -> None:
-        """What that record says happened."""
+        """Let the event of a record happen."""
         self.happened.append(record)
         if isinstance(record, Together):
             self.execution.record_messages(record.messages, record.at)
@@ -215,20 +215,20 @@ class Driver:
 
     @property
     def ended(self) -> RunOutcome:
-        """How it ended."""
+        """Outcome of the run."""
         assert self.outcome is not None, f"it still waits for {self.open}"
         return self.outcome
 
     @property
     def result(self) -> Any:
-        """What the workflow returned."""
+        """Result of the workflow."""
         assert self.ended.status is Status.COMPLETED, f"it ended with {self.ended.error!r}"
         assert self.ended.payload is not None
         return codec.decode(self.ended.payload, Any, "result")
 
     @property
     def error(self) -> BaseException:
-        """What the workflow raised."""
+        """Exception of the workflow."""
         assert self.ended.error is not None, f"it returned {self.ended.payload}"
         return self.ended.error
 

@@ -1,7 +1,7 @@
-"""Programs and courses of events out of Hypothesis' hands.
+"""Programs and courses of events, drawn by Hypothesis.
 
-Both are read off a tape of numbers, which is fast to draw and shrinks well: an exhausted tape gives zeros, and zero is always the
-simplest choice.
+Both are read off a tape of numbers, which is fast to draw and shrinks well: an exhausted tape gives zeros, and zero is
+always the simplest choice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from tests.replay.programs import BRANCHES, LEAVES
 #: Names that steps share, so that calls of one name are counted; None gives every node a name of its own.
 SHARED = ("a", "b", "c")
 MESSAGES = ("x", "y")
-#: What may arrive, those that programs wait for most more often.
+#: Events that may arrive; those that programs wait for most are more frequent.
 ARRIVALS = (*MESSAGES, question_name(QUESTION), topic(*TOPIC), *MESSAGES)
 
 #: Steps are what most programs are made of.
 _LEAVES = ("step",) * 6 + LEAVES
-#: What often does not run to its end is tried more often.
+#: Operations that often do not run to their end are tried more often.
 _BRANCHES = (
-    *BRANCHES, "timeout", "timeout_at", "wait_for", "wait_for", "manager", "as_completed", "lock", "condition", "loop", "loop",
+    *BRANCHES, "timeout", "timeout_at", "wait_for", "wait_for", "manager", "as_completed", "lock", "condition",
+    "loop", "loop",
     "race", "saga", "saga",
 )  # fmt: skip
 _DEPTH = 5

@@ -1,4 +1,4 @@
-"""The nodes of a program that use what a workflow has beyond asyncio: named parts, messages, effects, children, undos, versions."""
+"""Nodes of programs for what a workflow has beyond asyncio: scopes, messages, effects, children, undos, versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOPIC = ("t", "7")
 
 
 class Language(Performer):
-    """See the module."""
+    """Performs the nodes that asyncio does not have."""
 
     # in named parts
 
@@ -209,7 +209,8 @@ class Language(Performer):
 
 #: Every primitive here, by whether it has parts of its own.
 LEAVES = (
-    "map_steps", "receive_any", "receive_many", "question", "listen", "publish", "emit", "send", "offspring", "detached",
+    "map_steps", "receive_any", "receive_many", "question", "listen", "publish", "emit", "send",
+    "offspring", "detached",
     "undoable", "undo", "rollback", "patched",
 )  # fmt: skip
 BRANCHES = ("join", "race", "map", "loop", "protect", "saga", "outcome")

@@ -12,15 +12,16 @@ from tests.replay.generation import Author, Tape
 from tests.replay.nodes import Node, given_as_it_is, walk
 from tests.replay.recording import Play, recorded_locations
 
-#: What has branches with names.
+#: Nodes with named branches.
 BRANCHED = ("join", "race")
 
 #: Operations whose name is the program's own.
 NAMED = ("step", "deed", "child", "undoable")
 
-#: What performs its parts one after the other.
+#: Nodes that perform their parts one after the other.
 SEQUENTIAL = (
-    "seq", "nested", "timeout", "timeout_at", "wait_for", "shield", "lock", "semaphore", "bounded", "variable", "generator",
+    "seq", "nested", "timeout", "timeout_at", "wait_for", "shield", "lock", "semaphore", "bounded", "variable",
+    "generator",
     "map", "loop", "protect", "saga",
 )  # fmt: skip
 
@@ -43,11 +44,11 @@ class Subject:
         play.close()
 
     def holds_a_record(self, node: Node) -> bool:
-        """Whether a call within the node is recorded."""
+        """True if a call within the node is recorded."""
         return any(each.op in NAMED and each.id in self.recorded for each in walk(node))
 
     def branches_hold_a_record(self, node: Node) -> bool:
-        """Whether a call is recorded within a branch of the node, and not one that was made outside and given to it."""
+        """True if a call that was made within a branch of the node is recorded."""
         given = [each.op == "step" and given_as_it_is(node, number) for number, each in enumerate(node.body)]
         return any(not outside and self.holds_a_record(each) for each, outside in zip(node.body, given, strict=True))
 
@@ -69,11 +70,14 @@ class Subject:
 
     @property
     def unreached(self) -> list[Node]:
-        """What the history did not get to."""
+        """Return the nodes that the history did not reach."""
         return [node for node in self.nodes if node.id not in self.begun and node is not self.program]
 
     def iterations(self) -> Iterator[tuple[Node, int]]:
-        """What iterates over at least two items, and how many of them are done; once only, for more would be mixed up."""
+        """Return nodes that iterate over at least two items, with the number of finished ones.
+
+        Each once only, because more would be mixed up.
+        """
         for node in self.nodes:
             if node.op == "for_each" and node.number > 1 and len(scopes := self._scopes(node)) == 1:
                 done = self._begun[node.id] & self._completed

@@ -1,4 +1,4 @@
-"""What random programs are made of, and how what they see is written down."""
+"""Nodes of random programs, and the notation of what they observe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Node(Struct, frozen=True, omit_defaults=True):
     """One use of a primitive."""
 
     op: str
-    #: What tells this node from all others; also the argument of a step or child.
+    #: Number that tells this node from all others; also the argument of a step or child.
     id: int = 0
     #: Of a step, child or message.
     name: str = ""
@@ -29,12 +29,12 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def given_as_it_is(node: Node, number: int) -> bool:
-    """Whether that branch of a node, if it is a step, is the operation itself."""
+    """True if that branch of a node, if it is a step, is the operation itself."""
     return (node.number + number) % 3 == 0
 
 
 def numbers(node: Node) -> list[int]:
-    """What a node iterates over; the other way round if its number is negative."""
+    """Return the numbers that a node iterates over; in reverse if its own number is negative."""
     return list(range(node.number)) if node.number >= 0 else list(reversed(range(-node.number)))
 
 

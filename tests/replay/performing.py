@@ -1,7 +1,7 @@
-"""What performing any node of a program needs: its trace, the tasks that it makes, and what its parts share.
+"""Base of all performers of nodes: the trace, the tasks of a program, and state that its parts share.
 
-Parts of a workflow that replay may skip (an iteration that is over, the loser of a race) are performed in a cell: what they begin ends
-with them, and what they share they share with nobody outside, as a workflow has to do, too.
+Parts of a workflow that replay may skip (a finished iteration, the loser of a race) are performed in a cell: what they
+begin ends with them, and they share nothing with the outside, as in a real workflow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORGETFUL = ("race", "loop")
 
 
 class Cell:
-    """What belongs to one part that is performed or skipped as a whole."""
+    """State of one part that is performed or skipped as a whole."""
 
     def __init__(self, *, enclosed: bool) -> None:
         self.enclosed = enclosed
@@ -33,7 +33,7 @@ class Performer:
     """Performs nodes by the methods that are named after them."""
 
     def __init__(self) -> None:
-        #: Where it was seen and what.
+        #: Places and observations.
         self.seen: list[tuple[str, str]] = []
         #: Nodes that were begun, with the locations of those that have one.
         self.begun: dict[int, set[str]] = {}
@@ -43,7 +43,7 @@ class Performer:
         self._cell: contextvars.ContextVar[Cell] = contextvars.ContextVar("cell", default=self._outermost)
 
     def trace(self, is_over: Callable[[str], bool]) -> list[str]:
-        """What was seen in parts that are not over."""
+        """Return the observations of parts that are not over."""
         return [line for path, line in self.seen if not is_over(path)]
 
     async def do(self, node: Node) -> Any:
@@ -99,7 +99,7 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
         try:
             await asyncio.wait(pending)
         except asyncio.CancelledError:
-            # Said once more to those that are left; whoever said it is answered when they have ended.
+            # Sent once more to those that are left; the sender is answered when they have ended.
             continue
     for task in tasks:
         if not task.cancelled():

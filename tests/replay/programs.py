@@ -1,8 +1,8 @@
 """Random workflows as data, and the one workflow function that performs them.
 
-A program is a tree of nodes; each node is one use of one primitive. Performing it leaves a trace of everything that the program
-could observe, in order: results, errors, times, random numbers, who was woken when. Two performances are the same if their traces
-are.
+A program is a tree of nodes; each node is one use of one primitive. Performing it leaves a trace of everything that the
+program could observe, in order: results, errors, times, random numbers, wake-ups. Two performances are the same if
+their traces are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.replay.language import Language
 from tests.replay.nodes import Node, described, numbers
 from tests.replay.performing import FORGETFUL
 
-#: How the name of a transaction begins, and no other.
+#: Prefix of the names of transactions, and of no others.
 DEED = "d-"
 
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
@@ -342,13 +342,15 @@ class Machine(Language):
 
 #: Every primitive, by whether it has parts of its own.
 LEAVES = (
-    "step", "for_each", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield", "clock", "fail",
+    "step", "for_each", "deed", "child", "sleep", "nap", "until", "receive", "receive_in_time", "yield",
+    "clock", "fail",
     *language.LEAVES,
 )  # fmt: skip
 BRANCHES = (
     "seq", "gather", "gather_all", "wait_first", "wait_exception", "wait_all", "wait_in_time", "as_completed", "group",
     "nested", "spawn", "cancel", "timeout", "timeout_at", "wait_for", "shield", "try", "finally", "lock", "semaphore",
-    "bounded", "event", "condition", "barrier", "queue", "priority_queue", "lifo_queue", "generator", "manager", "variable",
+    "bounded", "event", "condition", "barrier", "queue", "priority_queue", "lifo_queue", "generator",
+    "manager", "variable",
     *language.BRANCHES,
 )  # fmt: skip
 PRIMITIVES = frozenset(LEAVES + BRANCHES)

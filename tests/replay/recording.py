@@ -26,19 +26,19 @@ class Play(Driver):
     def __init__(self, program: Node, history: Sequence[Record] = ()) -> None:
         self.program = program
         self.machine = Machine()
-        #: What has left the run each time: effects, and children that were started or stopped.
+        #: Effects that have left the run each time, and children that were started or stopped.
         self.left: list[str] = []
         self.lefts: list[int] = []
         #: Children that were given up.
         self.lost: list[str] = []
         self._looked = 0
-        #: Whether nobody can know if what followed from the last record has left: that was written without the rest.
+        #: Whether it is unknown if the effects of the last record have left: the record was written without them.
         self.is_uncertain = not history or _was_committed_alone(history[-1])
         super().__init__(self.machine.perform, program, history=history)
 
     @property
     def position(self) -> list[str]:
-        """Where it stands, and everything that it has seen in parts that are not over."""
+        """Return the state of the run, with all observations in parts that are not over."""
         marks = {each.location: read_checkpoint(each) for each in self.history if each.kind is RecordKind.SCOPE}
 
         def is_over(path: str) -> bool:
@@ -81,7 +81,7 @@ class Play(Driver):
 
 
 class Recording(Struct, frozen=True):
-    """What another process needs to replay a performance, and to tell whether it did."""
+    """Data that another process needs to replay a performance and to check it."""
 
     program: Node
     happened: tuple[Record | Together, ...]
@@ -145,7 +145,7 @@ def _complete(play: Play, tape: Tape, after: float) -> None:
 
 
 def recording_of(play: Play) -> Recording:
-    """What was recorded."""
+    """Make the recording of a performance."""
     return Recording(
         play.program, tuple(play.happened), tuple(play.stages), tuple(play.positions), play.left, play.lefts
     )
@@ -167,7 +167,10 @@ def verify(recording: Recording) -> str:
 
 
 def _histories(recording: Recording, cut: int) -> Iterator[tuple[Record, ...]]:
-    """What may be stored when so much has happened: the turn; before it, the record of a transaction, which has one of its own."""
+    """Return the histories that may be stored at that point.
+
+    That is the turn, and before it the record of a transaction, which is committed alone.
+    """
     yield recording.stages[cut]
     before = recording.stages[cut - 1] if cut else ()
     after = [each for each in recording.stages[cut] if not before or each.seq > before[-1].seq]
@@ -176,7 +179,7 @@ def _histories(recording: Recording, cut: int) -> Iterator[tuple[Record, ...]]:
 
 
 def _was_committed_alone(record: Record) -> bool:
-    """Whether a transaction wrote it."""
+    """True if a transaction committed the record."""
     return record.kind is RecordKind.STEP and record.location.rpartition("/")[2].startswith(DEED)
 
 
@@ -185,7 +188,7 @@ def _taken_up(play: Play, recording: Recording, cut: int) -> str:
         return f"it warns: {play.execution.warnings}"
     if play.position != recording.positions[cut]:
         return f"it stands at\n{play.position}\ninstead of\n{recording.positions[cut]}"
-    # Of a workflow that has ended, a child that outlives it may be open: it has yet to be started, and nobody waits for it.
+    # A child that outlives an ended workflow may be open: it has yet to be started, and nothing waits for it.
     if (
         play.outcome is None
         and [each for each in play.execution.fresh if each.open] != play.execution.open_operations()
@@ -209,5 +212,5 @@ def _gone_on(play: Play, recording: Recording, cut: int) -> str:
 
 
 def recorded_locations(history: Sequence[Record]) -> set[str]:
-    """Where something was recorded that belongs to an operation."""
+    """Return the locations of recorded operations."""
     return {each.location for each in history if each.kind not in (RecordKind.MESSAGE, RecordKind.CANCEL)}

@@ -1,6 +1,6 @@
 """Another process that replays what this one recorded, with another hash seed and other addresses.
 
-Run as a module it answers one recording a line with what is wrong with its replay, as JSON; an empty answer says: nothing.
+Run as a module, it answers each line, a recording, with the problems of its replay as JSON; an empty answer means none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Replica:
         )
 
     def verify(self, recording: Recording) -> str:
-        """What is wrong with its replay there; empty for nothing."""
+        """Return the problems of a replay in that process; empty if there are none."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

@@ -21,7 +21,7 @@ async def child(ctx: Context, number: int) -> int:
 
 
 def second_attempt(flow: Function, history: Sequence[Record]) -> Driver:
-    """What a worker does with the next attempt: it recalls what it can, until nothing is left to recall."""
+    """Make the next attempt as a worker does: recall results until nothing is left to recall."""
     run = Driver(flow, history=history, attempt=2)
     execution = run.execution
     while execution.fresh:

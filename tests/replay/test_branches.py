@@ -402,6 +402,6 @@ def test_what_is_left_of_one_run_moves_no_other_to_another_place_when_it_is_clos
     elsewhere.run(current_scope.set, other)
     left = part()
     there.run(next, left)
-    # As the garbage collector does, whenever it likes.
+    # The garbage collector may do this at any time.
     elsewhere.run(left.close)
     assert elsewhere.run(current_scope.get) is other

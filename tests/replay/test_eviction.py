@@ -1,4 +1,4 @@
-"""A run that is let go leaves no trace: nothing recorded, nothing dispatched, nothing printed, whatever its code does."""
+"""An evicted run leaves no trace: nothing recorded, nothing dispatched, nothing printed, whatever its code does."""
 
 from __future__ import annotations
 
@@ -216,7 +216,8 @@ async def ends_by_itself(ctx: Context) -> None:
 
 
 QUIET = [
-    plain, durable_finally, catches_everything_once, catches_and_raises_another, logs_in_finally, in_a_group, in_a_gather,
+    plain, durable_finally, catches_everything_once, catches_and_raises_another, logs_in_finally, in_a_group,
+    in_a_gather,
     shielded, waits_in_the_cleanup, starts_tasks_in_the_cleanup, starts_a_group_in_the_cleanup, inside_a_generator,
     abandons_a_generator, abandons_a_generator_in_the_cleanup, holding_a_lock, waiting_at_a_queue,
     a_failed_branch_that_nobody_looked_at, ends_by_itself,

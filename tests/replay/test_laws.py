@@ -1,7 +1,7 @@
-"""The law of replay: a run taken up anywhere, in any process, stands where it stood and goes on as it went on.
+"""The law of replay: a run resumed anywhere, in any process, is in the same state and goes on in the same way.
 
-Random programs over every primitive, random courses of events, every prefix of the history. Recorded here, replayed in processes with
-other hash seeds.
+Random programs over every primitive, random courses of events, every prefix of the history. Recorded here, replayed in
+processes with other hash seeds.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def test_a_state_comes_back_as_the_body_declares_it() -> None:
 
 def test_what_an_iteration_began_has_to_end_within_it() -> None:
     async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
-        asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nobody holds it is the point
+        asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nothing holds it is the point
         await named(ctx, "work")
         return Continue(count + 1)
 
@@ -178,7 +178,7 @@ def test_what_an_iteration_began_has_to_end_within_it() -> None:
 
 def test_what_a_kept_iteration_began_has_to_end_within_it_too() -> None:
     async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
-        asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nobody holds it is the point
+        asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nothing holds it is the point
         return Continue(await named(ctx, "work"))
 
     async def flow(ctx: Context) -> Any:
@@ -192,7 +192,7 @@ def test_what_a_kept_iteration_began_has_to_end_within_it_too() -> None:
 def test_what_an_iteration_without_records_began_has_to_end_within_it_too() -> None:
     async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
         if count == 0:
-            asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nobody holds it is the point
+            asyncio.ensure_future(named(ctx, "forgotten"))  # noqa: RUF006 - that nothing holds it is the point
             return Continue(1)
         return Continue(await named(ctx, "work"))
 
@@ -204,7 +204,7 @@ def test_what_an_iteration_without_records_began_has_to_end_within_it_too() -> N
 
 def test_a_receive_that_an_iteration_began_has_to_end_within_it_too() -> None:
     async def body(ctx: Context, count: int) -> Continue[int] | Break[int]:
-        asyncio.ensure_future(ctx.receive("number"))  # noqa: RUF006 - that nobody holds it is the point
+        asyncio.ensure_future(ctx.receive("number"))  # noqa: RUF006 - that nothing holds it is the point
         return Continue(await named(ctx, "work"))
 
     async def flow(ctx: Context) -> Any:

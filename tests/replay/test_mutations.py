@@ -1,7 +1,7 @@
-"""The law of divergence: a change to what was recorded is found before anything is written, and no other change is.
+"""The law of divergence: a change to recorded calls is found before anything is written, and no other change is.
 
-Reordering means: calls that follow one another change places. Parallel calls of different names may be listed in any order, since
-their places in the history stay what they are.
+Reordering means that calls that follow one another change places. Parallel calls of different names may be listed in
+any order, since their locations in the history stay the same.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def search(names: tuple[str, ...] | None, law: Callable[[Subject, Tape], None]) 
 
 
 def divergence(program: Node, subject: Subject) -> str | None:
-    """What is said about a changed program; None if it is taken for the recorded one."""
+    """Return the divergence of a changed program; None if it passes for the recorded one."""
     try:
         play = Play(program, subject.history)
     except Diverged as error:

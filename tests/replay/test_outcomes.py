@@ -1,4 +1,4 @@
-"""How a workflow ends: its result, its error, a cancellation, or an operation that it forgot."""
+"""Ends of workflows: a result, an error, a cancellation, or an operation that was never awaited."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def test_a_cancellation_goes_down_into_groups_and_gathers() -> None:
 
 def test_a_workflow_that_cancels_itself_has_failed() -> None:
     async def flow(ctx: Context) -> None:
-        raise asyncio.CancelledError("nobody asked")
+        raise asyncio.CancelledError("not requested")
 
     assert Driver(flow).ended.status is Status.FAILED
 

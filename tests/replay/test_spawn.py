@@ -1,4 +1,4 @@
-"""Children that run beside their parent, and what is left of a run that waits for them; parts that nothing interrupts."""
+"""Children that run beside their parent, runs that wait only for such children, and uninterruptible parts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_error_of_a_spawned_child_is_raised_wherever_it_is_awaited_and_nowher
         return caught
 
     run = Driver(flow)
-    run.fail("test.ship.v1#2", ValueError("nobody asked"))
+    run.fail("test.ship.v1#2", ValueError("not requested"))
     run.fail("test.ship.v1", ValueError("too heavy"))
     assert run.settled().result == ["too heavy", "too heavy"]
 
@@ -102,7 +102,7 @@ def test_a_workflow_that_has_ended_is_no_run_that_has_ended_while_it_waits_for_i
     run.complete("only", 1)
     assert run.outcome is None
     assert run.open == ["test.ship.v1"]
-    run.message("nobody", "listens")
+    run.message("unheard", "word")
     run.fail("test.ship.v1", ValueError("not the parent's"))
     assert run.settled().result == 1
 

@@ -1,4 +1,4 @@
-"""How steps get their names, places, options and digests."""
+"""Names, locations, options and digests of steps."""
 
 from __future__ import annotations
 

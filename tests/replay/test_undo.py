@@ -1,4 +1,4 @@
-"""What was done is undone, in reverse order of completion, the same way on replay."""
+"""Undo in reverse order of completion, the same on replay."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ async def test_losers_of_a_race_are_undone_before_the_winner_is_recorded() -> No
 
 async def test_what_could_not_be_undone_of_the_losers_of_a_race_is_known_on_replay_too() -> None:
     class Odd(Exception):
-        """Of a class that nobody knows."""
+        """An error of a class that is not registered."""
 
     async def loser(ctx: Context) -> None:
         await undone(ctx, "b")

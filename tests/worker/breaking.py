@@ -1,7 +1,7 @@
-"""A worker for the tests of breakers, in a process of its own: `python -m tests.worker.breaking URL LEDGER [POINT HIT]`.
+"""A worker process for the tests of breakers: `python -m tests.worker.breaking URL LEDGER [POINT HIT]`.
 
-What it calls writes down when it begins and ends; it fails while there is a file `broken` beside the ledger, and each time with the odds of one in
-five. With a crash point, it dies there.
+Its steps write down when they begin and end. They fail while there is a file `broken` beside the ledger, and otherwise
+with the odds of one in five. With a crash point, the process dies there.
 """
 
 from __future__ import annotations

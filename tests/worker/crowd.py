@@ -1,4 +1,4 @@
-"""Who is inside at once: what tests of limits count."""
+"""A counter of concurrent executions, for tests of limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often runs were put into lines, as the database itself sees it: a trigger writes it down, whoever does it and by whatever statement."""
+"""Counts of runs put into waitlists, as a trigger of the database writes them down for every statement."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNDO = {
 
 
 class Parkings:
-    """Those of one database."""
+    """Waitlist entries of one database."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -53,7 +53,7 @@ class Parkings:
         self._kind = "sqlite" if stage.path is not None else "mysql" if stage.url.startswith("mysql") else "postgres"
 
     async def by_run(self) -> dict[str, int]:
-        """How often each run was put into a line."""
+        """Return the number of waitlist entries of each run."""
         return dict(await self._stage.rows(f"SELECT run_id, COUNT(*) FROM {self._at}parkings GROUP BY run_id"))
 
     async def make(self) -> None:

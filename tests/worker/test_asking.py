@@ -1,4 +1,4 @@
-"""How often a worker asks the database for runs."""
+"""Frequency of a worker's queries for runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def one_step(ctx: Context) -> int:
 async def test_a_run_is_asked_for_once_and_its_end_asks_for_nothing(tmp_path: Path) -> None:
     system = Host()
     file = open_store(f"sqlite:///{tmp_path}/app.db", system)
-    # Nobody else writes to it. What is asked for all the same, once a second, would count if the machine is busy for that long.
+    # Nothing else writes to it. The query once a second would count if the machine is busy for that long.
     file.poll_interval = 60.0
     store = Counting(file)
     async with Engine("sqlite:///app.db", [one_step], system=system, store=store) as engine, engine.worker():
@@ -67,7 +67,7 @@ async def test_a_worker_that_is_busy_with_another_run_wakes_one_when_its_time_ha
         await ctx.sleep("200ms")
         return "awake"
 
-    # Nobody else can write to a database in memory, so its workers do not poll it.
+    # No other process can write to a database in memory, so its workers do not poll it.
     async with Engine("sqlite://", [busy, sleeping]) as engine, engine.worker():
         other = await engine.start(busy())
         assert await (await engine.start(sleeping())).result("20s") == "awake"

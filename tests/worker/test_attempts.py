@@ -1,4 +1,4 @@
-"""How one attempt at a step ends."""
+"""Ends of single attempts at steps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NoTimers:
 
 
 class Nowhere:
-    """What follows from results is not looked at here."""
+    """A journal that ignores everything."""
 
     def hold(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Background loops of a worker meet errors that nothing foresaw, and go on; one that cannot claim hands everything to others."""
+"""Background loops go on after unforeseen errors; a worker that cannot claim drains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def told(ctx: Context) -> str:
 
 
 def sabotage(engine: Engine, verb: str, times: int) -> Callable[[], int]:
-    """Have a verb of the engine's store raise what no store is documented to raise, so often; how often it was called."""
+    """Have a verb of the engine's store raise an undocumented error a number of times; return the count of calls."""
     calls = 0
     original: Callable[..., Awaitable[Any]] = getattr(engine._store, verb)
 
@@ -157,7 +157,7 @@ async def test_a_worker_that_cannot_claim_drains_says_so_and_comes_back(
         assert "is draining: no claim has succeeded" in caplog.text
         [row] = [one for one in await engine.workers() if one.id == first]
         assert row.status is WorkerStatus.ALIVE
-        # What it holds is finished, not lost.
+        # Held runs are finished, not lost.
         Release.given = True
         assert await held.result("60s") == "finished"
 

@@ -1,4 +1,4 @@
-"""Many who wait: they hold up nobody whose turn it is, and cost nothing while they wait."""
+"""Long waitlists: they do not delay runs that are next in line, and cost nothing while they wait."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ WORKERS = 4
 PACE, SOME = 40, 20
 #: For how long a fleet is watched, in seconds.
 WATCHED = 20.0 if WHOLE else 2.0
-#: Within which whoever has seen that nothing may pass has ended what it had begun.
+#: Seconds in which a worker that was refused ends what it had begun.
 MOMENT = 0.2
-#: Of the workers that are watched. In a short time there is a heartbeat or there is none, which makes a difference by itself.
+#: Lease of the observed workers. With a shorter one, a heartbeat may or may not fall into the measured time.
 LEASE = "15s" if WHOLE else "1h"
 
 pytestmark = pytest.mark.timeout(7200 if WHOLE else 120)
@@ -58,7 +58,7 @@ class Statements:
         return sum(count for statement, count in self.seen.items() if part in statement)
 
 
-#: What every admission asks, once.
+#: Queries that every admission makes once.
 ADMISSION = "FROM perdure_workers WHERE id ="
 
 
@@ -132,13 +132,13 @@ class Fleet:
 
     @asynccontextmanager
     async def counted(self) -> AsyncIterator[Statements]:
-        """What is asked of the database meanwhile."""
+        """Count the queries made meanwhile."""
         before, during = self._statements.seen.copy(), Statements()
         yield during
         during.seen = self._statements.seen - before
 
     async def stand_still(self) -> Statements:
-        """What is asked of the database in some time, once the last who had something to do have done it."""
+        """Count the queries of some time, after the last worker has finished its work."""
 
         async def nobody_asks_for_admission() -> bool:
             return not (await self._asked_within(MOMENT)).of(ADMISSION)
@@ -235,6 +235,6 @@ async def test_backlogs_that_are_let_go_wake_nobody_in_vain(stage: Stage) -> Non
     assert beside.seen.total() * SOME <= 2 * without.seen.total() * passed, (without.seen, beside.seen)
     assert beside.of(ADMISSION) <= 2 * passed + 2, beside.seen
     assert len(parked) >= 1.9 * BACKLOG - WORKERS * 300, "most of them were never put into a line"
-    # Whoever was tried has waited for that once at the most; whatever else was put into a line had woken only for that.
+    # A run that was tried was put into the waitlist at most once; any other had woken only for that.
     in_vain = sum(max(0, often - attempts[run]) for run, often in parked.items())
     assert in_vain <= len(parked) / 100

@@ -42,7 +42,7 @@ def _files(folder: Path) -> list[str]:
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Permissions mean nothing to root, so be somebody else for a while."""
+    """Permissions mean nothing to root, so become another user for a while."""
     if os.geteuid() != 0:
         yield
         return

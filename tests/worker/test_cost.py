@@ -1,4 +1,4 @@
-"""What a step costs the database: one row, no read, a share of one transaction."""
+"""Cost of a step for the database: one row, no read, a share of one transaction."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Statements:
         self.seen: list[str] = []
 
     def __call__(self, statement: str) -> None:
-        # How often an idle worker asks whether somebody else has written goes by time, not by steps.
+        # An idle worker polls for other writers by time, not by steps.
         if self.counting and "data_version" not in statement:
             self.seen.append(" ".join(statement.split())[:40])
 
     def transactions(self) -> list[list[str]]:
-        """What each transaction did, in order."""
+        """Return the statements of each transaction, in order."""
         found: list[list[str]] = []
         for statement in self.seen:
             name = statement.split("(")[0].strip()
@@ -56,7 +56,7 @@ async def test_a_sequential_step_is_one_inserted_row_and_no_read() -> None:
     await engine.open()
     assert stage.store is not None
     await stage.store.trace(statements)
-    # With so long a lease neither the heartbeat nor the sweep has anything to do meanwhile, without a free slot nor has claiming.
+    # With a lease this long there is no heartbeat and no sweep meanwhile; without a free slot, no claim.
     async with engine.worker(lease="1h", slots=1):
         await engine.start(sequence())
         await done.wait()
@@ -90,7 +90,7 @@ async def test_parallel_steps_share_transactions_and_still_take_one_row_each() -
     await stage.close()
     assert rows == 200
     written = [each for each in statements.transactions() if "INSERT INTO perdure_history" in each]
-    # Those that end together go into one statement, many at a time.
+    # Steps that end together go into one statement.
     assert sum(each.count("INSERT INTO perdure_history") for each in written) < 50
     assert len(written) <= 20
 

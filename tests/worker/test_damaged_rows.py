@@ -1,4 +1,4 @@
-"""A cell that cannot be read concerns what it belongs to, and nothing else: that is set aside and shown, neighbours go on."""
+"""A cell that cannot be decoded blocks only the run that it belongs to, and shows why; other runs go on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_gate_that_cannot_be_read_lets_nothing_pass_until_it_is_set_anew
     async with engine.worker() as worker:
         run = await engine.start(limited(7))
         if cell.startswith("burst"):
-            # What the code says is known.
+            # The code has the burst, so the cell is not needed.
             assert await run.result("60s") == 7
             return
         await until(run, Status.WAITING)
@@ -223,7 +223,10 @@ async def test_long_fair_keys_are_told_apart(stage: Stage) -> None:
 async def test_a_stored_error_cannot_hide_the_methods_of_its_class(stage: Stage) -> None:
     engine = stage.engine(well)
     run = await engine.start(well(), id="victim")
-    bad = r'{"type":"ValueError","message":"m","args":"[\"m\"]","state":"{\"add_note\":1,\"with_traceback\":2}","notes":["n"]}'
+    bad = (
+        r'{"type":"ValueError","message":"m","args":"[\"m\"]",'
+        r'"state":"{\"add_note\":1,\"with_traceback\":2}","notes":["n"]}'
+    )
     await damage(stage, "UPDATE perdure_runs SET status = 'failed', finished_at = 1, error = :bad", bad=bad)
     with pytest.raises(RunFailed) as failed:
         await run.result("60s")

@@ -1,4 +1,4 @@
-"""What a step emits when its worker is gone."""
+"""Items that a step emits after its worker has stopped."""
 
 from __future__ import annotations
 

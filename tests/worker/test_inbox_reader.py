@@ -1,4 +1,4 @@
-"""How often an inbox is read."""
+"""Number of reads of an inbox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Inbox:
         self.asked.append(after)
         assert len(self.asked) < 10, "the inbox is read again and again"
         return [
-            Message(run_id=run_id, seq=seq, kind=RecordKind.MESSAGE, name="n", payload="1", failed=False, key=f"k{seq}", sent_at=0)
+            Message(run_id=run_id, seq=seq, kind=RecordKind.MESSAGE, name="n", payload="1", failed=False,
+                    key=f"k{seq}", sent_at=0)
             for seq in range(after + 1, min(self._count, after + limit) + 1)
         ]  # fmt: skip
 

@@ -34,7 +34,7 @@ def numbers(run_id: str, *orders: RecordKind) -> list[NewMessage]:
 
 
 def sizes_of_reads(store: Any) -> list[int]:
-    """How many entries each read of an inbox gives from now on."""
+    """Return the number of entries that each later read of an inbox returns."""
     sizes: list[int] = []
     load, inbox, marked = store.load, store.inbox, store.marked
 

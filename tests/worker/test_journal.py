@@ -1,4 +1,4 @@
-"""What a worker writes is written, whatever the database answers first."""
+"""The journal commits every turn, whatever the database answers first."""
 
 from __future__ import annotations
 

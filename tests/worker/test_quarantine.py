@@ -13,8 +13,10 @@ LEASE = 15.0
 
 def claimed(id: str, claims: int) -> ClaimedRun:
     run = Run(
-        id=id, type="t", queue="default", priority=100, status=Status.RUNNING, reason=None, input="{}", output=None, error=None,
-        attempt=1, generation=1, token=1, nonce="n", worker="w", wake_at=0, deadline=FAR, created_at=0, started_at=0, finished_at=0,
+        id=id, type="t", queue="default", priority=100, status=Status.RUNNING, reason=None, input="{}", output=None,
+        error=None,
+        attempt=1, generation=1, token=1, nonce="n", worker="w", wake_at=0, deadline=FAR, created_at=0, started_at=0,
+        finished_at=0,
         seed="", inbox_seq=0, inbox_read=0, claims=claims, parent_id=None, parent_location=None, idempotency_key=None,
     )  # fmt: skip
     return ClaimedRun(run, last=-1)

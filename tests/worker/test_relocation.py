@@ -1,4 +1,4 @@
-"""Where a run goes that is to leave its worker."""
+"""Choice of the worker that a moved run goes to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_worker(**changes: Any) -> WorkerInfo:
 
 
 async def home_among(*workers: WorkerInfo) -> tuple[str | None, int]:
-    """Which of the workers is chosen, and how often this one stands off."""
+    """Return the chosen worker, and how often this one stands off."""
     chosen: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     stood_off: list[int] = []
 

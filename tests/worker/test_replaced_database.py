@@ -107,7 +107,7 @@ async def test_items_of_a_stream_that_were_lost_are_followed_again(stage: Stage)
             await run.send("say", word)
         await eventually(lambda: len(seen) == 2, saying="two items")
         await until(run, Status.WAITING)
-        # What is emitted next takes the place of what is gone.
+        # The next item takes the place of the lost one.
         lose(stage, "DELETE FROM perdure_outputs WHERE kind = 'stream' AND position = 1")
         for word in ("three", "four"):
             await run.send("say", word)

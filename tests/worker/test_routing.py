@@ -58,7 +58,7 @@ async def test_the_registry_says_who_serves_a_type_and_whether_it_is_enabled(sta
             assert first == TypeInfo(type="billing.charge.v1", kind="workflow", description=words, registered_at=at)
         async with engine.worker():
             again, second = await engine.types()
-        # What is there in the same words is left alone.
+        # An unchanged description is not written again.
         assert (again, second.type, second.description) == (first, "shop.checkout.v1", "")
         await engine.pause(type="billing.charge.v1", reason="the bank is closed")
         assert [one.enabled for one in await engine.types()] == [False, True]

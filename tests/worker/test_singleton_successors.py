@@ -1,4 +1,4 @@
-"""Which singleton a turn may let go on."""
+"""Singletons whose next run a turn may start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep hands on."""
+"""Work that a sweep hands on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.worker.sweeper import Sweeper
 
 
 class Finding:
-    """A store whose every sweep finds a singleton that nobody looked after."""
+    """A store whose sweeps find a singleton without a successor each time."""
 
     def __init__(self) -> None:
         self.sweeps = 0

@@ -236,7 +236,7 @@ async def test_a_run_returns_to_the_worker_that_had_it(on_disk: Stage) -> None:
             await until_recorded(run, number + 1)
         assert await run.result("20s") == list(range(10))
         workers = {event.actor for event in await run.events() if event.kind in ("started", "claimed")}
-    # How soon the home worker looks is its own affair; another may be first now and then, never each time.
+    # The timing of the home worker varies; another may be first now and then, but never each time.
     assert len(begun) < 11
     assert len(workers) <= 2
 

@@ -228,18 +228,18 @@ async def test_signs_of_life_keep_an_activity_going(stage: Stage) -> None:
 
 
 async def test_an_activity_that_no_worker_begins_in_time_fails_with_that_reason(stage: Stage) -> None:
-    @activity("post.nobody.v1", schedule_to_start=0.05, schedule_to_close="1h", queue="empty")
-    def nobody() -> None: ...
+    @activity("post.unserved.v1", schedule_to_start=0.05, schedule_to_close="1h", queue="empty")
+    def unserved() -> None: ...
 
     @workflow("post.hopeful.v1")
     async def hopeful(ctx: Context) -> str:
         try:
-            await ctx.call(nobody())
+            await ctx.call(unserved())
         except NotStarted as error:
             return str(error)
         return "impossible"
 
-    engine = stage.engine(hopeful, nobody)
+    engine = stage.engine(hopeful, unserved)
     async with engine.worker(lease=0.5):
         assert "not begun in time" in await (await engine.start(hopeful())).result("20s")
 
@@ -644,7 +644,7 @@ async def test_why_tells_how_an_activity_stands(on_disk: Stage) -> None:
         if activity_info().attempt == 1:
             activity_info().heartbeat({"house": 4})
             await going.wait()
-        raise OSError("nobody in")
+        raise OSError("no answer")
 
     engine = on_disk.engine(stands)
     call = stands().options(schedule_to_start="1h", retry=Retry.fixed("1h", attempts=3))
@@ -660,4 +660,4 @@ async def test_why_tells_how_an_activity_stands(on_disk: Stage) -> None:
         await until(run, Status.WAITING)
         why = await run.why()
         assert ", attempt 2 of 3." in why
-        assert "The last attempt failed: OSError: nobody in." in why
+        assert "The last attempt failed: OSError: no answer." in why

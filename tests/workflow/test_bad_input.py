@@ -113,18 +113,18 @@ REFUSED: dict[str, tuple[Act, type[PerdureError], str]] = {
     "a moment that is none": (lambda e: e.start(anything(1), at="tomorrow"), InvalidDuration, "tomorrow"),
     "a negative delay": (lambda e: e.start(anything(1), at=-1), InvalidDuration, "negative"),
     "a deadline that is none": (lambda e: e.start(anything(1), deadline="1 fortnight"), InvalidDuration, "fortnight"),
-    "a message to nobody": (lambda e: e.send("nobody", "word"), RunNotFound, "'nobody'"),
+    "a message to a missing run": (lambda e: e.send("missing", "word"), RunNotFound, "'missing'"),
     "a message to a finished run": (lambda e: e.send("finished", "word"), RunFinished, "'finished'"),
     "a message without a name": (lambda e: e.send("waiting", ""), InvalidName, "message name"),
     "a message that is an object": (lambda e: e.send("waiting", "word", object()), EncodeError, "message 'word'"),
     "too large a message": (lambda e: e.send("waiting", "word", "x" * 1_100_000), PayloadTooLarge, "message 'word'"),
     "an empty message key": (lambda e: e.send("waiting", "word", key=""), InvalidId, "message key"),
     "a message to a bad id": (lambda e: e.send("", "word"), InvalidId, "run id"),
-    "cancelling nobody": (lambda e: e.cancel("nobody"), RunNotFound, "'nobody'"),
+    "cancelling a missing run": (lambda e: e.cancel("missing"), RunNotFound, "'missing'"),
     "cancelling a bad id": (lambda e: e.cancel("a\0"), InvalidId, "control"),
     "cancelling for a reason that is no text": (lambda e: e.cancel("waiting", "\ud800"), EncodeError, "reason"),
-    "a handle of nobody": (lambda e: e.get("nobody"), RunNotFound, "'nobody'"),
-    "unblocking nobody": (lambda e: e.unblock("nobody"), RunNotFound, "'nobody'"),
+    "a handle of a missing run": (lambda e: e.get("missing"), RunNotFound, "'missing'"),
+    "unblocking a missing run": (lambda e: e.unblock("missing"), RunNotFound, "'missing'"),
     # Wrong on purpose:
     "a listing by a status that there is not": (lambda e: e.list(status="done"), UsageError, "done"),  # type: ignore[arg-type]
 }

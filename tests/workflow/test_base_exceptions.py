@@ -116,7 +116,7 @@ PLACES = [
 
 
 def is_as_expected(place: str, end: object) -> bool:
-    """Whether a run failed by what the code raised, or by what was undone then."""
+    """True if a run failed by what the code raised, or by what was undone then."""
     said = "to be undone" if "undo" in place else "from user code"
     return isinstance(end, RunFailed) and (said in str(end) or "cancelled" in str(end))
 

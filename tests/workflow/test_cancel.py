@@ -254,8 +254,8 @@ async def test_cancelling_twice_does_not_interrupt_the_cleanup(stage: Stage) -> 
 
 async def test_cancelling_nobody_is_an_error(stage: Stage) -> None:
     engine = stage.engine(waiting)
-    with pytest.raises(RunNotFound, match="'nobody'"):
-        await engine.cancel("nobody")
+    with pytest.raises(RunNotFound, match="'missing'"):
+        await engine.cancel("missing")
 
 
 async def test_a_child_is_cancelled_with_its_parent(stage: Stage) -> None:
@@ -299,7 +299,7 @@ async def test_a_child_cancelled_before_it_starts_is_an_error_in_its_parent(stag
     @workflow("stop.caller.v1")
     async def caller(ctx: Context) -> str:
         try:
-            await ctx.call(waiting(), queue="nobody")
+            await ctx.call(waiting(), queue="unserved")
         except RunCancelled as error:
             return str(error)
         return "impossible"

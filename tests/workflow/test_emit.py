@@ -1,4 +1,4 @@
-"""What a step emits while it is still running."""
+"""Items that a step emits while it is running."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ async def leaf(ctx: Context) -> str:
 
 @workflow("tree.branch.v1")
 async def branch(ctx: Context) -> None:
-    ctx.spawn(leaf(), id=f"{ctx.run_id}-unserved", queue="nobody")
+    ctx.spawn(leaf(), id=f"{ctx.run_id}-unserved", queue="unserved")
     ctx.spawn(leaf(), id=f"{ctx.run_id}-waiting")
     ctx.spawn(leaf(), id=f"{ctx.run_id}-paused")
     ctx.spawn(leaf(), id=f"{ctx.run_id}-loose", on_close="abandon")
@@ -58,7 +58,7 @@ async def test_a_cancellation_reaches_every_level_whatever_the_state_of_a_child_
         for name in leaves:
             loose = await engine.get(f"{name}-loose")
             assert not (await loose.status()).finished
-    # Who is waited for was there before the one that waits.
+    # A run that is waited for existed before the one that waits.
     assert (await (await engine.get("awaited")).run()).finished_at <= (await run.run()).finished_at
 
 

@@ -1,4 +1,4 @@
-"""What a step does when a server says no, or not now."""
+"""Steps whose server answers with an error, or with a time to retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call says of limits, breakers and turns, in place of what its code says."""
+"""Per-call overrides of limits, breakers and fairness."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ async def test_a_limit_of_one_call_holds_for_those_that_were_given_it(stage: Sta
         [gate] = await engine.limits.list()
         assert (gate.name, gate.held) == ("one", 1)
         crowd.let_out()
-        assert [await run.result("20s") for run in [*limited, *free]] == [*(f"limited {n}" for n in range(4)), *(f"free {n}" for n in range(3))]  # fmt: skip
+        expected = [*(f"limited {n}" for n in range(4)), *(f"free {n}" for n in range(3))]
+        assert [await run.result("20s") for run in [*limited, *free]] == expected
     assert sum("limited" in name for name in crowd.order) == 4
     assert [(await run.run()).attempt for run in limited] == [1] * 4
     assert await stage.rows("SELECT * FROM perdure_permits") == []
@@ -73,7 +74,7 @@ async def test_it_takes_the_place_of_what_the_code_says(on_disk: Stage) -> None:
         visit("b2").options(limit=()),
         visit("c1").options(limit=Limit("own", key=lambda name: name[1:], concurrency=1)),
         visit("d1").options(limit=Limit("own", key=lambda name: name[1:], concurrency=1)),
-        # What is said last holds, and what is said of something else stays.
+        # The last value wins, and other options stay.
         visit("e1").options(limit=ONE).options(retry=Retry.never()),
         visit("f1").options(limit=ONE).options(limit=Limit("own", key=lambda name: name, concurrency=1)),
     ]

@@ -113,7 +113,7 @@ async def test_a_workflow_counts_until_its_end_however_long_it_waits(stage: Stag
         await first.send("go", "now")
         assert await first.result("20s") == "now"
         await second.send("go", "then")
-        # Told by whoever ended, and not found by looking again after a while.
+        # The run that ended reports its permit; the waiting run does not find it by polling.
         assert await second.result("10s") == "then"
 
 
@@ -204,7 +204,7 @@ async def test_a_worker_that_cannot_tell_the_gates_signs_off_all_the_same(
     await worker.stop()
     assert "could not say what it has let go of" in caplog.text
     assert await on_disk.rows("SELECT status FROM perdure_workers") == [("stopped",)]
-    # What it did is done, and its place is free, which is seen from its run.
+    # The step has ended and its permit is free, as its run shows.
     assert await run.result("10s") == "a"
     assert await on_disk.rows("SELECT COUNT(*) FROM perdure_permits") == [(1,)]
     assert [gate.held for gate in await engine.limits.list()] == [0]

@@ -67,7 +67,7 @@ class ActivityRun(HeldRun):
         self._begun_at = records[0].started_at if records else claimed.run.started_at
         self._not_before = records[-1].retry_at if records else 0
         self._last_failed = records[-1] if records else None
-        #: How many attempts were interrupted. They are part of an attempt's number, but the retry policy does not know of them.
+        #: Interrupted attempts. They count in an attempt's number, but not for the retry policy.
         self._interrupted = 0
         self._attempt: ActivityAttempt | None = None
         self._arguments: dict[str, Any] = {}
@@ -417,7 +417,7 @@ class ActivityRun(HeldRun):
 
 
 async def read_earlier_attempts(held: ActivityRun, store: Store, system: System) -> None:
-    """Read the last heartbeat and the interruptions of an activity and hand them over; repeat until the store answers."""
+    """Read the last heartbeat and the interruptions of an activity, and hand them over. Retries on errors."""
     run_id, token = held.run.id, held.run.token
     while held.stage is Stage.REPLAYING:
         try:

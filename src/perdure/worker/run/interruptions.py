@@ -69,9 +69,10 @@ def count_interruptions(
 
 
 def count_interrupted_activity_attempts(found: Sequence[Interruption], failed: Record | None) -> int:
-    """How many attempts at an activity were interrupted. `found`: since it was begun or requeued; `failed`: the last that failed.
+    """Count the interrupted attempts at an activity.
 
-    Each attempt at an activity is one of its run, so that those of earlier attempts count, as they do for a step that failed in between.
+    `found`: interruptions since the run began or was requeued; `failed`: record of the last attempt that failed. An
+    attempt at an activity is one at its run, so interruptions of earlier attempts at the run count, too.
     """
     return sum(
         one.steps is not None or failed is None or failed.seq > one.last or failed.retry_at <= one.at for one in found

@@ -72,7 +72,7 @@ class ActivityAttempt(Attempt):
         self.number += interrupted
         self._run_row = run
         self._codec = codec
-        # The number of an attempt counts those that were interrupted, and the policy does not: the last one is that of both numbers.
+        # Interrupted attempts count in the number and not for the policy, so they are added to the maximum.
         self._info_fields = (None if max_attempts is None else max_attempts + interrupted, last_heartbeat)
         self._loop = asyncio.get_running_loop()
         #: Whether the activity checks by itself if it was cancelled.
