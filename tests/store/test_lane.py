@@ -104,7 +104,7 @@ async def test_a_connection_that_cannot_be_put_to_rest_does_not_end_the_lane(cap
     lane = SerialThread(Host(), inline=False, idle=fail)
     for number in range(2):
         assert await lane.run(lambda number=number: number) == number  # type: ignore[misc] # a lambda with a default
-        await eventually(lambda: "could not be put to rest" in caplog.text)
+        await eventually(lambda: "idle callback of a connection failed" in caplog.text)
         caplog.clear()
 
 

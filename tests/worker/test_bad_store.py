@@ -137,7 +137,7 @@ async def test_a_damaged_database_is_refused(on_disk: Stage) -> None:
     middle = len(content) // 2 // 4096 * 4096
     content[middle : middle + 8192] = os.urandom(8192)
     on_disk.path.write_bytes(bytes(content))
-    with pytest.raises(StoreCorrupt, match="Restore it from a backup"):
+    with pytest.raises(StoreCorrupt, match="restore it from a backup"):
         await Engine(on_disk.url, [acting]).open()
 
 

@@ -1,4 +1,4 @@
-"""An empty place on each database."""
+"""An empty schema on each database."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Servers = dict[str, Places]
 
 
 class Place:
-    """Somewhere without any tables yet."""
+    """A database, schema or prefix without tables."""
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
         self.url = url
 
     async def schema(self) -> schema.Schema:
-        """What is there now."""
+        """Return the present schema."""
         if self.kind == "sqlite":
             return schema.of_sqlite(self.url.removeprefix("sqlite:///"))
         if self.kind == "mysql":
@@ -43,7 +43,7 @@ class Place:
             await connection.close()
 
     async def run(self, script: str) -> None:
-        """What an administrator would do with a script."""
+        """Run a script as an administrator would."""
         if self.kind == "sqlite":
             schema.run_on_sqlite(self.url.removeprefix("sqlite:///"), script)
             return
@@ -58,7 +58,7 @@ class Place:
 
     @asynccontextmanager
     async def store(self, *, migrate: bool = True) -> AsyncIterator[SqlStore]:
-        """A store that is open."""
+        """Open a store."""
         store = open_store(self.url, Host(), migrate=migrate)
         await store.open()
         try:
@@ -68,7 +68,7 @@ class Place:
 
     @asynccontextmanager
     async def store_of_later(self) -> AsyncIterator[SqlStore]:
-        """A store that asks no questions about the schema, as one that was opened before a later version changed it."""
+        """Open a store that does not check the schema, as one that was opened before a later version changed it."""
         store = open_store(self.url, Host())
         await store._connect()
         try:
@@ -82,7 +82,7 @@ KINDS = ["sqlite", "postgres", "mysql"]
 
 @asynccontextmanager
 async def a_place(kind: str, folder: Path, servers: Servers) -> AsyncIterator[Place]:
-    """An empty place on a database of that kind."""
+    """Return an empty place on a database of a kind."""
     if kind == "sqlite":
         yield Place(kind, f"sqlite:///{folder}/runs.db")
     else:

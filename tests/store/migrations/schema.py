@@ -1,4 +1,4 @@
-"""A schema as the database itself describes it, in words that all databases share."""
+"""The schema as the database describes it, in terms that all databases share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-#: The types that columns have, by what each database calls them.
+#: Column types, by their names in each database.
 KINDS = {
     "integer": "whole number",
     "bigint": "whole number",
@@ -35,7 +35,7 @@ WHERE t.relnamespace = $1::text::regnamespace
 """
 
 
-#: Without those that the server itself fills: they are there for the sake of an index.
+#: Excludes generated columns, which only serve an index.
 MYSQL_COLUMNS = """
 SELECT table_name, column_name, data_type, is_nullable = 'YES', column_default IS NOT NULL OR extra <> ''
 FROM information_schema.columns JOIN information_schema.tables USING (table_schema, table_name)
@@ -43,7 +43,8 @@ WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND COALESCE(gener
 """
 
 MYSQL_INDEXES = """
-SELECT table_name, index_name, MAX(index_name = 'PRIMARY'), MAX(non_unique = 0), GROUP_CONCAT(column_name ORDER BY seq_in_index)
+SELECT table_name, index_name, MAX(index_name = 'PRIMARY'), MAX(non_unique = 0),
+  GROUP_CONCAT(column_name ORDER BY seq_in_index)
 FROM information_schema.statistics WHERE table_schema = DATABASE() GROUP BY table_name, index_name
 """
 
@@ -51,23 +52,23 @@ Rows = Iterable[Sequence[Any]]
 
 
 class Column(Struct, frozen=True):
-    """What a column promises to those who read and write it."""
+    """A column: its type, and whether it may be NULL or left out."""
 
     kind: str
     nullable: bool
-    #: Whether an INSERT may leave it out.
+    #: True: an INSERT may leave it out.
     optional: bool
 
 
 class Index(Struct, frozen=True):
-    """A way to find rows."""
+    """An index of a table."""
 
     unique: bool
     columns: tuple[str, ...]
 
 
 class Table(Struct, frozen=True):
-    """One table. The names of indexes are without that of the table and its prefix."""
+    """A table. Index names are without the name and prefix of the table."""
 
     columns: dict[str, Column]
     key: tuple[str, ...]
@@ -78,7 +79,7 @@ Schema = dict[str, Table]
 
 
 def of_sqlite(path: str) -> Schema:
-    """What an SQLite file has."""
+    """Read the schema of an SQLite file."""
     with closing(sqlite3.connect(path)) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: _sqlite_table(connection, name) for name in names}
@@ -89,7 +90,7 @@ def _sqlite_table(connection: sqlite3.Connection, table: str) -> Table:
     key = tuple(row[1] for row in sorted(rows, key=lambda row: row[5]) if row[5])
     columns = {}
     for _, name, kind, not_null, default, _ in rows:
-        # SQLite itself numbers the rows of a table whose key is one INTEGER.
+        # SQLite numbers the rows of a table whose key is one INTEGER.
         numbered = key == (name,) and kind == "INTEGER" and not not_null
         columns[name] = Column(KINDS[kind.lower()], not (not_null or numbered), not not_null or default is not None)
     indexes = {}
@@ -101,7 +102,7 @@ def _sqlite_table(connection: sqlite3.Connection, table: str) -> Table:
 
 
 def of_rows(column_rows: Rows, index_rows: Rows) -> Schema:
-    """What a server tells in answer to the queries above."""
+    """Read the schema from the results of the queries above."""
     columns: dict[str, dict[str, Column]] = {}
     for table, name, kind, nullable, defaulted in column_rows:
         columns.setdefault(table, {})[name] = Column(KINDS[kind], bool(nullable), bool(nullable or defaulted))

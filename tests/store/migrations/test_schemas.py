@@ -1,4 +1,4 @@
-"""The schemas of all databases say the same, as the databases themselves tell after the migrations were applied."""
+"""After all migrations, the schemas of all databases are the same, as the databases describe them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.testing.conformance.harness import a_record, commit, held
 from tests.store.migrations.conftest import KINDS, Place, Servers, a_place
 from tests.store.migrations.schema import Index, Schema
 
-#: Indexes that are not the same everywhere, and why.
+#: Indexes that differ between databases, with the reason.
 DIFFERENT = {
     (
         "runs",
@@ -25,14 +25,14 @@ DIFFERENT = {
     ("events", "by_run"): "PostgreSQL's key begins with the run already",
     ("events", "by_id"): "elsewhere the number is the key",
 }
-#: Keys that are not the same everywhere, and why.
+#: Keys that differ between databases, with the reason.
 KEYS = {
     (
         "postgres",
         "perdure_events",
     ): "one index less to write; elsewhere a number that the database gives has to be the key",
 }
-#: Columns that have a value in one state of a run only, where there are no partial indexes, and whose value that is.
+#: Columns that replace partial indexes: they have the value of another column in one status only.
 IN_ONE_STATE = {"ready_queue": "queue", "waits_until": "wake_at"}
 
 
@@ -75,9 +75,9 @@ async def test_indexes_lead_to_the_same_rows(schema_of: dict[str, Schema]) -> No
 def _are_alike(indexes: list[Index]) -> bool:
     columns = [tuple(IN_ONE_STATE.get(column, column) for column in index.columns) for index in indexes]
     if any(one[0] != "status" for one in columns):
-        # Where there are no partial indexes, the status comes first instead.
+        # Without partial indexes, the status is the first column instead.
         columns = [one[1:] if one[0] == "status" else one for one in columns]
-    # What follows the shortest only saves a look at the row.
+    # Columns after the shortest key only save reading the row.
     shortest = min(columns, key=len)
     return len({index.unique for index in indexes}) == 1 and all(one[: len(shortest)] == shortest for one in columns)
 
@@ -86,7 +86,7 @@ async def test_a_script_that_is_run_by_hand_is_all_that_a_worker_needs(place: Pl
     script = migration_script(place.url)
     await place.run(script)
     by_hand = await place.schema()
-    # Whoever is not sure runs it again.
+    # A user may run it again to be sure.
     await place.run(script)
     async with place.store(migrate=False) as store:
         lease = await held(store)

@@ -1,4 +1,4 @@
-"""A later version migrates a database that others use: real processes, and a migration that only this test knows."""
+"""A later version migrates a database in use: real processes, and a migration that only this test has."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Process = subprocess.Popen[str]
 
 @contextmanager
 def processes(place: Place, *roles: str, crash_point: str = "") -> Iterator[list[Process]]:
-    """Processes that are up, none of which has begun."""
+    """Start processes that wait for their signal to begin."""
     command = [sys.executable, "-m", "tests.store.migrations.versions"]
     started = [
         subprocess.Popen(
@@ -63,7 +63,7 @@ def begin(*waiting: Process) -> None:
 
 
 def end(*running: Process) -> list[str]:
-    """What they complained of, which must not have stopped them."""
+    """Return the errors that they logged, which must not have stopped them."""
     complaints = [process.communicate(timeout=60)[1] for process in running]
     assert [process.returncode for process in running] == [0] * len(running), complaints
     return [complaint for complaint in complaints if complaint]
@@ -83,7 +83,7 @@ async def test_processes_that_start_at_once_migrate_once(place: Place, _: int) -
             applied = await store.query("SELECT version FROM perdure_migrations ORDER BY version")
         ours = [one.version for one in known(DIALECTS[place.kind])]
         assert [row[0] for row in applied] == [*ours, ours[-1] + 1]
-        # This version does not know what the later one has made of the schema, and leaves it alone.
+        # This version does not know the later schema and leaves it alone.
         begin(*started[4:])
         complaints = [process.communicate(timeout=60)[1] for process in started[4:]]
         assert all(SchemaMismatch.__name__ in complaint for complaint in complaints)
@@ -147,7 +147,7 @@ async def test_a_migrator_that_dies_leaves_nothing_half_done(place: Place, point
             assert victim.returncode == -signal.SIGKILL
         left = await place.schema()
         changed = "flavour" in left["perdure_runs"].columns
-        # Where DDL commits by itself, the victim leaves what it had done so far.
+        # Where DDL commits by itself, the killed process leaves what it had done so far.
         done = ("migrate.committed", "migrate.written") if place.kind == "mysql" else ("migrate.committed",)
         assert changed == (point in done)
         assert changed or left == before

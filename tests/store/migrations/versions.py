@@ -1,7 +1,8 @@
-"""Processes of two versions of Perdure on one database: the one that is here, and a later one with one more migration.
+"""Processes of two versions of Perdure on one database: this one, and a later one with one more migration.
 
-`python -m tests.store.migrations.versions ROLE URL [CRASH_POINT]` is one process. It says "up" when it is ready and begins when a line
-comes in. A `migrator` opens the store, which migrates it; a `worker` works until its input ends. With a crash point, it dies there.
+`python -m tests.store.migrations.versions ROLE URL [CRASH_POINT]` is one process. It prints "up" when it is ready, and
+begins when it reads a line. A `migrator` opens the store, which migrates it; a `worker` works until its input ends. A
+process with a crash point dies there.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from perdure.store.sql.dialect import Dialect
 from perdure.testing.crash import CrashingHost, Trap
 
 LATER = {
-    # MariaDB has IF NOT EXISTS for these, and MySQL does not. There, a statement that was run already is taken for done.
+    # MariaDB has IF NOT EXISTS here and MySQL does not, where the error of a repeated statement counts as done.
     "mysql": """
 ALTER TABLE perdure_runs ADD COLUMN flavour VARCHAR(100) NOT NULL DEFAULT 'plain';
 CREATE INDEX perdure_runs_by_flavour ON perdure_runs (flavour, created_at);
 """,
-    # SQLite cannot ask whether a column is there; that the file and the note of it are one transaction is what makes it safe.
+    # SQLite has no IF NOT EXISTS for columns; the migration and its note are one transaction instead.
     "sqlite": """
 ALTER TABLE perdure_runs ADD COLUMN flavour TEXT NOT NULL DEFAULT 'plain';
 CREATE INDEX IF NOT EXISTS perdure_runs_by_flavour ON perdure_runs (flavour, created_at);
@@ -35,7 +36,7 @@ CREATE INDEX IF NOT EXISTS perdure_runs_by_flavour ON perdure_runs (flavour, cre
 
 
 async def taste(number: int) -> int:
-    """Do something that takes a moment."""
+    """Take a moment."""
     await asyncio.sleep(0.002)
     return number
 
@@ -47,13 +48,13 @@ async def tasting(ctx: Context, steps: int) -> int:
 
 
 def known_later(known: list[Migration], dialect: Dialect) -> list[Migration]:
-    """The migrations of the later version."""
+    """Return the migrations of the later version."""
     version = known[-1].version + 1
     return [*known, Migration(version=version, name=f"{version:04}_flavour", sql=LATER[dialect.name])]
 
 
 def become_later() -> None:
-    """Be the later version, in this process."""
+    """Turn this process into the later version."""
     known = migrations.known
     migrations.known = lambda dialect: known_later(known(dialect), dialect)
 
@@ -72,7 +73,7 @@ async def _work(url: str, host: CrashingHost) -> None:
 
 
 def main(role: str, url: str, crash_point: str = "") -> None:
-    """Be one process."""
+    """Run one process."""
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(message)s")
     version, _, role = role.partition("-")
     if version == "later":

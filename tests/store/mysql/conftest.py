@@ -1,4 +1,4 @@
-"""A store on the test server, on the server's own clock."""
+"""A store on the test server, which uses the server's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many claimers at once, and what their statements cost."""
+"""Concurrent claimers, and the cost of their statements."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_claim_that_finds_only_what_is_paused_is_one_statement_too(store
 
 
 async def traced(store: MysqlStore) -> list[str]:
-    """What the store sends from now on, on connections that are open already."""
+    """Collect the statements that the store sends from now on, on open connections."""
     seen: list[str] = []
     await store.trace(seen.append)
     await store.get("warm")
@@ -68,7 +68,7 @@ async def traced(store: MysqlStore) -> list[str]:
     return seen
 
 
-#: Each with its values and with the index that it is to follow.
+#: Statements, each with its values and the index that it has to use.
 VALUES = {
     "now": FAR,
     "worker": "w1",
@@ -93,7 +93,7 @@ HOT = {
 
 
 async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store: MysqlStore) -> None:
-    # Many more than one claim takes: of few, any plan would do.
+    # Many more runs than one claim takes: for a few, any plan would do.
     await create_many(store, DUE)
     await create_many(store, DUE, "s", wake_at=FAR - 1)
     await store.query("ANALYZE TABLE perdure_runs")
@@ -106,12 +106,12 @@ async def test_the_plans_of_a_claim_follow_their_indexes_and_sort_nothing(store:
         table = plan["table"]
         assert table in (None, "perdure_workers") or str(table).startswith("<derived") or plan["key"], plan
         assert "filesort" not in str(plan["Extra"]), plan
-    # So many rows take longer to look through than a statement of the store may.
+    # Scanning so many rows takes longer than a statement of the store may.
     for table in ("perdure_runs", "perdure_events"):
         await store.query(f"TRUNCATE TABLE {table}")
 
 
-#: Of statements that all databases share.
+#: Statements that all databases share.
 SHARED = {
     "in a queue": (watermarks._IN_QUEUE, "perdure_runs_to_claim"),
     "of a type": (watermarks._OF_TYPE, "perdure_runs_to_claim"),
@@ -132,7 +132,7 @@ async def test_what_is_ready_is_counted_and_pushed_along_the_same_indexes(store:
         assert index in [plan["key"] for plan in plans], (name, plans)
         assert "filesort" not in str([plan["Extra"] for plan in plans]), (name, plans)
     [plan] = await explain(store, watermarks._NEXT_QUEUE)
-    # The server looks it up while it plans.
+    # The server reads it while it plans.
     assert "optimized away" in str(plan["Extra"])
     for table in ("perdure_runs", "perdure_events"):
         await store.query(f"TRUNCATE TABLE {table}")

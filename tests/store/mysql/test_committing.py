@@ -1,4 +1,4 @@
-"""What a commit sends, and what happens to a packet whose condition does not hold."""
+"""The packets of a commit, and the failure of a packet whose condition does not hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPLETED = Finish(Status.COMPLETED, "1")
 
 @pytest.fixture
 async def seen(store: MysqlStore) -> list[str]:
-    """What the store sends, once the test has cleared it."""
+    """Collect the statements that the store sends; a test clears the list first."""
     seen: list[str] = []
     await store.trace(seen.append)
     return seen

@@ -1,4 +1,4 @@
-"""Ways to the server and rights on it: prefixes, users, loops, encryption, settings that do not fit, servers that are not there."""
+"""Connections and privileges: prefixes, users, event loops, encryption, unsuitable settings, servers that are down."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_whoever_was_ended_while_migrating_keeps_others_out_for_a_while_on
         fresh,
         [
             "DELETE FROM perdure_migrations",
-            f"INSERT INTO perdure_migrations VALUES (0, 'somebody migrates', 'gone', {now + 500_000})",
+            f"INSERT INTO perdure_migrations VALUES (0, 'in progress', 'gone', {now + 500_000})",
         ],
     )
     store = await opened(fresh)
@@ -105,7 +105,7 @@ async def test_the_script_can_be_run_by_hand(fresh: str) -> None:
 
 
 async def test_the_script_can_be_run_twice_on_mysql_which_adds_no_column_only_where_it_is_missing(fresh: str) -> None:
-    """MySQL reads the comments that MariaDB executes as comments."""
+    """Read migrations as MySQL does, for which the comments that MariaDB executes are comments."""
     script = migration_script(fresh).replace("/*M! IF NOT EXISTS */", "")
     for _ in range(2):
         await execute(fresh, [part for part in script.split(";\n") if part.strip()])
@@ -126,7 +126,7 @@ async def test_a_user_that_may_not_create_tables_can_do_all_the_work(fresh: str)
     clerk_url = with_login(fresh, user, "secret")
     try:
         looking = await opened(clerk_url)
-        with pytest.raises(StoreReadOnly, match="Grant"):
+        with pytest.raises(StoreReadOnly, match="grant"):
             await looking.create([a_run("r1")], ACTOR)
         await looking.close()
         await execute(fresh, [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {user}"])
@@ -160,7 +160,7 @@ async def test_a_server_without_encryption_is_refused_if_it_is_required(url: str
 
 
 class Pretender(MysqlConnection):
-    """A session with a server that says something else about itself."""
+    """Open a session with a server that reports other properties."""
 
     def __init__(self, connection: MysqlConnection, version: str) -> None:
         super().__init__(connection._driver, connection.timeouts)
@@ -274,7 +274,8 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     await other.send(["BEGIN", "SELECT 1 FROM perdure_runs FOR UPDATE"])
     waiting = asyncio.create_task(store.cancel("r1", "enough", "c1", ACTOR))
 
-    # Whoever executes such a statement now is waiting. What InnoDB itself says of that is not renewed while somebody keeps asking.
+    # A session that executes such a statement is waiting. InnoDB does not refresh its own lock tables while they are
+    # polled.
     asking = """
         SELECT 1 FROM information_schema.processlist
         WHERE db = DATABASE() AND info LIKE '%FOR UPDATE%' AND id <> CONNECTION_ID()
@@ -283,7 +284,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: MysqlStore, 
     async def waits() -> bool:
         return bool(await execute(url, [asking]))
 
-    await eventually(waits, saying="somebody waiting for the lock")
+    await eventually(waits, saying="a migration that waits for the lock")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting

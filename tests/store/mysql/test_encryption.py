@@ -1,4 +1,4 @@
-"""Whether what goes to a server that can encrypt is encrypted, and what the option `ssl` makes of it."""
+"""Connections are encrypted if the server supports it, and the option `ssl` changes that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servers.private import Missing
 
 
 def self_signed() -> tuple[bytes, bytes]:
-    """A certificate that nobody vouches for, and its key."""
+    """A self-signed certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)

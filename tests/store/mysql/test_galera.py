@@ -1,4 +1,4 @@
-"""Two servers that both take writes: a worker that has lost a run on one writes nothing of it on the other."""
+"""Two servers that accept writes: a worker that has lost a run on one cannot write it on the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servers.databases import execute
 from tests.servers.galera import Node, cluster
 from tests.servers.private import Missing
 
-#: So many rows keep the other server busy with what it is told for a while.
+#: Number of rows that keep the other server busy with replication for a while.
 BULK = 30_000
 
 
@@ -58,7 +58,11 @@ async def _claim(store: MysqlStore, worker: str) -> Lease | None:
 @pytest.mark.parametrize("case", ["record", "records", "message"])
 async def test_a_record_of_a_former_holder_is_refused_by_another_server(nodes: list[Node], case: str) -> None:
     for node in nodes:
-        await eventually(lambda node=node: _ready(node), within=60, saying="both servers in the cluster")  # type: ignore[misc]
+        await eventually(
+            lambda node=node: _ready(node),  # type: ignore[misc]
+            within=60,
+            saying="both servers in the cluster",
+        )
     here, there = a_store(nodes[0].dsn), a_store(nodes[1].dsn)
     await here.open()
     await eventually(lambda: _has_tables(nodes[1]), within=60, saying="the tables on both servers")
@@ -107,7 +111,7 @@ async def _verdict(store: MysqlStore, turn: Turn, actor: str) -> TurnOutcome | N
 
 
 async def _keep_busy(node: Node, case: str) -> None:
-    """Give the other server something to apply before what follows."""
+    """Keep the other server busy with replication."""
     table = f"bulk_{case}"
     await execute(
         node.dsn,
@@ -130,7 +134,7 @@ async def _is_there(store: MysqlStore, worker: str) -> bool:
 async def test_every_commit_that_goes_on_writes_the_row_of_its_run(
     store: MysqlStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a server alone that is taken for one of several."""
+    """A store on a single server that it takes for one of a cluster."""
     monkeypatch.setattr(session, "_CLUSTER", "SELECT 'wsrep_on', 'ON'")
     several = a_store(url)
     await several.open()
@@ -152,7 +156,7 @@ async def test_every_commit_that_goes_on_writes_the_row_of_its_run(
     before = await several.query(row)
 
     async def work(connection: object) -> None:
-        """Write nothing of its own."""
+        """Write nothing."""
 
     async def seal(result: object) -> Turn:
         return Turn(lease=lease, records=(a_record(4),))

@@ -1,4 +1,4 @@
-"""Races that a transaction loses: it is repeated for as long as its caller can wait, and a lost connection is no refusal."""
+"""A transaction that loses races is repeated for as long as its caller can wait; a lost connection is no refusal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from perdure.store.server.timeouts import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_record, a_run, claim, commit
 from tests.servers.claimers import create_many
 
-#: More than a few quick repetitions.
+#: Number of lost races; more than the quick repetitions.
 MANY = 12
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, times: float, fits: Callable[[str], bool], error: Exception) -> list[str]:
-    """Let the server refuse, so many times, packets with a statement that fits. The statements that it refused."""
+    """Make the server refuse packets with a matching statement, a number of times; return the refused statements."""
     refused: list[str] = []
     send = MysqlConnection.send
 
@@ -28,7 +28,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, times: float, fits: Callable[[str], bo
         if found is None or len(refused) >= times:
             return await send(connection, statements)
         refused.append(found)
-        # What stands before it was executed.
+        # The statements before it were executed.
         await send(connection, [*statements[: statements.index(found)], "DO 1"])
         raise error
 
@@ -74,7 +74,7 @@ async def test_a_rollback_that_fails_costs_a_connection_and_no_verdict(
     kept, gone = [one.lease for one in (await claim(store)).runs]
     await commit(store, gone, next=Release())
     refused = fail(monkeypatch, 1, "ROLLBACK".__eq__, DriverError(code, "lost"))
-    # The fence stops the packet, because one of the leases is gone.
+    # The fence stops the packet, because one of the leases is lost.
     turns = [Turn(lease=lease, records=(a_record(0),)) for lease in (kept, gone)]
     assert await store.commit(turns, ACTOR) == [TurnOutcome.APPLIED, TurnOutcome.LOST]
     assert refused == ["ROLLBACK"]

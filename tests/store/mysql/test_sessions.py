@@ -1,4 +1,4 @@
-"""What a worker that has come to a stand has locked is free again soon, wherever it stands: the server ends its session."""
+"""Rows that a stopped worker has locked are free again soon, because the server ends its session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.store.url import MysqlUrl, parse
 from perdure.testing.conformance.harness import ACTOR, a_run
 from tests.helpers import eventually
 
-#: In seconds. The server's own limit for what nobody takes is a minute.
+#: Seconds until the locks have to be gone. The server's default limit for unread results is a minute.
 LEASE = 1.0
 SOON = 20.0
 
@@ -24,18 +24,18 @@ MANY = "SELECT REPEAT('x', 1000000) FROM (SELECT 1 UNION ALL SELECT 2) a, (SELEC
 
 
 async def say_nothing(session: MysqlConnection) -> None:
-    """Between two statements."""
+    """Stop between two statements."""
 
 
 async def say_half(session: MysqlConnection) -> None:
-    """In the middle of a statement."""
+    """Stop in the middle of a statement."""
     transport = session._driver._transport
     assert transport is not None
     transport.write(b"\x80\x00\x00\x00\x03SELECT")
 
 
 async def take_nothing(session: MysqlConnection) -> None:
-    """In the middle of an answer."""
+    """Stop in the middle of a result."""
     transport = session._driver._transport
     assert transport is not None
     transport.pause_reading()

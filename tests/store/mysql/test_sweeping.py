@@ -1,4 +1,4 @@
-"""Whom a sweep waits for: many workers sweep at once where many die."""
+"""A sweep waits for no lock: many workers sweep at once if many die."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.testing.conformance.harness import ACTOR, a_run, a_worker, claim_id
 
 
 async def die(store: MysqlStore, worker: str, *runs: str) -> None:
-    """Let a worker take runs and be overdue."""
+    """Let a worker claim runs and miss its heartbeats."""
     await store.register(a_worker(worker, lease=1_000_000))
     await store.create([a_run(run_id) for run_id in runs], ACTOR)
     assert set(await claim_ids(store, worker, limit=len(runs))) == set(runs)
@@ -21,7 +21,7 @@ async def die(store: MysqlStore, worker: str, *runs: str) -> None:
 
 @asynccontextmanager
 async def locking(url: str, statement: str) -> AsyncIterator[None]:
-    """A session in a transaction that has locked rows."""
+    """Open a transaction that has locked rows."""
     where = parse(url)
     assert isinstance(where, MysqlUrl)
     session = await MysqlConnector(where).connect()

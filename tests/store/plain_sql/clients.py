@@ -1,4 +1,4 @@
-"""The command-line clients of the databases, as producers without any driver use them."""
+"""Command-line clients of the databases, as producers without a driver use them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Client(ABC):
 
     @abstractmethod
     def script(self, sql: str, params: Params) -> str:
-        """What it is given to read."""
+        """Return the input of the program."""
 
     @abstractmethod
     def command(self) -> list[str]:
-        """How it is called."""
+        """Return the command line."""
 
     def run(self, sql: str, **params: str | int | None) -> Rows:
-        """The answer to a statement of `perdure sql`."""
+        """Run a statement of `perdure sql`; return its rows."""
         script = self.script(sql, params)
         ran = subprocess.run(self.command(), input=script, capture_output=True, text=True, timeout=60, check=False)
         assert ran.returncode == 0, ran.stderr
@@ -53,11 +53,11 @@ class Client(ABC):
 
     @abstractmethod
     def rows(self, printed: str) -> Rows:
-        """What it printed, as rows."""
+        """Parse the output into rows."""
 
 
 class Sqlite(Client):
-    """`sqlite3`."""
+    """The client `sqlite3`."""
 
     program = "sqlite3"
 
@@ -77,7 +77,7 @@ class Sqlite(Client):
 
 
 class Psql(Client):
-    """`psql`."""
+    """The client `psql`."""
 
     program = "psql"
 
@@ -93,7 +93,7 @@ class Psql(Client):
 
 
 class Mariadb(Client):
-    """`mariadb`."""
+    """The client `mariadb`."""
 
     program = "mariadb"
 

@@ -1,4 +1,4 @@
-"""A database of each kind, with nothing in it and nobody at work on it; at the end of a test nothing in it is broken."""
+"""An empty database of each kind without workers; the invariants are checked at the end of each test."""
 
 from __future__ import annotations
 

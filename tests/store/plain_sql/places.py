@@ -29,9 +29,9 @@ from tests.servers.schemas import postgres_dsn
 Rows = list[dict[str, Any]]
 
 SECOND = 1_000_000
-#: What MySQL says of transactions that got into each other's way: they are to be run again.
+#: Errors of MySQL after which a transaction has to be run again.
 IN_THE_WAY = (1205, 1213)
-#: What a statement gets that a test does not care about.
+#: Default parameters for tests that do not care.
 DEFAULTS: Mapping[str, Any] = {
     "worker": "sql-worker",
     "number": 10,
@@ -43,65 +43,68 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 class Plain(ABC):
-    """One database, by plain SQL alone; `store` is for looking at what it did, and for what only Python does."""
+    """One database, used through plain SQL; `store` checks the effects and does what only Python does."""
 
     dialect: Dialect
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.store: SqlStore = open_store(url, Host())
-        #: Transactions that were run again because they got into each other's way, by the error.
+        #: Number of repeated transactions by error.
         self.races: Counter[str] = Counter()
         self._nonces = 0
 
     def new_nonce(self, owner: str = "nonce") -> str:
-        """A nonce that was not used before by this owner."""
+        """Return a nonce that this owner has not used before."""
         self._nonces += 1
         return f"{owner}-{self._nonces}"
 
     async def do(self, name: str, **params: Any) -> Rows:
-        """Run a statement; its answer."""
+        """Run a statement; return its rows."""
         if name == "claim" and "nonce" not in params:
             params["nonce"] = self.new_nonce()
         return await self.run(statement(self.dialect, name, self.tables), {**DEFAULTS, **params})
 
     async def one(self, name: str, **params: Any) -> dict[str, Any]:
-        """The one row that a statement gives."""
+        """Run a statement that returns one row; return that row."""
         [row] = await self.do(name, **params)
         return row
 
     async def insert(self, type: str = "mail.send.v1", **params: Any) -> str:
-        """The id of a run."""
+        """Insert a run; return its id."""
         answer: str = (await self.one("insert", type=type, **params))["id"]
         return answer
 
     async def row(self, run_id: str) -> dict[str, Any]:
-        """A run, as its row says."""
-        columns = "status, reason, token, attempt, wake_at, deadline, lease_until, worker, claims, inbox_seq, marked, output, error"
+        """Return a run from its row."""
+        columns = (
+            "status, reason, token, attempt, wake_at, deadline, lease_until, worker, claims, inbox_seq, marked, "
+            "output, error"
+        )
         [row] = await self.store.query(f"SELECT {columns} FROM perdure_runs WHERE id = ?", [run_id])
         return dict(zip(columns.split(", "), row, strict=True))
 
     async def events(self, run_id: str) -> list[str]:
-        """The audit trail."""
+        """Return the audit events of a run."""
         return [event.kind for event in await self.store.events(run_id)]
 
     async def why(self, run_id: str) -> str:
-        """Why a run is where it is."""
+        """Return the explanation of a run's status."""
         run = await self.store.get(run_id)
         assert run is not None
         return await explain(self.store, run)
 
     @property
     def tables(self) -> str:
-        """How the names of the tables begin."""
+        """Prefix of the table names."""
         return self.store._tables
 
     async def close(self) -> None:  # noqa: B027 - not every kind keeps a connection
-        """Let go of the connection."""
+        """Close the connection."""
 
     @abstractmethod
     async def run(self, statement: PlainStatement, params: Mapping[str, Any]) -> Rows:
-        """Run one with a driver."""
+        """Run a statement with a driver."""
 
     @abstractmethod
     async def execute(self, sql: str) -> Rows:
@@ -123,7 +126,8 @@ class OnSqlite(Plain):
         answer: Rows = []
         path = self.url.removeprefix("sqlite:///").partition("?")[0]
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
-            # SQLite's own clock knows no less than milliseconds: what Python made ready in this one is ready in the next.
+            # SQLite's clock has a resolution of a millisecond, so a run that Python made ready now is ready in the
+            # next one.
             begun = time.time_ns() // 1_000_000
             while time.time_ns() // 1_000_000 == begun:
                 continue

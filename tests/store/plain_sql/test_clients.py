@@ -1,4 +1,4 @@
-"""Producers that have nothing but a command-line client, and workers of Python that do what they ask for."""
+"""Producers that only have a command-line client, and workers in Python that run their activities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def notify(to: str, subject: str = "hello") -> str:
 
 
 def an_insert(to: str, key: str, run_at: int | None = None) -> dict[str, str | int | None]:
-    """The parameters of an insert, in their order."""
+    """Return the parameters of an insert in order."""
     return {
         "type": TYPE,
         "input": json.dumps({"to": to}, ensure_ascii=False),
@@ -39,13 +39,13 @@ async def test_a_command_line_client_asks_for_something_looks_at_it_and_calls_it
         [row] = await asyncio.to_thread(client.run, statement(plain.dialect, name, plain.tables).text, **params)
         return row
 
-    # Recorded with no worker alive; a second time, it is the same run.
+    # Inserted while no worker is alive; a second insert finds the same run.
     first = await ask("insert", **an_insert("ünïcode o'clock", "welcome:42"))
     again = await ask("insert", **an_insert("ünïcode o'clock", "welcome:42"))
     assert again["id"] == first["id"]
     assert [str(one["created"])[0] in "1t" for one in (first, again)] == [True, False]
     assert (await ask("query", id=first["id"]))["status"] == "pending"
-    later = await ask("insert", **an_insert("nobody", "later", await plain.store.now() + 10**12))
+    later = await ask("insert", **an_insert("late reader", "later", await plain.store.now() + 10**12))
     async with Engine(plain.url, [notify]) as engine, engine.worker():
         assert await (await engine.get(first["id"])).result(timeout=30) == "hello to ünïcode o'clock"
     done = await ask("query", id=first["id"])

@@ -1,4 +1,4 @@
-"""Many at once: workers by plain SQL, workers of Python, and producers, on the same runs."""
+"""Concurrent workers through plain SQL, workers in Python and producers on the same runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKERS = 4
 
 
 async def another(plain: Plain, stack: AsyncExitStack) -> Plain:
-    """Somebody else on the same database."""
+    """Open another client of the same database."""
     other = type(plain)(plain.url)
     await other.store.open()
     stack.push_async_callback(other.store.close)
@@ -32,7 +32,7 @@ async def another(plain: Plain, stack: AsyncExitStack) -> Plain:
 
 
 async def done_by_all(plain: Plain, stack: AsyncExitStack, sql: int, python: int, runs: int) -> list[Plain]:
-    """Have runs taken and completed by so many workers of each kind at once; each run once. The workers."""
+    """Let concurrent workers of each kind claim and complete runs, each run once; return the workers."""
     workers = [await another(plain, stack) for _ in range(sql + python)]
     ids = [f"r{number:04}" for number in range(runs)]
     await plain.store.create([a_run(run_id, type=TYPE) for run_id in ids], ACTOR)

@@ -1,4 +1,4 @@
-"""What a claim costs depends on what it takes: not on how much else is ready, of its own types or of others."""
+"""The cost of a claim depends on what it takes, not on how many other runs are ready, of any type."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.servers.schemas import Schemas
 from tests.store.plain_sql.places import SECOND, OnMysql, OnPostgres, Plain
 
 FEW, MANY = 40, 2000
-#: How the cost with many is to that with few, at the most: trees grow a level.
+#: Maximum ratio of the cost with many runs to the cost with few: index trees grow by a level.
 FLAT = 1.5
 
 
 def rows(each: int, now: int) -> Iterator[str]:
-    """Ready runs, so many of each of eight types, of which half are meant by `mail.%`."""
+    """Insert ready runs of eight types, half of which match `mail.%`."""
     for type in range(8):
         kind = ("mail.t", "other.t")[type % 2]
         for number in range(each):
@@ -33,7 +33,7 @@ def rows(each: int, now: int) -> Iterator[str]:
 
 
 async def fill(plain: Plain, each: int) -> None:
-    """Have so many of each type."""
+    """Insert a number of runs of each type."""
     for table in ("runs", "events", "registry"):
         await plain.execute(f"DELETE FROM {plain.tables}{table}")
     listed = list(rows(each, await plain.store.now()))
@@ -43,7 +43,7 @@ async def fill(plain: Plain, each: int) -> None:
 
 
 def steps_on_sqlite(each: int) -> int:
-    """How many steps SQLite's machine takes for a claim."""
+    """Return the number of virtual machine steps that SQLite takes for a claim."""
     count = 0
 
     def step() -> int:
@@ -70,7 +70,7 @@ def test_a_claim_on_sqlite_costs_the_same_however_much_is_ready() -> None:
 
 @pytest.fixture
 async def postgres(schemas: Schemas) -> AsyncIterator[Plain]:
-    # Without statistics, as a table of runs may be at any time.
+    # Without statistics, which may be missing at any time.
     async with schemas.one(still=True) as url:
         plain = OnPostgres(url)
         await plain.store.open()
@@ -85,7 +85,7 @@ async def test_a_claim_on_postgresql_costs_the_same_however_much_is_ready(postgr
 
 
 async def _read_on_postgres(postgres: Plain, each: int) -> int:
-    """How many rows of runs a claim reads, by the server's own account."""
+    """Return how many rows of runs a claim reads, as the server counts them."""
     await fill(postgres, each)
     claim = statement(postgres.dialect, "claim", postgres.tables)
     values = ", ".join(["'w'", f"'n{each}'", "'mail.%'", "NULL", "16", str(SECOND)])

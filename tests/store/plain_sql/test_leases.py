@@ -1,4 +1,4 @@
-"""What becomes of runs whose worker, in another language, is not heard of any more; and of those whose worker is."""
+"""Runs of workers in other languages are reclaimed if their worker is silent, and only then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.store.plain_sql.places import SECOND, Plain
 
 
 async def lost(plain: Plain, run_id: str, worker: str = "gone") -> dict[str, Any]:
-    """Let a worker take a run and never be heard of again; the lease that it had."""
+    """Let a worker claim a run and stay silent; return its lease."""
     [row] = [row for row in await plain.do("claim", worker=worker, lease=1) if row["id"] == run_id]
     return {name: row[name] for name in ("id", "token", "nonce")}
 
@@ -29,7 +29,7 @@ async def test_a_run_whose_lease_is_over_goes_to_others_and_its_former_holder_ca
 
 async def test_workers_of_python_leave_alone_what_others_hold(plain: Plain) -> None:
     await plain.store.register(a_worker("ours"))
-    # Not even one that goes by the name of a worker of theirs is taken for it.
+    # A worker through plain SQL is not mistaken for a worker in Python of the same name.
     ids = [await plain.insert() for _ in range(3)]
     await plain.do("claim", worker="node-1", number=2)
     await plain.do("claim", worker="ours")

@@ -1,4 +1,4 @@
-"""A worker in JavaScript serves the activities of a workflow in Python, is killed in the middle of it, and nothing is lost."""
+"""A worker in JavaScript runs activities of a workflow in Python, is killed in between, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ KILLS = 4
 
 @activity("image.resize.v1")
 def resize(name: str, width: int) -> dict[str, object]:
-    """For its parameters only: another worker does it."""
+    """Declare the parameters only; the worker in JavaScript runs it."""
     raise NotImplementedError
 
 
 @workflow("gallery.make.v1")
 async def gallery(ctx: Context, images: int) -> list[int]:
-    """Every image, resized."""
+    """Resize every image."""
     made = await asyncio.gather(*(ctx.call(resize(f"image-{number:04}", number)) for number in range(images)))
     return [int(str(image["bytes"])) for image in made]
 
 
 @contextmanager
 def node(statements: Path) -> Generator[subprocess.Popen[str]]:
-    """A worker in JavaScript that is up."""
+    """Start a worker in JavaScript."""
     process = subprocess.Popen(
         ["node", "worker.js"],
         cwd=WORKER,

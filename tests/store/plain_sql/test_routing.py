@@ -1,4 +1,4 @@
-"""Prefixes and priorities mean the same to every database, to a claim in Python and to one by plain SQL, as to a model of a few lines."""
+"""Prefixes and priorities mean the same in every database, in Python, in plain SQL and in a model of a few lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.core.routing import matches
 from perdure.testing.conformance.harness import a_worker
 from tests.store.plain_sql.places import Plain
 
-#: What LIKE, a collation or padding would get wrong.
+#: Characters that LIKE, a collation or padding would get wrong.
 NAMES = st.text(alphabet="aAb.%_ é𝒳ß", max_size=4)
 PROVE = bool(os.environ.get("PERDURE_PROVE"))
 
@@ -33,7 +33,7 @@ PATTERNS = st.one_of(NAMES.map(lambda text: f"{text}%"), NAMES.filter(lambda tex
 
 
 def expected(runs: list[Ready], pattern: str, number: int, by_age: int) -> list[int]:
-    """Which runs a claim takes, by their places in the list, in order."""
+    """Return the runs that a claim takes, as positions in the list, in order."""
     meant = [place for place, run in enumerate(runs) if matches(pattern, run.type)]
     first = sorted(meant, key=lambda place: (runs[place].priority, runs[place].since, place))[: number - by_age]
     rest = sorted(set(meant) - set(first), key=lambda place: (runs[place].since, place))
@@ -41,7 +41,7 @@ def expected(runs: list[Ready], pattern: str, number: int, by_age: int) -> list[
 
 
 async def ready(plain: Plain, runs: list[Ready]) -> None:
-    """Have exactly these runs, called by their places in the list."""
+    """Replace all runs with these, whose ids are their positions in the list."""
     for table in ("runs", "events", "registry"):
         await plain.execute(f"DELETE FROM {plain.tables}{table}")
     base = await plain.store.now() - 1_000_000
@@ -54,7 +54,7 @@ async def ready(plain: Plain, runs: list[Ready]) -> None:
 
 
 def examples(count: int) -> settings:
-    """So many on each database, and ten times as many where it is to be proved; all on the same tables, which each empties."""
+    """Return settings for a number of examples, ten times as many for a proof. All examples share the tables."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(max_examples=count * 10 if PROVE else count, suppress_health_check=checks)
 

@@ -1,4 +1,4 @@
-"""One run, several runtimes: what Python asks for and others do, and what one begins and another ends."""
+"""Runs across runtimes: started in Python and run elsewhere, or begun by one runtime and ended by another."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def send(to: str) -> str:
 
 @workflow("shop.welcome.v1")
 async def welcome(ctx: Context, names: list[str]) -> list[str]:
-    """Everybody gets mail."""
+    """Send mail to every recipient."""
     return list(await asyncio.gather(*(ctx.call(send(name)) for name in names)))
 
 
 async def serve(plain: Plain, engine: Engine, run_id: str) -> None:
-    """Be a worker in another language until a run has ended; every other attempt fails."""
+    """Act as a worker in another language until a run has ended; every other attempt fails."""
     run = await engine.get(run_id)
     while not (await run.status()).finished:
         for row in await plain.do("claim", types="mail.%", number=4):

@@ -1,4 +1,4 @@
-"""What each of the documented statements does, on each database, and what it leaves intact."""
+"""Effects of each documented statement on each database."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "sql.md"
 
 
 async def claimed(plain: Plain, run_id: str, **params: object) -> dict[str, object]:
-    """Take a run, as what a worker has to know of it."""
+    """Claim a run; return what a worker needs to know."""
     row = next(row for row in await plain.do("claim", **params) if row["id"] == run_id)
     return {"id": row["id"], "token": row["token"], "nonce": row["nonce"]}
 
 
 async def a_waiting_parent(plain: Plain, child: str = "child") -> None:
-    """A workflow of Python's that has called an activity and waits for it."""
+    """Start a workflow in Python that has called an activity and waits for it."""
     await plain.store.create([a_run("parent", type="shop.v1")], ACTOR)
     [parent] = (await claim_in_python(plain.store, types=("shop.v1",))).runs
     turn = Turn(
@@ -77,7 +77,7 @@ async def test_an_insert_of_what_is_not_json_is_refused(plain: Plain) -> None:
 
 
 async def test_a_query_tells_status_result_and_error(plain: Plain) -> None:
-    assert await plain.do("query", id="nobody") == []
+    assert await plain.do("query", id="unknown") == []
     run_id = await plain.insert()
     lease = await claimed(plain, run_id)
     assert (await plain.one("query", id=run_id))["status"] == "running"
@@ -108,7 +108,7 @@ async def test_a_claim_takes_a_lease_of_its_own_on_each_run(plain: Plain) -> Non
         run_id
     )
     assert await plain.do("claim", worker="node-1", nonce="n2") == []
-    # Its answer was lost: it is given again.
+    # After a lost answer, a repetition returns the same runs.
     assert await plain.do("claim", worker="node-1", nonce="n1") == [row]
     assert await plain.events(run_id) == ["created", "started"]
     assert (await plain.row(run_id))["worker"] == "node-1"
@@ -153,7 +153,7 @@ async def test_a_run_ends_once_and_only_for_who_holds_it(plain: Plain) -> None:
         assert (await plain.one("fail", **{**lease, **wrong}))["outcome"] == "lost"
         assert await plain.one("release", **{**lease, **wrong}) == {"outcome": "lost"}
     assert await plain.one("complete", **lease, output="1") == {"outcome": "applied"}
-    # Again after a lost answer: it is as it was.
+    # A repetition after a lost answer changes nothing.
     assert await plain.one("complete", **lease, output="2") == {"outcome": "applied"}
     assert (await plain.row(run_id))["output"] == "1"
     assert await plain.events(run_id) == ["created", "started", "completed"]
@@ -183,7 +183,7 @@ async def test_the_last_attempt_fails_the_run(plain: Plain) -> None:
     run_id = await plain.insert(max_attempts=2)
     lease = await claimed(plain, run_id)
     assert (await plain.one("fail", **lease, delay=0))["status"] == "pending"
-    # Repeated after a lost answer.
+    # A repetition after a lost answer.
     assert (await plain.one("fail", **lease, delay=0)) == {"outcome": "applied", "status": "pending"}
     lease = await claimed(plain, run_id)
     assert lease["token"] == 2
@@ -234,7 +234,7 @@ async def test_a_parent_that_is_at_work_is_marked_and_one_that_has_ended_is_left
     lease = await claimed(plain, "child", types=TYPE)
     await plain.store.cancel("parent", "", "c", ACTOR)
     [parent] = (await claim_in_python(plain.store, types=("shop.v1",), nonce="again")).runs
-    # It had read the cancellation by then.
+    # The run had read the cancellation by then.
     await plain.one("complete", **lease, output="1")
     assert (await plain.row("parent"))["marked"] == 1
     done = Turn(lease=parent.lease, next=Finish(Status.CANCELLED, "{}"))
@@ -249,7 +249,7 @@ async def test_a_run_that_nobody_has_begun_is_cancelled_at_once(plain: Plain) ->
     }
     assert (await plain.one("cancel", id=run_id, key="c"))["outcome"] == "duplicate"
     assert (await plain.one("cancel", id=run_id, key="d"))["outcome"] == "finished"
-    assert (await plain.one("cancel", id="nobody"))["outcome"] == "unknown"
+    assert (await plain.one("cancel", id="unknown"))["outcome"] == "unknown"
     assert "it's over" in (await plain.row(run_id))["error"]
     assert await plain.events(run_id) == ["created", "cancel_requested", "cancelled"]
     said = json.loads((await plain.store.events(run_id))[-1].data)

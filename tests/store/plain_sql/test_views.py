@@ -1,4 +1,4 @@
-"""Views show people what the tables hold, alike on each database."""
+"""The views show the tables in readable form, alike on each database."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TYPE = "mail.send.v1"
 
 
 def moment(shown: Any) -> datetime.datetime:
-    """A time, however the database shows it."""
+    """Parse a time in the format of any database."""
     time = datetime.datetime.fromisoformat(shown) if isinstance(shown, str) else shown
     assert isinstance(time, datetime.datetime)
     return time.replace(tzinfo=datetime.UTC)
 
 
 async def shown(plain: Plain, run_id: str) -> dict[str, Any]:
-    """A run as its view shows it."""
+    """Return a run from its view."""
     [row] = await plain.execute(f"SELECT * FROM {plain.tables}runs_view WHERE id = '{run_id}'")
     return row
 

@@ -1,4 +1,4 @@
-"""A store on the test server, on the server's own clock, and a pooler before it."""
+"""A store on the test server, which uses the server's clock, and a pooler before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many claimers at once, and what their statements cost."""
+"""Concurrent claimers, and the cost of their statements."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_the_plan_follows_its_index_and_sorts_nothing(store: PostgresStore
     sql, params, index = HOT[name]
     plan = [row[0] for row in await explain(store, sql, params)]
     assert any(f"using {index} " in line for line in plan), plan
-    # What is put together from several types is sorted; the ranges of the index are not.
+    # The runs of several types are merged by a sort; ranges of the index are not sorted.
     scans = [scan for place, line in enumerate(plan) if "LockRows" in line for scan in below(plan, place)]
     assert scans, plan
     assert not [scan for scan in scans if "Sort" in scan or "Seq Scan" in scan or "Bitmap" in scan], plan
@@ -118,7 +118,7 @@ async def test_looking_for_many_results_is_one_statement_whatever_their_number(s
 
 
 def below(plan: list[str], place: int) -> list[str]:
-    """The nodes below one node of a plan."""
+    """Yield the nodes below one node of a plan."""
 
     def depth(line: str) -> int:
         return len(line) - len(line.lstrip())
@@ -132,7 +132,7 @@ def below(plan: list[str], place: int) -> list[str]:
 
 
 async def create_many_waiting(store: PostgresStore) -> None:
-    # Many more than one claim wakes: of few, fetching all and sorting them is the better plan.
+    # Many more runs than one claim wakes: for a few, fetching and sorting all is the better plan.
     await store.create([a_run(f"s{number}", wake_at=FAR - 5000 + number) for number in range(4000)], ACTOR)
     [(waiting,)] = await store.query("SELECT COUNT(*) FROM perdure_runs WHERE status = 'waiting'")
     assert waiting == 4000

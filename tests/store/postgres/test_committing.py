@@ -1,4 +1,4 @@
-"""Turns whose columns travel as text."""
+"""Commits whose columns are sent as joined text."""
 
 from __future__ import annotations
 

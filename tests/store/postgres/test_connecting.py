@@ -1,4 +1,4 @@
-"""Ways to the server and rights on it: schemas, prefixes, roles, loops, poolers, servers that are not there."""
+"""Connections and privileges: schemas, prefixes, roles, event loops, poolers, servers that are down."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def greet(name: str) -> str:
 
 
 async def greet_through(url: str) -> None:
-    """Start, claim, record, send, wait, wake up and finish."""
+    """Start, claim, record, send, park, wake up and finish a run."""
     async with Engine(url, [greeting]) as engine, engine.worker():
         run = await engine.start(greeting("you"))
         await run.send("more", "!")
@@ -62,7 +62,7 @@ async def greet_through(url: str) -> None:
 
 @asynccontextmanager
 async def a_role(setup: str, url: str) -> AsyncIterator[tuple[str, Any, str, str]]:
-    """A role of its own: the URL with it, an administrator, the schema and the name of the role."""
+    """Create a role; yield a URL with it, an administrator's connection, the schema and the role's name."""
     schema, role = url.rpartition("schema=")[2], f"clerk_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(postgres_dsn())
     await admin.execute(f"CREATE ROLE {role} LOGIN; {setup.format(schema=schema, role=role)}")
@@ -100,7 +100,7 @@ async def test_a_migration_waits_for_another_one_for_as_long_as_that_takes(fresh
     second = asyncio.create_task(opened(fresh))
 
     async def waits() -> bool:
-        # Longer than any other statement may wait for a lock.
+        # Longer than any other statement waits for a lock.
         age = "clock_timestamp() - query_start > interval '2.3 s'"
         waiting = "wait_event = 'advisory' AND query LIKE '%pg_advisory_xact_lock%'"
         return bool(await store.query(f"SELECT 1 FROM pg_stat_activity WHERE {waiting} AND {age}"))
@@ -121,7 +121,7 @@ async def test_without_leave_to_migrate_the_missing_tables_are_named(fresh: str)
 async def test_a_role_without_rights_is_told_which_it_needs(fresh: str) -> None:
     await (await opened(fresh)).close()
     async with a_role("GRANT USAGE ON SCHEMA {schema} TO {role}", fresh) as (url, _, _, _):
-        with pytest.raises(StoreReadOnly, match="Grant"):
+        with pytest.raises(StoreReadOnly, match="grant"):
             await opened(url)
 
 
@@ -243,7 +243,7 @@ async def test_a_verb_that_is_given_up_leaves_nothing_locked(store: PostgresStor
     async def waits() -> bool:
         return bool(await other.fetchval("SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
 
-    await eventually(waits, saying="somebody waiting for the lock")
+    await eventually(waits, saying="a migration that waits for the lock")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -268,7 +268,7 @@ async def test_a_connection_that_the_server_ends_is_replaced(store: PostgresStor
 async def test_a_pooler_that_forgets_statements_is_noticed(store: PostgresStore) -> None:
     await store.create([a_run("r1")], ACTOR)
     assert await store.get("r1") is not None
-    # What a pooler in transaction mode does: the session behind the connection is another one.
+    # A pooler in transaction mode replaces the session behind the connection.
     await store.query("DEALLOCATE ALL")
     assert await store.get("r1") is not None
     assert not store._prepares
@@ -286,7 +286,7 @@ def test_the_clock_narrows_its_bounds_and_follows_a_clock_that_was_set() -> None
     assert first == 1_000_000_000
     asked = clock.start_measurement()
     system.advance(0.001)
-    # The server was half a second on when it answered the first time: this answer knows better.
+    # The first answer took half a second, so this one is more exact.
     assert clock.finish_measurement(asked, 1_000_501_000) == 1_000_501_000
     system.advance(2)
     assert clock.now() == 1_002_501_000

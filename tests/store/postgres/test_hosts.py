@@ -1,4 +1,4 @@
-"""Several hosts in one URL: the one that takes writes is used, whichever that is."""
+"""Several hosts in one URL: the store uses the one that accepts writes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_host_that_takes_no_writes_is_named_with_what_to_do(pair: tuple[
     await eventually(lambda: _has_caught_up(primary), saying="the standby knowing everything")
     store = open_store(url_of(standby), Host())
     await store.open()
-    with pytest.raises(StoreReadOnly, match="Point the URL at the primary"):
+    with pytest.raises(StoreReadOnly, match="point the URL at the primary"):
         await store.create([a_run("r1")], ACTOR)
     await store.close()
 

@@ -86,7 +86,7 @@ async def test_a_server_that_went_back_ends_every_life(store: PostgresStore) -> 
     assert await store.heartbeat("w1") is False
     assert changes == [Change.REPLACED]
     assert await store.commit([Turn(lease=leases[0], records=(a_record(0),))], "w1") == [TurnOutcome.LOST]
-    # Its life ends on whatever server is there, and what it held is everybody's.
+    # Its registration ends on whatever server is there, and any worker may claim what it held.
     await store.retire("w1")
     await store.register(a_worker("w2"))
     claimed = await store.claim(ClaimRequest(worker="w2", nonce="n2", limit=3, types=(TYPE,)))

@@ -1,4 +1,4 @@
-"""Hints between processes. Stores here never look by themselves, so what another store does is only noticed by a hint."""
+"""Notifications between processes. Stores in these tests never poll, so that only a notification shows a change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.servers.schemas import PGBOUNCER, postgres_dsn
 
 
 class Deaf(PostgresStore):
-    """A store of a process that does not ask whether others have written."""
+    """Return a store that does not poll for the writes of others."""
 
     async def changed(self) -> bool:
         return False
@@ -50,7 +50,7 @@ def listening(url: str) -> str:
 
 @asynccontextmanager
 async def two_engines(url: str, flow: Workflow[Any, Any]) -> AsyncIterator[Engine]:
-    """One has a worker, the other one is handed out; as in two processes."""
+    """Two stores, as of two processes: one has a worker, the other one is handed out."""
     async with AsyncExitStack() as stack:
         engines = [
             await stack.enter_async_context(Engine(url, [flow], store=Retrying(a_store(url), Host()))) for _ in range(2)
@@ -61,7 +61,7 @@ async def two_engines(url: str, flow: Workflow[Any, Any]) -> AsyncIterator[Engin
 
 @asynccontextmanager
 async def overheard(url: str) -> AsyncIterator[list[str]]:
-    """What is said about a place."""
+    """Collect the notifications of one schema."""
     channel = a_store(url)._notifier._channel
     said: list[str] = []
     connection = await asyncpg.connect(postgres_dsn())
@@ -150,7 +150,7 @@ async def test_without_being_asked_to_nobody_says_anything(url: str) -> None:
             await store.open()
             await store.create([a_run(f"r{number}")], ACTOR)
             await store.close()
-        # Whatever had been said would have come before this.
+        # Any earlier notification would have come before this one.
         loud = a_store(f"{url}&listen={straight_host()}")
         await loud.open()
         await loud.create([a_run("loud")], ACTOR)
@@ -209,8 +209,10 @@ async def test_where_nobody_can_listen_it_is_said_once_and_work_goes_on(
             run = await engine.start(hearing())
             await run.send("word", "hello")
             assert await run.result("20s") == "hello"
-        await eventually(lambda: [r for r in caplog.records if "Hints" in r.message], saying="a warning")
-    assert len([record for record in caplog.records if "Hints" in record.message]) == 1
+        await eventually(
+            lambda: [r for r in caplog.records if "notifications are off" in r.message], saying="a warning"
+        )
+    assert len([record for record in caplog.records if "notifications are off" in record.message]) == 1
 
 
 @pytest.mark.parametrize("option", ["notify=maybe", "listen=", "listen=a/b", "listen=me@host"])

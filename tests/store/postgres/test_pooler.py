@@ -1,4 +1,4 @@
-"""A pooler in transaction mode between us and the server: each transaction may get another session."""
+"""A pooler in transaction mode: each transaction may get another session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS = 40
 
 @pytest.fixture
 async def through(pooler: Pgbouncer, schemas: Schemas) -> AsyncIterator[str]:
-    """A URL that leads through the pooler."""
+    """Return a URL that leads through the pooler."""
     async with schemas.one() as url:
         yield f"{pooler.dsn}?schema={url.rpartition('schema=')[2]}"
 
@@ -61,7 +61,7 @@ async def test_engines_that_share_few_sessions_do_not_notice(through: str) -> No
         assert [await run.result("60s") for run in runs] == [number + 13 for number in range(RUNS)]
         known = Known(starts=frozenset(run.id for run in runs), settled=frozenset())
         assert await scan_store(stores[0].query, known) == []
-        # Those who are told that the session is another one stop relying on it.
+        # A store that learns of the pooler stops preparing statements.
         assert not all(store._prepares for store in stores)
 
 

@@ -1,4 +1,4 @@
-"""Races that a transaction loses: it is repeated for as long as its caller can wait."""
+"""A transaction that loses races is repeated for as long as its caller can wait."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from perdure.store.postgres.store import PostgresStore
 from perdure.store.server.timeouts import Timeouts
 from perdure.testing.conformance.harness import ACTOR, a_message, a_run
 
-#: More than a few quick repetitions.
+#: Number of lost races; more than the quick repetitions.
 MANY = 12
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, times: float, error: Exception) -> list[str]:
-    """Let the server refuse, so many times, statements that touch runs. The statements that it refused."""
+    """Make the server refuse statements that touch runs, a number of times; return the refused statements."""
     refused: list[str] = []
     for name in ("fetch", "execute"):
         usual = getattr(asyncpg.Connection, name)

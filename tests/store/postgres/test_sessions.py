@@ -1,4 +1,4 @@
-"""What a worker that has come to a stand has locked is freed by whoever finds it overdue; nobody else loses a session."""
+"""Sweeps free the rows that a stopped worker has locked, and end no other session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.servers.schemas import postgres_dsn
 
 asyncpg = pytest.importorskip("asyncpg")
 
-#: Of this process alone: others test the same on the same server at the same time.
+#: Unique to this process, because other processes run the same tests on the same server.
 NODE = f"node-{os.getpid()}"
 HOST, PID = f"{NODE}.shop.example", 4711
 ITS_NAME = f"shop perdure:4711@{NODE}"
@@ -34,7 +34,7 @@ ITS_NAME = f"shop perdure:4711@{NODE}"
 
 @asynccontextmanager
 async def a_session(url: str, name: str = ITS_NAME, *, run: str = "r1") -> AsyncIterator[Any]:
-    """One that has locked a run and stands between the preparation of a statement and its execution."""
+    """Open a session that has locked a run and stopped between preparing a statement and executing it."""
     schema = url.rpartition("schema=")[2].partition("&")[0]
     session = await asyncpg.connect(postgres_dsn(), server_settings={"application_name": name, "search_path": schema})
     try:
@@ -47,7 +47,7 @@ async def a_session(url: str, name: str = ITS_NAME, *, run: str = "r1") -> Async
 
 
 async def overdue(store: PostgresStore) -> None:
-    """A run of a worker that was not heard of for longer than its lease, and one of nobody."""
+    """Create a run of a worker whose lease has expired, and a run without a worker."""
     await store.create([a_run("r1")], ACTOR)
     await store.register(a_worker(host=HOST, pid=PID))
     await lease_of(store, "r1")
@@ -108,7 +108,7 @@ async def test_so_is_one_whose_session_cannot_get_rid_of_its_answer(store: Postg
 
 
 async def buried(store: PostgresStore) -> None:
-    """A worker that was declared dead just now, and held nothing."""
+    """Register a worker that was declared dead just now and held no run."""
     await store.create([a_run("r1")], ACTOR)
     await store.register(a_worker(host=HOST, pid=PID, lease=1))
     assert (await store.sweep(10)).dead_workers == ("w1",)
@@ -117,7 +117,7 @@ async def buried(store: PostgresStore) -> None:
 async def test_what_it_has_locked_is_freed_although_it_was_declared_dead_before_it_came_to_a_stand(
     store: PostgresStore, url: str
 ) -> None:
-    """Its session was still at work when others looked at it, and what it has locked are none of its runs."""
+    """The session was active at the first sweep, and has locked rows other than its runs."""
     await buried(store)
     async with a_session(url) as session:
 
@@ -132,7 +132,7 @@ async def test_one_that_was_declared_dead_and_is_no_longer_at_a_stand_keeps_what
     store: PostgresStore, url: str
 ) -> None:
     await buried(store)
-    # Whatever is younger than an hour may be at work.
+    # A transaction younger than an hour may still be active.
     store._timeouts = Timeouts(statement=3600.0)
     async with a_session(url) as session:
         await store.sweep(10)
@@ -153,7 +153,7 @@ async def test_a_process_with_a_worker_in_its_next_life_keeps_its_sessions(store
 @pytest.mark.parametrize(
     "name",
     ["shop", "perdure", f"perdure:471@{NODE}", "perdure:4711@node-x", f"perdure:4711@{NODE}1", session_name(), ""],
-    ids=["another", "nobody", "shorter", "elsewhere", "longer", "this process", "nameless"],
+    ids=["another", "no process", "shorter", "elsewhere", "longer", "this process", "nameless"],
 )
 async def test_sessions_of_others_stay(store: PostgresStore, url: str, name: str) -> None:
     await overdue(store)
@@ -181,7 +181,7 @@ async def test_a_worker_in_time_keeps_its_sessions(store: PostgresStore, url: st
 
 FORBIDDEN = {
     "refused": "REVOKE EXECUTE ON FUNCTION pg_terminate_backend FROM public",
-    # As on servers that speak the protocol and lack the function.
+    # Some servers speak the protocol and lack the function.
     "unknown": "ALTER FUNCTION pg_terminate_backend RENAME TO no_longer_there",
 }
 
@@ -190,7 +190,7 @@ FORBIDDEN = {
 async def test_without_the_right_to_end_it_a_sweep_says_so_and_goes_on(
     store: PostgresStore, url: str, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    """Rights on functions are those of a database, so this takes one of its own."""
+    """Use a database of its own, because privileges on functions belong to a database."""
     name = f"apart_{uuid.uuid4().hex}"
     await store.query(f"CREATE DATABASE {name}")
     await store.query(f"CREATE ROLE {name} LOGIN")

@@ -1,4 +1,4 @@
-"""What a sweep costs and whom it waits for: many workers sweep at once where many die."""
+"""The cost of a sweep, and that it waits for no lock: many workers sweep at once if many die."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servers.schemas import postgres_dsn
 
 
 async def die(store: PostgresStore, worker: str, *runs: str) -> None:
-    """Let a worker take runs and be overdue."""
+    """Let a worker claim runs and miss its heartbeats."""
     await store.register(a_worker(worker, lease=3_600_000_000))
     await store.create([a_run(run_id) for run_id in runs], ACTOR)
     assert set(await claim_ids(store, worker, limit=len(runs))) == set(runs)
@@ -30,7 +30,7 @@ async def die(store: PostgresStore, worker: str, *runs: str) -> None:
 
 @asynccontextmanager
 async def locking(url: str, *statements: str) -> AsyncIterator[Any]:
-    """A session in a transaction that has locked rows."""
+    """Open a transaction that has locked rows."""
     session = await asyncpg.connect(postgres_dsn(), server_settings={"search_path": url.rpartition("schema=")[2]})
     try:
         await session.execute("BEGIN")
@@ -59,7 +59,8 @@ async def test_a_sweep_buries_a_worker_one_of_whose_runs_is_locked(store: Postgr
         swept = await store.sweep(10)
         assert (swept.dead_workers, swept.released) == (("w1",), 1)
     assert (await store.sweep(10)).released == 1
-    assert [(await store.get(run_id)).status for run_id in ("r1", "r2")] == [Status.PENDING] * 2  # type: ignore[union-attr] # there
+    runs = [await store.get(run_id) for run_id in ("r1", "r2")]
+    assert [run and run.status for run in runs] == [Status.PENDING] * 2
 
 
 async def test_sweeps_that_come_at_once_give_back_each_run_once(store: PostgresStore, url: str) -> None:
@@ -83,7 +84,7 @@ async def test_the_dead_are_buried_in_one_statement(store: PostgresStore) -> Non
     await store.get("warm")
     seen.clear()
     assert (await store.sweep(10)).released == 2
-    # A look, what is dead, its sessions, and the burial: none of them in a transaction that could be left open.
+    # The preview, the dead workers, their sessions and the reclaim: none within a transaction that could stay open.
     assert len(seen) == 4
     assert not any(statement.startswith("BEGIN") for statement in seen)
 
@@ -96,7 +97,7 @@ async def test_a_new_session_asks_for_no_types(store: PostgresStore, monkeypatch
     store._pools.here().flush()
     await die(store, "w1", "r1", "r2")
     await store.sweep(10)
-    # One that was lost is taken by the transaction, whose parameters are arrays.
+    # The transaction claims a run that was lost, and its parameters are arrays.
     await store.register(a_worker("w2"))
     assert await claim_ids(store, "w2", limit=2)
     assert len(await store.get_many(["r1", "r2"])) == 2

@@ -31,7 +31,7 @@ async def a_stage(database: str, path: Path, schemas: Schemas, databases: Databa
 async def stage(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[Stage]:
-    """Every database."""
+    """Open a stage on every database."""
     async with a_stage(request.param, tmp_path, schemas, databases) as stage:
         yield stage
 
@@ -60,7 +60,7 @@ async def on_disk(tmp_path: Path, schemas: Schemas, databases: Databases) -> Asy
 async def place(
     request: pytest.FixtureRequest, tmp_path: Path, schemas: Schemas, databases: Databases
 ) -> AsyncIterator[tuple[Stage, Customer]]:
-    """A stage, and somebody who has a connection to the same database."""
+    """A stage, and a client with a connection to the same database."""
     database, library = request.param
     async with (
         a_stage(database, tmp_path, schemas, databases) as stage,

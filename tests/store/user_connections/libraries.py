@@ -1,6 +1,6 @@
-"""Database libraries as their users use them, behind one interface, so that one test can hold for all.
+"""Clients of database libraries, behind one interface, so that one test can hold for all of them.
 
-What a library that is not async does is done on a thread of its own, by way of the blocking engine.
+A synchronous library runs on a thread of its own and uses the blocking engine.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _aliases = itertools.count()
 
 
 def plain(url: str) -> str:
-    """A URL without what only Perdure understands."""
+    """Return a URL without the options that only Perdure understands."""
     return url.partition("?")[0]
 
 
 class Customer:
-    """Somebody with a connection to the engine's database. This one: sqlite3."""
+    """A client with a connection to the engine's database, through sqlite3."""
 
     waits = False
 
@@ -87,7 +87,7 @@ class Customer:
         return sqlite3.connect(self.file)
 
     def connect_committing(self) -> Any:
-        """A connection that commits by itself."""
+        """Open a connection in autocommit mode."""
         return sqlite3.connect(self.file, isolation_level=None)
 
     async def execute(self, sql: str) -> None:
@@ -109,18 +109,18 @@ class Customer:
         await self.here(self.connection.rollback)
 
     async def call(self, engine: Engine, method: str, *args: Any, **options: Any) -> Any:
-        """A method of the engine, on the connection."""
+        """Call a method of the engine with the connection."""
         blocking = Blocking(engine)
         return await self.here(lambda: getattr(blocking, method)(*args, connection=self.connection, **options))
 
     async def reset(self, connection: Callable[[], Any]) -> None:
-        """Another connection instead."""
+        """Use another connection instead."""
         await self.here(self.disconnect)
         self.connection = await self.here(connection)
 
 
 class RowFactories(Customer):
-    """sqlite3 with rows of the caller's own kind."""
+    """A client through sqlite3 with a row factory."""
 
     def connect(self) -> Any:
         connection = sqlite3.connect(self.file)
@@ -158,7 +158,7 @@ class PyMysql(Customer):
 class Alchemy(Customer):
     def engine(self) -> sqlalchemy.Engine:
         url = plain(self.url).replace("postgresql:", "postgresql+psycopg:").replace("mysql:", "mysql+pymysql:")
-        # As there may be a pooler in between, for whom statements are not to be prepared.
+        # Statements are not prepared, because there may be a pooler in between.
         how = {"prepare_threshold": None} if "psycopg" in url else {}
         return sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, connect_args=how)
 
@@ -224,7 +224,7 @@ class Django(Customer):
 
 
 class DjangoByHand(Django):
-    """Without `atomic`."""
+    """A client through Django without `atomic`."""
 
     def open_transaction(self) -> Any:
         self.connection.set_autocommit(False)
@@ -237,7 +237,7 @@ class DjangoByHand(Django):
 
 
 class AsyncCustomer(Customer):
-    """Somebody whose library is async. This one: asyncpg."""
+    """A client through an asynchronous library, asyncpg."""
 
     waits = True
 
@@ -313,7 +313,7 @@ class AsyncAlchemy(AsyncPsycopg):
         drivers = {"postgresql": "asyncpg", "sqlite": "aiosqlite", "mysql": "asyncmy"}
         scheme, _, rest = plain(self.url).partition(":")
         url = f"{scheme}+{drivers[scheme]}:{rest}"
-        # As its manual says for a pooler. It prepares all statements, under names that are to be nobody else's then.
+        # As its manual says for a pooler: it prepares all statements, whose names then have to be unique.
         how = {
             "prepared_statement_cache_size": 0,
             "statement_cache_size": 0,
@@ -382,7 +382,7 @@ ALL = [(database, library) for database, libraries in LIBRARIES.items() for libr
 
 @asynccontextmanager
 async def customer(database: str, library: str, url: str) -> AsyncIterator[Customer]:
-    """Somebody with a connection, for a while."""
+    """Open a client for the duration of a block."""
     someone = LIBRARIES[database][library](url)
     await someone.open()
     try:

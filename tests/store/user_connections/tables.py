@@ -1,4 +1,4 @@
-"""A table of the user's in the engine's database, and how each engine's own driver writes to it."""
+"""A table of the user in the engine's database, and writes to it through each engine's driver."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.store.user_connections.libraries import plain
 
 
 def table(stage: Stage) -> str:
-    """Its name; on a server, it is in the place of the test."""
+    """Return the name of the table; on a server it has the schema or prefix of the test."""
     return table_at(stage.url)
 
 
 def table_at(url: str) -> str:
-    """Its name in the place of that URL."""
+    """Return the name of the table for a URL."""
     schema = url.partition("schema=")[2].partition("&")[0]
     return f"{schema}.mine" if schema else "mine"
 
 
 async def prepare(stage: Stage, columns: str = "value INTEGER") -> str:
-    """Make it, and open the database; its name."""
+    """Create the table and open the database; return the name of the table."""
     if not stage.engines:
         await stage.engine().open()
     for engine in stage.engines:
@@ -48,12 +48,12 @@ async def prepare(stage: Stage, columns: str = "value INTEGER") -> str:
 
 
 async def written(stage: Stage) -> list[int]:
-    """What it holds."""
+    """Return the rows of the table."""
     return sorted(row[0] for row in await stage.rows(f"SELECT value FROM {table(stage)}"))
 
 
 async def execute(connection: Any, sql: str) -> None:
-    """On a connection of any engine's own driver; only those of servers have something to wait for."""
+    """Execute a statement on a connection of any engine's driver; only those of servers are asynchronous."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute(sql)
     elif isinstance(connection, asyncpg.Connection):
@@ -64,6 +64,6 @@ async def execute(connection: Any, sql: str) -> None:
 
 
 async def put(connection: Any, table: str, value: int) -> int:
-    """Add a row."""
+    """Insert a row."""
     await execute(connection, f"INSERT INTO {table} VALUES ({value})")
     return value

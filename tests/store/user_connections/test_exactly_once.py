@@ -1,4 +1,4 @@
-"""`ctx.transaction`: what its function writes and the record of its result are one commit."""
+"""`ctx.transaction` commits the writes of its function and the record of its result together."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_replay_gets_the_result_and_does_not_call_the_function(stage: St
 
 
 class Odd:
-    """Not a value that can be stored."""
+    """A value that cannot be stored."""
 
 
 @step(retry=Retry(initial=0.01))
@@ -295,7 +295,7 @@ async def lingers_until_told(connection: Any, table: str) -> None:
     await GATES["ended"].wait()
 
 
-#: What the function of a test and the test tell each other.
+#: Events between a test and its function.
 GATES: dict[str, asyncio.Event] = {}
 
 
@@ -306,7 +306,7 @@ async def lingering(ctx: Context, table: str) -> str:
 
 
 async def test_what_happens_meanwhile_happens_too(on_server: Stage) -> None:
-    """A function that takes its time holds nothing up on a server; its record comes after what happened first."""
+    """A slow function delays nothing on a server; its record comes after earlier results."""
     engine = on_server.engine(interrupted)
     mine = await prepare(on_server)
     GATES.update(begun=asyncio.Event(), ended=asyncio.Event())

@@ -1,4 +1,4 @@
-"""Two transactions of users at once, on servers."""
+"""Two concurrent transactions of users, on servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Two = tuple[Stage, Customer, Customer]
 
 @pytest.fixture
 async def two(on_server: Stage) -> AsyncIterator[Two]:
-    """Two who have a transaction open."""
+    """Two clients that have a transaction open."""
     first, second = (
         Asyncmy(on_server.url) if on_server.url.startswith("mysql") else AsyncCustomer(on_server.url) for _ in range(2)
     )
@@ -32,16 +32,16 @@ async def two(on_server: Stage) -> AsyncIterator[Two]:
 
 
 async def somebody_waits(stage: Stage) -> bool:
-    """Whether the server has somebody waiting for a lock."""
+    """Tell whether a session waits for a lock."""
     if stage.url.startswith("mysql"):
-        # What InnoDB itself says of that is not renewed while somebody keeps asking.
+        # InnoDB does not refresh its own lock tables while they are polled.
         sql = """
             SELECT 1 FROM information_schema.processlist
             WHERE db = DATABASE() AND command = 'Query' AND info LIKE '%perdure_runs%' AND id <> CONNECTION_ID()
         """
         return bool(await execute(stage.url, [sql]))
     sql = "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%perdure_runs%'"
-    # A transaction goes on seeing the activity that it saw first, so each look has a connection of its own.
+    # A transaction keeps the activity that it saw first, so each query uses a new connection.
     looking = await asyncpg.connect(plain(stage.url))
     try:
         return bool(await looking.fetchval(sql))

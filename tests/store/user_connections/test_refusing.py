@@ -1,4 +1,4 @@
-"""Connections on which nothing can be written are refused before anything is."""
+"""Unsuitable connections are refused before anything is written."""
 
 from __future__ import annotations
 

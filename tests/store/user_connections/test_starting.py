@@ -1,4 +1,4 @@
-"""Starting and sending in a transaction of the user's own, with every library that is supported."""
+"""Start and send within a transaction of the user, with every supported library."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ async def test_a_message_that_nobody_takes_leaves_the_transaction_as_it_was(plac
     async with engine.worker():
         await done.result()
     await someone.begin()
-    with pytest.raises(RunNotFound, match="nobody"):
-        await someone.call(engine, "send", "nobody", "word")
+    with pytest.raises(RunNotFound, match="no-such-run"):
+        await someone.call(engine, "send", "no-such-run", "word")
     with pytest.raises(RunFinished, match="done"):
         await someone.call(engine, "send", "done", "word")
     await someone.call(engine, "start", echo("after"), id="after")

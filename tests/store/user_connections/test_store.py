@@ -1,4 +1,4 @@
-"""The verb below `ctx.transaction`: a function and a record, both or neither."""
+"""The store verb behind `ctx.transaction`: a function and a record, both or neither."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.store.user_connections.tables import prepare, put, table, written
 
 
 async def taken(stage: Stage) -> tuple[SqlStore, Lease]:
-    """A run in somebody's hands."""
+    """Create a run that a worker holds."""
     await prepare(stage)
     assert stage.store is not None
     return stage.store, await held(stage.store)
 
 
-def a_deed(stage: Stage, turn: Turn, error: Exception | None = None) -> TransactionStep:
+def a_step(stage: Stage, turn: Turn, error: Exception | None = None) -> TransactionStep:
     async def work(connection: Any) -> None:
         await put(connection, table(stage), 1)
         if error is not None:
@@ -43,7 +43,7 @@ async def test_both_are_there(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
     assert await store.recorded(turn, ACTOR) is TurnOutcome.BUSY
-    assert await store.transact(a_deed(stage, turn)) is TurnOutcome.APPLIED
+    assert await store.transact(a_step(stage, turn)) is TurnOutcome.APPLIED
     assert await store.recorded(turn, ACTOR) is TurnOutcome.APPLIED
     assert await written(stage) == [1]
     assert await store.history("r1") == list(turn.records)
@@ -53,7 +53,7 @@ async def test_neither_is_there_without_the_lease(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
     await commit(store, lease, next=Release())
-    assert await store.transact(a_deed(stage, turn)) is TurnOutcome.LOST
+    assert await store.transact(a_step(stage, turn)) is TurnOutcome.LOST
     assert await store.recorded(turn, ACTOR) is TurnOutcome.LOST
     assert await written(stage) == []
     assert await store.history("r1") == []
@@ -62,7 +62,7 @@ async def test_neither_is_there_without_the_lease(stage: Stage) -> None:
 async def test_a_lease_of_the_same_token_is_not_enough(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=Lease(lease.run_id, lease.token, "another"), records=(a_record(0),))
-    assert await store.transact(a_deed(stage, turn)) is TurnOutcome.LOST
+    assert await store.transact(a_step(stage, turn)) is TurnOutcome.LOST
     assert await written(stage) == []
 
 
@@ -70,7 +70,7 @@ async def test_neither_is_there_if_the_function_raises(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
     with pytest.raises(KeyError, match="no"):
-        await store.transact(a_deed(stage, turn, KeyError("no")))
+        await store.transact(a_step(stage, turn, KeyError("no")))
     assert await written(stage) == []
     assert await store.recorded(turn, ACTOR) is TurnOutcome.BUSY
 
@@ -97,7 +97,7 @@ async def test_a_server_ends_the_transaction_of_a_function_that_stands_still(sta
 async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:
     store, lease = await taken(stage)
     turn = Turn(lease=lease, records=(a_record(0),))
-    await store.transact(a_deed(stage, turn))
+    await store.transact(a_step(stage, turn))
     await commit(store, lease, next=Release())
     assert await store.recorded(turn, ACTOR) is TurnOutcome.APPLIED
 
@@ -108,7 +108,7 @@ async def test_it_is_found_after_the_run_has_moved_on(stage: Stage) -> None:
 async def test_another_record_of_its_number_is_not_taken_for_it(stage: Stage, other: dict[str, Any]) -> None:
     store, lease = await taken(stage)
     mine = Turn(lease=lease, records=(a_record(0),))
-    await store.transact(a_deed(stage, Turn(lease=lease, records=(msgspec.structs.replace(a_record(0), **other),))))
+    await store.transact(a_step(stage, Turn(lease=lease, records=(msgspec.structs.replace(a_record(0), **other),))))
     with pytest.raises(StoreCorrupt, match="another record"):
         await store.recorded(mine, ACTOR)
     await commit(store, lease, next=Release())

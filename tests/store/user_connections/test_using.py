@@ -29,7 +29,7 @@ from tests.store.user_connections.libraries import (
 )
 from tests.store.user_connections.tables import prepare, written
 
-#: What gives a connection, by the name of the table that it is for; a workflow's input says which.
+#: Functions that return a connection, by the name of their table, which is the input of the workflow.
 USING: dict[str, Callable[[], Any]] = {}
 CALLS: Counter[str] = Counter()
 
@@ -83,7 +83,7 @@ async def once(ctx: Context, table: str, *, waits: bool = False) -> int:
 
 
 async def prepared(stage: Stage, columns: str = "value INTEGER") -> str:
-    """A table, and nobody has called anything on it."""
+    """Create a table that no function has written to yet."""
     name = await prepare(stage, columns)
     CALLS.pop(name, None)
     return name
@@ -112,7 +112,7 @@ def write_beside(connection: Any, table: str, path: str) -> str:
         return str(error)
     finally:
         other.close()
-    return "somebody else could write"
+    return "another connection could write"
 
 
 @step(retry=Retry.never())
@@ -141,7 +141,7 @@ async def test_a_transaction_in_a_file_keeps_others_from_writing_before_its_func
 async def test_a_pool_gives_one_for_a_while(on_postgres: Stage) -> None:
     engine = on_postgres.engine(both)
     name = await prepared(on_postgres)
-    # Without statements that are prepared, as there may be a pooler in between.
+    # Without prepared statements, because there may be a pooler in between.
     opening = asyncpg.create_pool(plain(on_postgres.url), min_size=1, max_size=1, statement_cache_size=0)
     async with opening as pool, engine.worker():
         USING[name] = pool.acquire
@@ -173,7 +173,7 @@ async def test_what_gives_a_connection_has_to_be_a_function(on_disk: Stage) -> N
 
 
 class Forgetful(sqlite3.Connection):
-    """Does not say that it has committed, or has not."""
+    """A connection that loses the answer of its commit."""
 
     faults: list[str] = []
 
@@ -188,7 +188,7 @@ class Forgetful(sqlite3.Connection):
 
 
 class ForgetfulServer(psycopg.Connection[Any]):
-    """The same, of a server."""
+    """A connection to a server that loses the answer of its commit."""
 
     faults: list[str] = []
 
@@ -250,7 +250,7 @@ async def put_and_be_cut_off(connection: Any, table: str, dsn: str, times: int) 
     await connection.execute(f"INSERT INTO {table} VALUES (1)")
     CALLS[table] += 1
     if CALLS[table] <= times:
-        # Not by the number that the driver knows, which may be that of a pooler's.
+        # The process id that the driver knows may be that of a pooler.
         session = await connection.fetchval("SELECT pg_backend_pid()")
         other = await asyncpg.connect(dsn, statement_cache_size=0)
         await other.execute("SELECT pg_terminate_backend($1, 5000)", session)
@@ -285,7 +285,7 @@ async def test_a_connection_that_is_always_cut_off_is_one_in_the_end(on_postgres
 
 
 async def test_transactions_that_keep_all_connections_do_not_stop_the_worker(on_postgres: Stage) -> None:
-    """Each waits for a step that is recorded while they all wait."""
+    """Each transaction waits for a step that is recorded while all of them wait."""
     on_postgres.url += "&pool=2"
     engine = on_postgres.engine(crowded)
     name = await prepared(on_postgres)

@@ -27,7 +27,7 @@ _UNLOCK = "DO RELEASE_LOCK(CONCAT('perdure ', LEFT(SHA2(CONCAT(DATABASE(), :tabl
 
 _TAKE = """
 INSERT INTO perdure_migrations (version, name, checksum, applied_at)
-VALUES (:version, 'somebody migrates', :nonce, :expires)
+VALUES (:version, 'in progress', :nonce, :expires)
 """
 
 _TAKE_OVER = """

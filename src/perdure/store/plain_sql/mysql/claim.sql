@@ -1,14 +1,16 @@
--- claim, version 1: a worker takes ready activities of some types, in the order of priority, an eighth of them by age alone.
+-- claim, version 1: claim ready activities of some types in the order of priority, an eighth of them by age
+-- alone.
 -- @worker: the name of the worker
--- @nonce: random and new for every claim; repeated with the same one after a lost answer, it gives the same runs
--- @types: a type, or the beginning of some followed by %, such as 'billing.%'; nothing else is special in it
+-- @nonce: random and new for every claim; a repetition with the same nonce returns the same runs
+-- @types: a type, or a prefix of types followed by %, such as 'billing.%'; nothing else is special in it
 -- @queue: NULL: 'default'
--- @number: how many at most
--- @lease: microseconds from now after which a run is given to others, unless `heartbeat` renews it
--- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
--- deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat; NULL: none).
--- A run that was lost by two workers in a row is given out alone.
--- Of types that nobody has registered, it looks at the first eight that have something ready.
+-- @number: maximum number of runs
+-- @lease: microseconds from now after which other workers get the run, unless `heartbeat` renews it
+-- Returns one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit), options
+-- (JSON), deadline, lease_until, cancelled (1: it was asked to stop; `fail` it), details (JSON of the last heartbeat;
+-- NULL: none).
+-- A run that two workers in a row have lost is claimed alone.
+-- Of types that no worker has registered, it reads the first eight that have ready runs.
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), @in_queue = COALESCE(@queue, 'default'), @many = RIGHT(@types, 1) = '%';
 SET @beginning = IF(@many, LEFT(@types, CHAR_LENGTH(@types) - 1), @types);
 SET @ending = IF(@many, CONCAT(@beginning, REPEAT(CONVERT(_utf32 x'0010FFFF' USING utf8mb4), 200)), @beginning);

@@ -1,12 +1,12 @@
--- insert, version 1: record that something is to be done, once for each idempotency key.
+-- insert, version 1: start a run, once for each idempotency key.
 -- @type: such as 'notify.email.v1'
 -- @input: a JSON object (arguments by name) or array (by position); NULL: none
--- @idempotency_key: NULL: none, so that every call is another run
+-- @idempotency_key: NULL: none, so that every call starts another run
 -- @queue: NULL: 'default'
 -- @priority: lower first; NULL: 100
 -- @run_at: microseconds since 1970 in UTC; NULL: now
--- @max_attempts: NULL: as the code says
--- Gives one row: id, created (0: there was one with that key, and this is it).
+-- @max_attempts: NULL: as declared in code
+-- Returns one row: id, created (0: it existed under that key).
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));
 SET @later = COALESCE(@run_at, 0) > @now;
 SET @new = REPLACE(UUID(), '-', '');

@@ -1,6 +1,6 @@
--- release, version 1: a worker gives a run back as it was, for anybody to take at once. No attempt is used up.
--- @id, @token, @nonce: as `claim` gave them
--- Gives one row: outcome (applied; lost: it was given back already, or somebody else has it by now).
+-- release, version 1: give a run back unchanged, for any worker to claim at once. No attempt is used up.
+-- @id, @token, @nonce: as `claim` returned them
+-- Returns one row: outcome (applied; lost: it was given back already, or another worker has it).
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SET @now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6));

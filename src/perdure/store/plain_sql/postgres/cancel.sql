@@ -1,9 +1,10 @@
--- cancel, version 1: ask a run to stop. One that nobody has begun is cancelled at once; others find the request in their inbox.
+-- cancel, version 1: ask a run to stop. A run that has not begun is cancelled at once; others find the
+-- request in their inbox.
 -- $1 id: text
--- $2 reason: text, for people; NULL: none
--- $3 key: text, unique for this request, so that it may be repeated after its answer was lost; NULL: a random one
--- Gives one row: outcome (accepted; duplicate: accepted before under that key; finished; unknown; blocked: it was set aside, and
--- `perdure cancel` has to stop its children, too), status (of the run, afterwards).
+-- $2 reason: text, free text; NULL: none
+-- $3 key: text, unique for this request, so that it can be repeated after a lost answer; NULL: a random one
+-- Returns one row: outcome (accepted; duplicate: accepted before under that key; finished; unknown; blocked: it was
+-- set aside, and `perdure cancel` has to stop its children, too), status (of the run, afterwards).
 WITH asked AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($2::text, '') AS reason,
     COALESCE($3::text, gen_random_uuid()::text) AS key

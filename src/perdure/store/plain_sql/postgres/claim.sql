@@ -1,13 +1,15 @@
--- claim, version 1: a worker takes ready activities of some types, in the order of priority, an eighth of them by age alone.
+-- claim, version 1: claim ready activities of some types in the order of priority, an eighth of them by age
+-- alone.
 -- $1 worker: text, the name of the worker
--- $2 nonce: text, random and new for every claim; repeated with the same one after a lost answer, it gives the same runs
--- $3 types: text, a type, or the beginning of some followed by %, such as 'billing.%'; nothing else is special in it
+-- $2 nonce: text, random and new for every claim; a repetition with the same nonce returns the same runs
+-- $3 types: text, a type, or a prefix of types followed by %, such as 'billing.%'; nothing else is special in it
 -- $4 queue: text; NULL: 'default'
--- $5 number: bigint, how many at most
--- $6 lease: bigint, microseconds from now after which a run is given to others, unless `heartbeat` renews it
--- Gives one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit is set), options (JSON),
--- deadline, lease_until, cancelled (true: it was asked to stop; `fail` it), details (JSON of the last heartbeat; NULL: none).
--- A run that was lost by two workers in a row is given out alone.
+-- $5 number: bigint, maximum number of runs
+-- $6 lease: bigint, microseconds from now after which other workers get the run, unless `heartbeat` renews it
+-- Returns one row for each run: id, token, nonce, type, input (JSON), attempt, max_attempts (0: no limit), options
+-- (JSON), deadline, lease_until, cancelled (true: it was asked to stop; `fail` it), details (JSON of the last
+-- heartbeat; NULL: none).
+-- A run that two workers in a row have lost is claimed alone.
 WITH RECURSIVE asked AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($4::text, 'default') COLLATE "C" AS queue,
     right($3::text, 1) = '%' AS many,

@@ -1,8 +1,8 @@
--- complete, version 1: a worker says that a run is done, and what its result is.
--- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` gave them
+-- complete, version 1: complete a run with its result.
+-- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` returned them
 -- $4 output: text, the result as JSON; NULL: null
--- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written).
--- Repeated after a lost answer it gives applied again.
+-- Returns one row: outcome (applied; lost: another worker has the run, and nothing was written).
+-- A repetition after a lost answer returns applied again.
 WITH clock AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, COALESCE($4::json::text, 'null') AS output
 ), mine AS MATERIALIZED (

@@ -1,11 +1,12 @@
--- fail, version 1: a worker says that an attempt failed. Another follows after a delay, unless all attempts are used up or none is
--- wanted; then the run has failed. One that was asked to stop is cancelled.
--- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` gave them
+-- fail, version 1: fail an attempt. Another attempt follows after a delay, unless all attempts are used up or
+-- none is wanted; then the run has failed. A run that was asked to stop is cancelled.
+-- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` returned them
 -- $4 error_type: text, such as 'TimeoutError'
 -- $5 error_message: text
--- $6 delay: bigint, microseconds until the next attempt; NULL: there is to be none
--- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written), status (of the run, afterwards).
--- Repeated after a lost answer it gives applied again.
+-- $6 delay: bigint, microseconds until the next attempt; NULL: no further attempt
+-- Returns one row: outcome (applied; lost: another worker has the run, and nothing was written), status (of the run,
+-- afterwards).
+-- A repetition after a lost answer returns applied again.
 WITH clock AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now
 ), mine AS MATERIALIZED (

@@ -1,8 +1,8 @@
--- heartbeat, version 1: a worker says that it still works on a run, and learns whether it is to stop.
--- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` gave them
--- $4 lease: bigint, microseconds from now after which the run is given to others
--- $5 details: text, JSON that the next attempt finds, should this one be lost; NULL: none
--- Gives one row: lease_until, cancelled (true: stop, then `fail`); or none: somebody else has the run by now, so drop it.
+-- heartbeat, version 1: renew the lease of a run, and read whether it is to stop.
+-- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` returned them
+-- $4 lease: bigint, microseconds from now after which other workers get the run
+-- $5 details: text, JSON for the next attempt, if this one is lost; NULL: none
+-- Returns one row: lease_until, cancelled (true: stop, then `fail`); or none: another worker has the run, so drop it.
 WITH held AS (
   UPDATE perdure_runs r
   SET lease_until = LEAST((extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $4::bigint, r.deadline)

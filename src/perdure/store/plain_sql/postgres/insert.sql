@@ -1,12 +1,12 @@
--- insert, version 1: record that something is to be done, once for each idempotency key.
+-- insert, version 1: start a run, once for each idempotency key.
 -- $1 type: text, such as 'notify.email.v1'
 -- $2 input: text, a JSON object (arguments by name) or array (by position); NULL: none
--- $3 idempotency_key: text; NULL: none, so that every call is another run
+-- $3 idempotency_key: text; NULL: none, so that every call starts another run
 -- $4 queue: text; NULL: 'default'
 -- $5 priority: bigint, lower first; NULL: 100
 -- $6 run_at: bigint, microseconds since 1970 in UTC; NULL: now
--- $7 max_attempts: bigint; NULL: as the code says
--- Gives one row: id, created (false: there was one with that key, and this is it).
+-- $7 max_attempts: bigint; NULL: as declared in code
+-- Returns one row: id, created (false: it existed under that key).
 WITH clock AS MATERIALIZED (
   SELECT replace(gen_random_uuid()::text, '-', '') AS id, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now
 ), fresh AS MATERIALIZED (

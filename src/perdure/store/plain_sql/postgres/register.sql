@@ -1,8 +1,8 @@
--- register, version 1: a worker says that it serves a type; once for each, at its start.
+-- register, version 1: announce that a worker serves a type; once for each type, when the worker starts.
 -- $1 type: text
--- $2 runtime: text, what the worker is written in or how it is called, such as 'node'
--- $3 description: text, for people; NULL: none
--- Gives one row: enabled (false: the type is paused, and no run of it is given out until it is resumed).
+-- $2 runtime: text, language or name of the worker, such as 'node'
+-- $3 description: text, free text; NULL: none
+-- Returns one row: enabled (false: the type is paused, and none of its runs can be claimed until it is resumed).
 WITH done AS (
   INSERT INTO perdure_registry AS r (type, kind, runtime, description)
   VALUES ($1::text, 'activity', $2::text, COALESCE($3::text, ''))

@@ -1,6 +1,6 @@
--- release, version 1: a worker gives a run back as it was, for anybody to take at once. No attempt is used up.
--- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` gave them
--- Gives one row: outcome (applied; lost: it was given back already, or somebody else has it by now).
+-- release, version 1: give a run back unchanged, for any worker to claim at once. No attempt is used up.
+-- $1 id: text, $2 token: bigint, $3 nonce: text: as `claim` returned them
+-- Returns one row: outcome (applied; lost: it was given back already, or another worker has it).
 WITH clock AS MATERIALIZED (
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now
 ), done AS (

@@ -1,9 +1,10 @@
--- cancel, version 1: ask a run to stop. One that nobody has begun is cancelled at once; others find the request in their inbox.
+-- cancel, version 1: ask a run to stop. A run that has not begun is cancelled at once; others find the
+-- request in their inbox.
 -- :id
--- :reason: for people; NULL: none
--- :key: unique for this request, so that it may be repeated after its answer was lost; NULL: a random one
--- Gives one row: outcome (accepted; duplicate: accepted before under that key; finished; unknown; blocked: it was set aside, and
--- `perdure cancel` has to stop its children, too), status (of the run, afterwards).
+-- :reason: free text; NULL: none
+-- :key: unique for this request, so that it can be repeated after a lost answer; NULL: a random one
+-- Returns one row: outcome (accepted; duplicate: accepted before under that key; finished; unknown; blocked: it was
+-- set aside, and `perdure cancel` has to stop its children, too), status (of the run, afterwards).
 BEGIN IMMEDIATE;
 DROP TABLE IF EXISTS temp.perdure_asked;
 CREATE TEMP TABLE perdure_asked AS

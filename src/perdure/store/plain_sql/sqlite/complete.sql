@@ -1,8 +1,8 @@
--- complete, version 1: a worker says that a run is done, and what its result is.
--- :id, :token, :nonce: as `claim` gave them
+-- complete, version 1: complete a run with its result.
+-- :id, :token, :nonce: as `claim` returned them
 -- :output: the result as JSON; NULL: null
--- Gives one row: outcome (applied; lost: somebody else has the run by now, and nothing was written).
--- Repeated after a lost answer it gives applied again.
+-- Returns one row: outcome (applied; lost: another worker has the run, and nothing was written).
+-- A repetition after a lost answer returns applied again.
 BEGIN IMMEDIATE;
 INSERT INTO perdure_messages (run_id, seq, kind, name, payload, failed, message_key, sent_at)
 SELECT p.id, p.inbox_seq + 1, 'child', r.parent_location, COALESCE(json(:output), 'null'), 0,

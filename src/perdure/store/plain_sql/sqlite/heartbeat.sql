@@ -1,8 +1,8 @@
--- heartbeat, version 1: a worker says that it still works on a run, and learns whether it is to stop.
--- :id, :token, :nonce: as `claim` gave them
--- :lease: microseconds from now after which the run is given to others
--- :details: JSON that the next attempt finds, should this one be lost; NULL: none
--- Gives one row: lease_until, cancelled (1: stop, then `fail`); or none: somebody else has the run by now, so drop it.
+-- heartbeat, version 1: renew the lease of a run, and read whether it is to stop.
+-- :id, :token, :nonce: as `claim` returned them
+-- :lease: microseconds from now after which other workers get the run
+-- :details: JSON for the next attempt, if this one is lost; NULL: none
+-- Returns one row: lease_until, cancelled (1: stop, then `fail`); or none: another worker has the run, so drop it.
 BEGIN IMMEDIATE;
 UPDATE perdure_runs
 SET lease_until = MIN(CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + :lease, deadline)

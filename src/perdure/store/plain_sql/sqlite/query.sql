@@ -1,7 +1,8 @@
--- query, version 1: where a run stands, its result, or its error.
+-- query, version 1: read the status of a run, and its result or error.
 -- :id
--- Gives no row, or one: status (pending, running, waiting, completed, failed, cancelled, blocked), reason (what it waits for, or
--- why it is blocked), attempt, output (JSON), error_type, error_message, error (JSON), created_at, started_at, finished_at.
+-- Returns no row, or one: status (pending, running, waiting, completed, failed, cancelled, blocked), reason (of waiting
+-- or being blocked), attempt, output (JSON), error_type, error_message, error (JSON), created_at, started_at,
+-- finished_at.
 SELECT status, reason, attempt, output, json_extract(error, '$.type') AS error_type,
   json_extract(error, '$.message') AS error_message, error, created_at, started_at, finished_at
 FROM perdure_runs

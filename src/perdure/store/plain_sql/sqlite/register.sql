@@ -1,8 +1,8 @@
--- register, version 1: a worker says that it serves a type; once for each, at its start.
+-- register, version 1: announce that a worker serves a type; once for each type, when the worker starts.
 -- :type
--- :runtime: what the worker is written in or how it is called, such as 'node'
--- :description: for people; NULL: none
--- Gives one row: enabled (0: the type is paused, and no run of it is given out until it is resumed).
+-- :runtime: language or name of the worker, such as 'node'
+-- :description: free text; NULL: none
+-- Returns one row: enabled (0: the type is paused, and none of its runs can be claimed until it is resumed).
 INSERT INTO perdure_registry (type, kind, runtime, description)
 VALUES (:type, 'activity', :runtime, COALESCE(:description, ''))
 ON CONFLICT (type) DO UPDATE
