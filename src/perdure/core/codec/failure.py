@@ -69,7 +69,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def from_json(cls, payload: str | bytes) -> Failure:
         """Decode from the database. Raises `DecodeError`."""
         try:
-            return _failure.decode(payload)
+            return _failure_decoder.decode(payload)
         except Exception as error:
             raise DecodeError(f"cannot decode a stored error: {error}") from error
 
@@ -77,7 +77,7 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
-_failure = decoder_for(Failure)
+_failure_decoder = decoder_for(Failure)
 
 
 class _Describer:

@@ -159,7 +159,7 @@ class BreakerState(Struct):
     @classmethod
     def from_json(cls, text: str) -> BreakerState:
         """Decode from the gate's row."""
-        return _state.decode(text)
+        return _state_decoder.decode(text)
 
     @property
     def until(self) -> int:
@@ -235,7 +235,7 @@ class BreakerState(Struct):
         return now // max(1, self.rule.window // BUCKETS)
 
 
-_state = decoder_for(BreakerState)
+_state_decoder = decoder_for(BreakerState)
 
 
 class BreakerInfo(Struct, frozen=True, kw_only=True):

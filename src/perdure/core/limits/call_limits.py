@@ -71,7 +71,7 @@ class CallLimits(Struct, frozen=True):
     #: Longest wait for the start, in seconds; kept here because the claim that sends the run to its gates clears it.
     start_within: float | None = None
 
-    def gating(
+    def required_gates(
         self,
         type: str,
         limits: Sequence[Limit],
@@ -105,7 +105,7 @@ class CallLimits(Struct, frozen=True):
         return RequiredGates(whole.passes or (RequiredGate("fair:" + type),), fair_key(self.fair.key), self.fair.stride)
 
 
-_given = decoder_for(CallLimits)
+_call_limits_decoder = decoder_for(CallLimits)
 NO_CALL_LIMITS = CallLimits()
 
 
@@ -116,7 +116,7 @@ def has_call_limits(options: str) -> bool:
 
 def call_limits_of(options: str) -> CallLimits:
     """Decode the overrides in a run's options. Raises `msgspec.MsgspecError`."""
-    return _given.decode(options) if has_call_limits(options) else NO_CALL_LIMITS
+    return _call_limits_decoder.decode(options) if has_call_limits(options) else NO_CALL_LIMITS
 
 
 def make_call_limits(

@@ -143,10 +143,10 @@ class RequiredGates(Struct, frozen=True):
     @classmethod
     def from_json(cls, text: str) -> RequiredGates:
         """Decode from the waitlist's row."""
-        return _gating.decode(text)
+        return _gates_decoder.decode(text)
 
 
-_gating = decoder_for(RequiredGates)
+_gates_decoder = decoder_for(RequiredGates)
 
 
 class LimitInfo(Struct, frozen=True, kw_only=True):

@@ -146,12 +146,12 @@ class RequeueRecord(Struct, frozen=True, kw_only=True):
     def from_json(cls, payload: str) -> RequeueRecord:
         """Decode it. Raises `DecodeError`."""
         try:
-            return _requeueing.decode(payload)
+            return _requeue_decoder.decode(payload)
         except msgspec.MsgspecError as error:
             raise DecodeError(f"cannot decode how a run was requeued: {error}") from error
 
 
-_requeueing = decoder_for(RequeueRecord)
+_requeue_decoder = decoder_for(RequeueRecord)
 
 
 def readable_failure(error: str | None) -> Failure:

@@ -106,14 +106,14 @@ class _Options(Struct, frozen=True):
     single: StoredSingleton | None = None
 
 
-_options = decoder_for(_Options)
+_options_decoder = decoder_for(_Options)
 
 
 def stored_singleton_of(options: str) -> StoredSingleton | None:
     """Decode the rule in a run's options; None if there is none."""
     if options == "{}" or '"single"' not in options:  # equivalent: connective: only saves decoding
         return None
-    return _options.decode(options).single
+    return _options_decoder.decode(options).single
 
 
 def with_stored_singleton(options: str, single: StoredSingleton | None) -> str:

@@ -80,20 +80,20 @@ def when_due(schedule: Schedule, now: int) -> int:
     return min(due, now + min(LONGEST_RECHECK, max(SHORTEST_RECHECK, waited)))
 
 
-def _lateness(schedule: Schedule, now: int) -> int:
+def _missed_before(schedule: Schedule, now: int) -> int:
     """Time before which fire times count as missed."""
     return now - round(schedule.misfire.grace * 1e6) - schedule.jitter
 
 
 def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list[SkippedTimes]]:
     """Missed fire times that are caught up on, and those that are not."""
-    first, end = schedule.next_slot, _lateness(schedule, now)
+    first, end = schedule.next_slot, _missed_before(schedule, now)
     if first >= end:
         return [], []
     limit, within = schedule.misfire.limit, schedule.misfire.within
     low = first if within is None else max(first, now - round(within * 1e6))
     if limit is None:
-        chosen = list(_some(timing, low, end, BATCH + 1))
+        chosen = list(_fire_times_between(timing, low, end, BATCH + 1))
     else:
         chosen = latest_fire_times(timing, low, end, limit)[: BATCH + 1]
     if chosen and chosen[0] == first:
@@ -104,12 +104,14 @@ def _late(schedule: Schedule, timing: Timing, now: int) -> tuple[list[int], list
 
 def _on_time(schedule: Schedule, timing: Timing, now: int, count: int) -> list[int]:
     """Fire times that are due and not missed, in order."""
-    low = max(schedule.next_slot, _lateness(schedule, now))
+    low = max(schedule.next_slot, _missed_before(schedule, now))
     # In order: each waits for the one before it, whatever its jitter.
-    return list(takewhile(lambda time: schedule.due(time) <= now, _some(timing, low, now + 1, max(0, count))))
+    return list(
+        takewhile(lambda time: schedule.due(time) <= now, _fire_times_between(timing, low, now + 1, max(0, count)))
+    )
 
 
-def _some(timing: Timing, low: int, end: int, count: int) -> Iterator[int]:
+def _fire_times_between(timing: Timing, low: int, end: int, count: int) -> Iterator[int]:
     found = takewhile(lambda time: time < end, fire_times(timing, low - 1))
     return (time for _, time in zip(range(count), found, strict=False))
 
@@ -118,7 +120,7 @@ def _following(schedule: Schedule, timing: Timing, now: int, chosen: list[int]) 
     """The first fire time that was not handled."""
     if schedule.next_slot > now:
         return schedule.next_slot
-    end = _lateness(schedule, now)
+    end = _missed_before(schedule, now)
     # Missed fire times are handled; of those that are due, the chosen ones.
     done = max([end - 1, schedule.next_slot - 1, *chosen[-1:]])
     return next_fire_time(timing, done)

@@ -377,7 +377,7 @@ class Gatekeeper:
             arguments = definition.signature.decode(one.input, self._codec, f"input of run {one.run_id!r} ({one.type})")
             spread = definition.signature.spread(arguments)
             limits, fair = definition.limits, definition.fair
-            return given.gating(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
+            return given.required_gates(one.type, limits, fair, spread, hold=hold, also=also, breaker=breaker)
         except InvalidId as error:
             # The run passes no limit, is claimed, and fails at once (`key_error`).
             self._key_errors[one.run_id] = error
@@ -388,7 +388,7 @@ class Gatekeeper:
                 "run %s: its limit's key cannot be told from its input; limits by key do not hold for it", one.run_id
             )
             plain = [limit for limit in definition.limits if limit.key is None]
-            rest = given.gating(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
+            rest = given.required_gates(one.type, plain, None, ((), {}), hold=hold, also=also, breaker=breaker)
             return (
                 rest
                 if rest.passes
