@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from perdure.host import Host
-from perdure.store.server.pool import Pools
+from perdure.store.server.pool import LoopPools
 
 
 async def test_a_forked_child_cuts_off_the_connections_of_every_loop() -> None:
-    pools: Pools[Any] = Pools(Host(), cast("Any", None), cast("Any", None), 1, cast("Any", None))
+    pools: LoopPools[Any] = LoopPools(Host(), cast("Any", None), cast("Any", None), 1, cast("Any", None))
     silenced: list[int] = []
     for number in range(2):
         loop = cast("asyncio.AbstractEventLoop", number)

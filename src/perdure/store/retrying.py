@@ -1,59 +1,52 @@
-"""A store that does not give up at once.
+"""A store that repeats a verb while the database is unavailable.
 
-Repeats a verb that found the database unavailable, with the same arguments, until it succeeds or the bound is reached. Every
-verb recognises its own repetition, so the caller cannot tell how often it was tried.
+The same call is repeated with the same arguments until it succeeds or the bound is reached. Every verb recognises its own
+repetition, so the caller cannot tell how often it was tried.
 """
 
 from __future__ import annotations
 
 import asyncio
-import builtins
-from collections.abc import Awaitable, Callable, Sequence
+import functools
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from perdure.core.audit import Audit, Event, EventFilter
-from perdure.core.limits.admission import AdmissionPreview, AdmissionRequest, AdmissionResult
-from perdure.core.limits.breaker import Circuit
-from perdure.core.limits.limit import LimitBounds, LimitInfo, WaitlistPosition
-from perdure.core.model.claim import ClaimByIdRequest, ClaimByIdResult, ClaimRequest, ClaimResult, LoadedRun
-from perdure.core.model.dead_letter import (
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetterPage,
-    DeleteOutcome,
-    Requeue,
-    RequeueOutcome,
-)
-from perdure.core.model.lock import LockGrant, LockInfo
-from perdure.core.model.orders import OrderOutcome, Pause, PauseKind, RunOrder
-from perdure.core.model.outputs import BroadcastResult, Output, OutputKind
-from perdure.core.model.record import Message, NewMessage, Record, SendOutcome
-from perdure.core.model.reopen import Fork, ReopenOutcome
-from perdure.core.model.run import CreatedRun, NewRun, Run, RunFilter, RunPage
-from perdure.core.model.turn import Lease, Turn, TurnOutcome
-from perdure.core.model.worker_info import SweepResult, WorkerInfo
-from perdure.core.policy.retention import PruneRequest, PruneResult
-from perdure.core.policy.watermark import Watermark
-from perdure.core.routing import TypeInfo
+from perdure.core.audit import Audit
+from perdure.core.model.turn import TurnOutcome
 from perdure.core.system import System
-from perdure.core.time.schedule import FiringResult, SaveOutcome, Schedule
 from perdure.errors import StoreUnavailable
 from perdure.store.contract import EventObserver, Listener, Store
 from perdure.store.sql.dialect import Transaction
 from perdure.store.user_connections.transaction_step import TransactionStep
 
 T = TypeVar("T")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
+#: Pauses between two attempts grow from the first to the longest, in seconds.
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 2.0
+#: A strict bound ends this many seconds late, so that an error of the server itself arrives first.
 _MARGIN = 0.25
 
 
-class Retrying:
-    """The verbs of `Store`, repeated while the database is unavailable, for `bound_seconds` at most.
+def _repeated(verb: Verb) -> Verb:
+    """A method that calls the verb of the same name on the wrapped store, and repeats it while that is unavailable."""
+    name = verb.__name__
 
-    A `strict` bound holds for a server that does not answer at all, too: the verb is given up, whatever becomes of it there.
+    @functools.wraps(verb)
+    def call(self: Retrying, *args: Any, **options: Any) -> Awaitable[Any]:
+        ask = getattr(self._store, name)
+        return self._again(lambda: ask(*args, **options))
+
+    return cast("Verb", call)
+
+
+class Retrying:
+    """The verbs of `Store`, each repeated for up to `bound_seconds` while the database is unavailable.
+
+    A `strict` bound also covers a server that does not answer at all: the caller gets an error, and the server may still
+    complete the verb.
     """
 
     def __init__(self, store: Store, system: System, bound_seconds: float = 30.0, *, strict: bool = False) -> None:
@@ -63,22 +56,22 @@ class Retrying:
         self.exclusive, self.blocks = store.exclusive, store.blocks
         self._store = store
         self._system = system
-        #: For how many seconds a verb is repeated.
+        #: How long a verb is repeated, in seconds.
         self.bound = bound_seconds
-        # SQLite answers when its file is free, which has a bound of its own.
+        # SQLite answers as soon as its file is free; its busy timeout bounds that wait.
         self._strict = strict and not store.exclusive
 
     async def open(self) -> None:
-        """As the store, once: what cannot be opened at the start is rather a mistake than an outage."""
+        """Open the store, once: a failure at start-up is more likely a mistake than an outage."""
         await self._store.open()
 
     async def close(self) -> None:
-        """As the store."""
+        """Close the store."""
         await self._store.close()
 
     @property
     def audit(self) -> Audit:
-        """As the store."""
+        """Level of the audit trail; may be set."""
         return self._store.audit
 
     @audit.setter
@@ -86,314 +79,96 @@ class Retrying:
         self._store.audit = level
 
     def observe_events(self, observer: EventObserver) -> Callable[[], None]:
-        """As the store."""
+        """Call the observer with the audit events of every commit; the returned function ends that."""
         return self._store.observe_events(observer)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """As the store."""
+        """Call the listener after every change; the returned function ends that."""
         return self._store.subscribe(listener)
 
-    async def changed(self) -> bool:
-        """As the store."""
-        return await self._again(self._store.changed)
-
-    async def now(self) -> int:
-        """As the store."""
-        return await self._again(self._store.now)
-
     def clock(self) -> int:
-        """As the store."""
+        """The database's time as last measured; asks nothing of the server."""
         return self._store.clock()
 
-    async def create(
-        self, runs: Sequence[NewRun], actor: str, *, all_or_none: bool = False
-    ) -> builtins.list[CreatedRun]:
-        """As the store."""
-        return await self._again(lambda: self._store.create(runs, actor, all_or_none=all_or_none))
-
-    async def get(self, run_id: str) -> Run | None:
-        """As the store."""
-        return await self._again(lambda: self._store.get(run_id))
-
-    async def get_many(self, run_ids: Sequence[str]) -> builtins.list[Run]:
-        """As the store."""
-        return await self._again(lambda: self._store.get_many(run_ids))
-
-    async def list(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        """As the store."""
-        return await self._again(lambda: self._store.list(filter, limit, cursor))
-
-    async def history(self, run_id: str) -> builtins.list[Record]:
-        """As the store."""
-        return await self._again(lambda: self._store.history(run_id))
-
-    async def inbox(self, run_id: str, after: int, limit: int = 0) -> builtins.list[Message]:
-        """As the store."""
-        return await self._again(lambda: self._store.inbox(run_id, after, limit))
-
-    async def events(self, run_id: str) -> builtins.list[Event]:
-        """As the store."""
-        return await self._again(lambda: self._store.events(run_id))
-
-    async def events_page(
-        self, filter: EventFilter, limit: int, *, before: int | None = None, after: int | None = None
-    ) -> builtins.list[Event]:
-        """As the store."""
-        return await self._again(lambda: self._store.events_page(filter, limit, before=before, after=after))
-
-    async def outputs(
-        self, run_id: str, kind: OutputKind, name: str | None, after: int, limit: int
-    ) -> builtins.list[Output]:
-        """As the store."""
-        return await self._again(lambda: self._store.outputs(run_id, kind, name, after, limit))
-
-    async def send(self, messages: Sequence[NewMessage], actor: str) -> builtins.list[SendOutcome]:
-        """As the store."""
-        return await self._again(lambda: self._store.send(messages, actor))
-
-    async def broadcast(
-        self, topic: str, payload: str | None, key: str, after: str | None, limit: int, actor: str
-    ) -> BroadcastResult:
-        """As the store."""
-        return await self._again(lambda: self._store.broadcast(topic, payload, key, after, limit, actor))
-
-    async def cancel(self, run_id: str, reason: str, key: str, actor: str) -> SendOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.cancel(run_id, reason, key, actor))
+    changed = _repeated(Store.changed)
+    now = _repeated(Store.now)
+    create = _repeated(Store.create)
+    get = _repeated(Store.get)
+    get_many = _repeated(Store.get_many)
+    list = _repeated(Store.list)
+    history = _repeated(Store.history)
+    inbox = _repeated(Store.inbox)
+    events = _repeated(Store.events)
+    events_page = _repeated(Store.events_page)
+    outputs = _repeated(Store.outputs)
+    send = _repeated(Store.send)
+    broadcast = _repeated(Store.broadcast)
+    cancel = _repeated(Store.cancel)
+    control = _repeated(Store.control)
+    pause = _repeated(Store.pause)
+    resume = _repeated(Store.resume)
+    pauses = _repeated(Store.pauses)
+    unblock = _repeated(Store.unblock)
+    reopen = _repeated(Store.reopen)
+    recover = _repeated(Store.recover)
+    delete_events = _repeated(Store.delete_events)
+    fork = _repeated(Store.fork)
+    schedule = _repeated(Store.schedule)
+    schedules = _repeated(Store.schedules)
+    save_schedule = _repeated(Store.save_schedule)
+    delete_schedule = _repeated(Store.delete_schedule)
+    trigger = _repeated(Store.trigger)
+    fire = _repeated(Store.fire)
+    look = _repeated(Store.look)
+    admit = _repeated(Store.admit)
+    standing = _repeated(Store.standing)
+    lined = _repeated(Store.lined)
+    recheck_gates = _repeated(Store.recheck_gates)
+    delete_idle_gates = _repeated(Store.delete_idle_gates)
+    set_bounds = _repeated(Store.set_bounds)
+    set_breaker = _repeated(Store.set_breaker)
+    gates = _repeated(Store.gates)
+    acquire_lock = _repeated(Store.acquire_lock)
+    extend_lock = _repeated(Store.extend_lock)
+    release_lock = _repeated(Store.release_lock)
+    succeed = _repeated(Store.succeed)
+    locks = _repeated(Store.locks)
+    set_watermark = _repeated(Store.set_watermark)
+    remove_watermark = _repeated(Store.remove_watermark)
+    watermarks = _repeated(Store.watermarks)
+    depth = _repeated(Store.depth)
+    dead = _repeated(Store.dead)
+    letter = _repeated(Store.letter)
+    requeue = _repeated(Store.requeue)
+    delete = _repeated(Store.delete)
+    undelete = _repeated(Store.undelete)
+    prune = _repeated(Store.prune)
+    register = _repeated(Store.register)
+    heartbeat = _repeated(Store.heartbeat)
+    report_health = _repeated(Store.report_health)
+    retire = _repeated(Store.retire)
+    sweep = _repeated(Store.sweep)
+    workers = _repeated(Store.workers)
+    types = _repeated(Store.types)
+    holdings = _repeated(Store.holdings)
+    claim = _repeated(Store.claim)
+    take = _repeated(Store.take)
+    due = _repeated(Store.due)
+    load = _repeated(Store.load)
+    unread = _repeated(Store.unread)
+    marked = _repeated(Store.marked)
+    commit = _repeated(Store.commit)
+    recorded = _repeated(Store.recorded)
 
     def borrowed(
         self, connection: object, actor: str, *, locking: bool = True
     ) -> AbstractAsyncContextManager[Transaction]:
-        """As the store: a transaction of somebody else's is theirs to repeat."""
+        """The transaction that the caller has open on their own connection; only the caller can repeat it."""
         return self._store.borrowed(connection, actor, locking=locking)
 
-    async def control(self, order: RunOrder, actor: str) -> OrderOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.control(order, actor))
-
-    async def pause(self, pause: Pause, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.pause(pause, actor))
-
-    async def resume(self, kind: PauseKind, name: str, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.resume(kind, name, actor))
-
-    async def pauses(self) -> builtins.list[Pause]:
-        """As the store."""
-        return await self._again(self._store.pauses)
-
-    async def unblock(
-        self, run_ids: Sequence[str] | None, types: Sequence[str], reasons: Sequence[str], actor: str
-    ) -> int:
-        """As the store."""
-        return await self._again(lambda: self._store.unblock(run_ids, types, reasons, actor))
-
-    async def reopen(self, run_id: str, generation: int, deadline: int | None, actor: str) -> ReopenOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.reopen(run_id, generation, deadline, actor))
-
-    async def recover(self, run_id: str, token: int, actor: str) -> bool:
-        """As the store."""
-        return await self._again(lambda: self._store.recover(run_id, token, actor))
-
-    async def delete_events(self, upto: int, before: int, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.delete_events(upto, before, actor))
-
-    async def fork(self, fork: Fork, actor: str) -> CreatedRun:
-        """As the store."""
-        return await self._again(lambda: self._store.fork(fork, actor))
-
-    async def schedule(self, schedule_id: str) -> Schedule | None:
-        """As the store."""
-        return await self._again(lambda: self._store.schedule(schedule_id))
-
-    async def schedules(self, after: str, limit: int) -> builtins.list[Schedule]:
-        """As the store."""
-        return await self._again(lambda: self._store.schedules(after, limit))
-
-    async def save_schedule(
-        self, schedule: Schedule, version: int, write_id: str, event: str, actor: str
-    ) -> SaveOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.save_schedule(schedule, version, write_id, event, actor))
-
-    async def delete_schedule(self, schedule_id: str, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.delete_schedule(schedule_id, actor))
-
-    async def trigger(self, schedule_id: str, slots: Sequence[int], key: str, actor: str) -> builtins.list[str] | None:
-        """As the store."""
-        return await self._again(lambda: self._store.trigger(schedule_id, slots, key, actor))
-
-    async def fire(self, limit: int, actor: str) -> FiringResult:
-        """As the store."""
-        return await self._again(lambda: self._store.fire(limit, actor))
-
-    async def look(self, pairs: Sequence[tuple[str, str]], limit: int, *, newest: bool = False) -> AdmissionPreview:
-        """As the store."""
-        return await self._again(lambda: self._store.look(pairs, limit, newest=newest))
-
-    async def admit(self, request: AdmissionRequest) -> AdmissionResult:
-        """As the store."""
-        return await self._again(lambda: self._store.admit(request))
-
-    async def standing(self, run_id: str) -> WaitlistPosition | None:
-        """As the store."""
-        return await self._again(lambda: self._store.standing(run_id))
-
-    async def lined(self, types: Sequence[str]) -> set[str]:
-        """As the store."""
-        return await self._again(lambda: self._store.lined(types))
-
-    async def recheck_gates(self, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.recheck_gates(actor))
-
-    async def delete_idle_gates(self, limit: int, actor: str) -> int:
-        """As the store."""
-        return await self._again(lambda: self._store.delete_idle_gates(limit, actor))
-
-    async def set_bounds(self, gate: str, bounds: LimitBounds | None, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.set_bounds(gate, bounds, actor))
-
-    async def set_breaker(self, gate: str, circuit: Circuit | None, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.set_breaker(gate, circuit, actor))
-
-    async def gates(self, after: str, limit: int) -> builtins.list[LimitInfo]:
-        """As the store."""
-        return await self._again(lambda: self._store.gates(after, limit))
-
-    async def acquire_lock(self, name: str, owner: str, nonce: str, ttl: int, actor: str) -> LockGrant:
-        """As the store."""
-        return await self._again(lambda: self._store.acquire_lock(name, owner, nonce, ttl, actor))
-
-    async def extend_lock(self, name: str, nonce: str, ttl: int, actor: str) -> LockInfo | None:
-        """As the store."""
-        return await self._again(lambda: self._store.extend_lock(name, nonce, ttl, actor))
-
-    async def release_lock(self, name: str, token: int, nonce: str | None, actor: str) -> bool:
-        """As the store."""
-        return await self._again(lambda: self._store.release_lock(name, token, nonce, actor))
-
-    async def succeed(self, names: Sequence[str], actor: str) -> int:
-        """As the store."""
-        return await self._again(lambda: self._store.succeed(names, actor))
-
-    async def locks(self, after: str, limit: int, name: str | None = None) -> builtins.list[LockInfo]:
-        """As the store."""
-        return await self._again(lambda: self._store.locks(after, limit, name))
-
-    async def set_watermark(self, watermark: Watermark, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.set_watermark(watermark, actor))
-
-    async def remove_watermark(self, kind: str, name: str, actor: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.remove_watermark(kind, name, actor))
-
-    async def watermarks(self) -> builtins.list[Watermark]:
-        """As the store."""
-        return await self._again(self._store.watermarks)
-
-    async def depth(self, kind: str, name: str, limit: int) -> int:
-        """As the store."""
-        return await self._again(lambda: self._store.depth(kind, name, limit))
-
-    async def dead(self, filter: DeadLetterFilter, limit: int, cursor: str | None) -> DeadLetterPage:
-        """As the store."""
-        return await self._again(lambda: self._store.dead(filter, limit, cursor))
-
-    async def letter(self, run_id: str) -> DeadLetter | None:
-        """As the store."""
-        return await self._again(lambda: self._store.letter(run_id))
-
-    async def requeue(self, order: Requeue, actor: str) -> RequeueOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.requeue(order, actor))
-
-    async def delete(self, run_id: str, reason: str, actor: str, *, discard: bool = False) -> DeleteOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.delete(run_id, reason, actor, discard=discard))
-
-    async def undelete(self, run_id: str, actor: str) -> DeleteOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.undelete(run_id, actor))
-
-    async def prune(self, what: PruneRequest, limit: int, cursor: str | None, actor: str) -> PruneResult:
-        """As the store."""
-        return await self._again(lambda: self._store.prune(what, limit, cursor, actor))
-
-    async def register(self, worker: WorkerInfo, serves: Sequence[TypeInfo] = ()) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.register(worker, serves))
-
-    async def heartbeat(self, worker_id: str) -> bool:
-        """As the store."""
-        return await self._again(lambda: self._store.heartbeat(worker_id))
-
-    async def report_health(self, worker_id: str, errors: int, problem: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.report_health(worker_id, errors, problem))
-
-    async def retire(self, worker_id: str) -> None:
-        """As the store."""
-        await self._again(lambda: self._store.retire(worker_id))
-
-    async def sweep(self, limit: int) -> SweepResult:
-        """As the store."""
-        return await self._again(lambda: self._store.sweep(limit))
-
-    async def workers(self) -> builtins.list[WorkerInfo]:
-        """As the store."""
-        return await self._again(self._store.workers)
-
-    async def types(self) -> builtins.list[TypeInfo]:
-        """As the store."""
-        return await self._again(self._store.types)
-
-    async def holdings(self, worker_id: str) -> builtins.list[Lease]:
-        """As the store."""
-        return await self._again(lambda: self._store.holdings(worker_id))
-
-    async def claim(self, request: ClaimRequest) -> ClaimResult:
-        """As the store."""
-        return await self._again(lambda: self._store.claim(request))
-
-    async def take(self, request: ClaimByIdRequest) -> ClaimByIdResult:
-        """As the store."""
-        return await self._again(lambda: self._store.take(request))
-
-    async def due(self, types: Sequence[str], queues: Sequence[str], limit: int) -> builtins.list[str]:
-        """As the store."""
-        return await self._again(lambda: self._store.due(types, queues, limit))
-
-    async def load(self, run_ids: Sequence[str]) -> builtins.list[LoadedRun]:
-        """As the store."""
-        return await self._again(lambda: self._store.load(run_ids))
-
-    async def unread(self, run_ids: Sequence[str]) -> builtins.list[Message]:
-        """As the store."""
-        return await self._again(lambda: self._store.unread(run_ids))
-
-    async def marked(self, worker_id: str) -> builtins.list[Message]:
-        """As the store."""
-        return await self._again(lambda: self._store.marked(worker_id))
-
-    async def commit(self, turns: Sequence[Turn], actor: str) -> builtins.list[TurnOutcome]:
-        """As the store."""
-        return await self._again(lambda: self._store.commit(turns, actor))
-
     async def transact(self, step: TransactionStep) -> TurnOutcome:
-        """As the store, once: it may run in a thread, and its function is the user's."""
+        """Run a transaction step, once: its function is the user's code and may run in a thread."""
         return await self._store.transact(step)
-
-    async def recorded(self, turn: Turn, actor: str) -> TurnOutcome:
-        """As the store."""
-        return await self._again(lambda: self._store.recorded(turn, actor))
 
     def bounded(self, bound_seconds: float) -> Retrying:
         """The same store with another bound."""
@@ -401,21 +176,20 @@ class Retrying:
 
     async def _again(self, verb: Callable[[], Awaitable[T]]) -> T:
         if not self._strict:
-            return await self._repeated(verb)
-        # A little later than an error of the server itself would come.
+            return await self._until_available(verb)
         limit = asyncio.timeout(self.bound + _MARGIN)
         try:
             async with limit:
-                return await self._repeated(verb)
+                return await self._until_available(verb)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise StoreUnavailable(
-                f"the database did not answer within {self.bound:g} s. Check that it runs and can be reached; what was asked may have "
-                "been done"
+                f"the database did not answer within {self.bound:g} s; check that it runs and can be reached. The request "
+                "may have been carried out"
             ) from error
 
-    async def _repeated(self, verb: Callable[[], Awaitable[T]]) -> T:
+    async def _until_available(self, verb: Callable[[], Awaitable[T]]) -> T:
         until = self._system.monotonic() + self.bound
         delay = _FIRST_DELAY
         while True:
