@@ -1,10 +1,8 @@
 """Ids and names: their rules, and functions that make them.
 
 An id is 1 to 255 bytes of UTF-8 in composed form (NFC), without control characters and without whitespace at its ends,
-so that every
-database compares it byte by byte and every terminal shows it. A name (of a workflow, step, queue or message) is shorter
-and has no `/`,
-`#` or `~`, which structure locations.
+so that every database compares it byte by byte and every terminal shows it. A name (of a workflow, step, queue or
+message) is shorter and has no `/`, `#` or `~`, which structure locations.
 """
 
 from __future__ import annotations

@@ -127,9 +127,8 @@ class Context:
         """Run a function in a transaction of the engine's database; its writes there happen exactly once.
 
         The function gets a connection before its other arguments: one of the engine's own driver, or one of another
-        library by
-        `ctx.options(using=...)`. Its writes and the record of its result commit together. In all other respects it is a
-        step.
+        library by `ctx.options(using=...)`. Its writes and the record of its result commit together. In all other
+        respects it is a step.
         """
         spec = spec_of(function)
         options = replace(self._options.over(spec.options), ephemeral=UNSET)
@@ -155,8 +154,8 @@ class Context:
         """A copy of this context whose steps have other options: `ctx.options(timeout="5s").step(...)`.
 
         `using` opens the connection of a `transaction`. `undo` is called with a step's result to undo it; see `saga`.
-        The other
-        options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `process`, `limit` and `breaker`.
+        The other options are those of `@step`: `name`, `retry`, `timeout`, `ephemeral`, `process`, `limit` and
+        `breaker`.
         """
         chosen = make_step_settings(options, using=using, undo=undo)
         return Context(self._runtime, chosen.over(self._options))
@@ -387,8 +386,8 @@ class Context:
         """Call `body(ctx, state)` until it returns `Break(value)`; `Continue(state)` begins the next iteration.
 
         The loop records its state every `commit_every` iterations and deletes the history of finished iterations,
-        except for the last
-        `keep`. What an iteration starts has to end within it; only the state passes on to the next one.
+        except for the last `keep`. What an iteration starts has to end within it; only the state passes on to the next
+        one.
         """
         looping = loop(self, self._runtime, state, body, check_name(name, "name of a loop"), commit_every, keep)
         return cast("Operation[V]", looping)
@@ -432,8 +431,7 @@ class Context:
         """Start another workflow or activity as a child run without waiting; `await child` gives its result.
 
         `on_close` decides about a child that is still running when this run ends: "cancel" it, "abandon" it to go on by
-        itself, or
-        "wait" for it.
+        itself, or "wait" for it.
         """
         options = _child_options(self._runtime.time, id, queue, priority, deadline, on_close)
         return Child(self._runtime, self._runtime.spawn(_check_call(call), options))
@@ -519,8 +517,7 @@ class Context:
         """Stand in for an operation that was removed from the code, so that older runs still replay; await it.
 
         `await ctx.removed("charge", "step")` replaces a call of `charge`, `("sleep", "timer")` a sleep,
-        `("shop.ship.v1", "child")` a
-        child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
+        `("shop.ship.v1", "child")` a child, `("new-tax", "version")` a `patched` or `version`. New runs skip it.
         """
         if kind not in _REMOVABLE:
             raise UsageError(f"what was removed is one of {', '.join(_REMOVABLE)}, not {kind!r}")

@@ -163,13 +163,10 @@ class Call(Generic[R_co]):
         """A copy of this call with other settings than its code declares; what is not given stays as declared.
 
         The options are those of `@activity`: `retry`, `schedule_to_start`, `start_to_close`, `schedule_to_close`,
-        `heartbeat`,
-        `singleton`, `limit`, `fair` and `breaker`. They travel with the run, so they have to be plain data: a `retry`
-        with functions
-        or exception classes is refused, and so is a `breaker` with `counts`. A `limit` needs a name; `limit=[]` removes
-        the declared
-        limits. Keys are computed from the arguments now. A workflow takes only `singleton`, `limit` and `fair`. Raises
-        `UsageError`.
+        `heartbeat`, `singleton`, `limit`, `fair` and `breaker`. They travel with the run, so they have to be plain
+        data: a `retry` with functions or exception classes is refused, and so is a `breaker` with `counts`. A `limit`
+        needs a name; `limit=[]` removes the declared limits. Keys are computed from the arguments now. A workflow takes
+        only `singleton`, `limit` and `fair`. Raises `UsageError`.
         """
         settings = make_settings(options)
         limit, fair, breaker = options.get("limit"), options.get("fair"), options.get("breaker")

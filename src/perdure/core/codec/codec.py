@@ -1,10 +1,8 @@
 """`Codec`: typed JSON, without silent loss.
 
 `encode` accepts values that decode to an equal value, and refuses all others with the path of the field. `decode`
-follows annotations; `Any`
-gives plain JSON values. `digest` is the same for equal values in every process. A usual value costs one pass of msgspec
-and a few scans of
-its bytes; only suspicious values are walked through.
+follows annotations; `Any` gives plain JSON values. `digest` is the same for equal values in every process. A usual
+value costs one pass of msgspec and a few scans of its bytes; only suspicious values are walked through.
 """
 
 from __future__ import annotations

@@ -54,12 +54,10 @@ class Breaker:
     """A circuit breaker: after `failures` within `window`, a failing dependency is not called for `reset`.
 
     Then at most `probes` calls at a time pass, over all processes, until `successes` of them have succeeded; a failed
-    probe opens the
-    breaker again. Breakers with the same `name` are one. A call that may not pass waits without using up an attempt;
-    with
-    `when_open="fail"` it fails at once with `BreakerOpen`. `counts` selects the errors that count as failures of the
-    dependency: exception
-    classes, or a function of the error; by default timeouts and all errors that are worth a retry.
+    probe opens the breaker again. Breakers with the same `name` are one. A call that may not pass waits without using
+    up an attempt; with `when_open="fail"` it fails at once with `BreakerOpen`. `counts` selects the errors that count
+    as failures of the dependency: exception classes, or a function of the error; by default timeouts and all errors
+    that are worth a retry.
     """
 
     def __init__(

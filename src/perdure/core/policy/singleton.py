@@ -48,11 +48,9 @@ class Singleton(Struct, frozen=True):
     """At most one unfinished run of a key.
 
     `policy` decides about a start meanwhile: "reject" raises `SingletonBusy`, "attach" returns the existing run,
-    "replace" cancels that run and
-    starts when it has ended, "queue" starts when all earlier runs have ended. The key belongs to the type unless
-    `shared`. Where a workflow
-    or activity declares the singleton, `by` computes the key from the arguments; without key and `by` there is one for
-    the type.
+    "replace" cancels that run and starts when it has ended, "queue" starts when all earlier runs have ended. The key
+    belongs to the type unless `shared`. Where a workflow or activity declares the singleton, `by` computes the key from
+    the arguments; without key and `by` there is one for the type.
     """
 
     key: str = ""
